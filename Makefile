@@ -1,0 +1,38 @@
+# Every target but `clean` first makes the environment in .venv, once. Another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: .venv/.stamp ## the weather task end to end; the report lands in runs/demo
+	$(BIN)/seqdefer run weather --preset quick --out runs/demo
+
+test: .venv/.stamp ## the tests
+	$(BIN)/python -m pytest
+
+check: .venv/.stamp ## lint, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict seqdefer
+
+bench: .venv/.stamp ## measure speed
+	$(BIN)/python -m benchmarks
+
+clean: ## remove the environment, caches and build outputs; runs/ stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last: an interrupted install is taken up again by the next make.
+.venv/.stamp: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: no '$(PYTHON)' here; name a Python 3.11 or newer: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("make: seqdefer needs Python 3.11 or newer, $(PYTHON) is %d.%d; name another: make PYTHON=..." % v[:2])'
+	@echo "Installing PyTorch and the rest into .venv: about a minute, more on a slow line."
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) 'setuptools>=77'
+	@$(INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@

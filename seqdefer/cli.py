@@ -1,0 +1,238 @@
+"""The command line: parse, call one library function, print. Results go to stdout, talk goes to stderr.
+
+Exit status: 0 done, 2 something the user can mend (one line says what), 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from seqdefer import __version__
+from seqdefer.errors import OptionError, SeqdeferError, unknown
+
+if TYPE_CHECKING:
+    from seqdefer.interfaces import TaskEntry
+    from seqdefer.results import Results
+
+EXAMPLES = """\
+start here:
+  seqdefer run weather --preset quick        a few minutes: fit, evaluate, report
+  seqdefer run weather --data my.csv.gz      the same on your own temperature record
+  seqdefer run weather --help                everything that can be chosen
+  seqdefer plot runs/weather-quick           draw the report and the figures of a run again
+
+A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run` measures
+how much loss each deferral method saves for each number of tokens the expert writes (the area under that curve: AUDC).
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; see: {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    except SeqdeferError as error:
+        print(f"seqdefer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("seqdefer: stopped; the same command goes on from what is finished", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+        sys.stderr.close()
+        return 0
+
+
+def _main(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="seqdefer",
+        description="Partial deferral of sequences.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"seqdefer {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    run = commands.add_parser("run", help="fit and evaluate every method on a task, write a report", add_help=False)
+    run.set_defaults(command=_run)
+    tasks = commands.add_parser("tasks", help="list the tasks that are installed")
+    tasks.add_argument("--json", action="store_true", help="print JSON")
+    tasks.set_defaults(command=_tasks)
+    plot = commands.add_parser("plot", help="draw the report and the figures of a run again")
+    plot.add_argument("folder", type=Path, metavar="DIR", help="folder of a run (it holds results.json)")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: into the same folder)")
+    plot.set_defaults(command=_plot)
+    if arguments[:1] == ["run"]:  # its options depend on the task, so it has a parser of its own
+        return _run(arguments[1:])
+    chosen = parser.parse_args(arguments)
+    status: int = chosen.command(chosen)
+    return status
+
+
+# -- run -----------------------------------------------------------------------------------------------------------
+
+
+def _run(arguments: list[str]) -> int:
+    entry, arguments = _task_of(arguments)
+    presets = sorted(entry.presets, reverse=True)
+    parser = _run_parser(entry, presets)
+    chosen = parser.parse_args(arguments)
+    if chosen.preset not in entry.presets:
+        raise unknown("preset", chosen.preset, entry.presets)
+
+    from seqdefer.experiment import experiment_settings, run_task
+
+    given = {name: value for name, value in vars(chosen).items() if value is not None}
+    options = _override(entry.presets[chosen.preset], given)
+    settings = _override(experiment_settings(entry.name, chosen.preset), given)
+    folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
+    _require_folder(folder)
+    with _progress(quiet=chosen.quiet) as meter:
+        results = run_task(entry, options, settings, folder, preset=chosen.preset, device=chosen.device, meter=meter)
+    if chosen.json:
+        print(json.dumps(results.to_json(), allow_nan=False))
+    else:
+        _print_table(results)
+    print(f"\nreport: {folder / 'report.html'}\nresults: {folder / 'results.json'}", file=sys.stderr)
+    return 0
+
+
+def _task_of(arguments: list[str]) -> tuple[TaskEntry, list[str]]:
+    """The task named first among the arguments, and the rest."""
+    from seqdefer.experiment import find_tasks, load_task
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        names = ", ".join(sorted(find_tasks()))
+        print(f"usage: seqdefer run TASK [options]\n\ntasks: {names}\n\noptions of a task: seqdefer run TASK --help")
+        raise SystemExit(0 if arguments else 2)
+    if arguments[0].startswith("-"):
+        raise OptionError(f"name the task first: seqdefer run TASK {arguments[0]} ...; see: seqdefer tasks")
+    return load_task(arguments[0]), arguments[1:]
+
+
+def _run_parser(entry: TaskEntry, presets: list[str]) -> _Parser:
+    from seqdefer.losses import PHIS, PSIS
+    from seqdefer.training import STRATEGIES
+
+    parser = _Parser(
+        prog=f"seqdefer run {entry.name}",
+        description=f"{entry.summary[0].upper()}{entry.summary[1:]}. Fits every rejector, evaluates every method, and "
+        "writes results.json, report.html and the fitted rejectors. Stopped runs go on where they were.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--preset", default="quick", metavar="|".join(presets), help="sizes to start from (quick)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"where to write (runs/{entry.name}-PRESET)")
+    parser.add_argument("--device", default="auto", help="auto (a GPU where there is one), cpu or cuda")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    group = parser.add_argument_group("evaluation")
+    group.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances and weights")
+    group.add_argument("--instances", type=int, metavar="N", help="test instances a run (100)")
+    group = parser.add_argument_group("learning")
+    group.add_argument("--phi", metavar="|".join(PHIS), help="token-level surrogate (logistic)")
+    group.add_argument("--psi", metavar="|".join(PSIS), help="one-time surrogate (cross_entropy)")
+    group.add_argument("--strategy", metavar="|".join(STRATEGIES), help="how token-level training rollouts go on")
+    group.add_argument("--hand-offs", type=int, metavar="N", help="how many hand-off points are allowed (all)")
+    group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
+    _add_task_options(parser.add_argument_group(f"the {entry.name} task"), entry.presets["quick"])
+    return parser
+
+
+def _add_task_options(group: Any, defaults: Any) -> None:
+    """An option for each field of a task's dataclass of options."""
+    hints = typing.get_type_hints(type(defaults))
+    for field in dataclasses.fields(defaults):
+        flag, text = "--" + field.name.replace("_", "-"), field.metadata.get("help", "")
+        kinds = [kind for kind in (typing.get_args(hints[field.name]) or [hints[field.name]]) if kind is not type(None)]
+        if hints[field.name] is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif typing.get_origin(hints[field.name]) is typing.Literal:
+            group.add_argument(flag, metavar="|".join(kinds), help=text)
+        else:
+            group.add_argument(flag, type=kinds[0], metavar=kinds[0].__name__.upper(), help=text)
+
+
+def _override(defaults: Any, given: dict[str, Any]) -> Any:
+    known = {field.name for field in dataclasses.fields(defaults)}
+    return dataclasses.replace(defaults, **{name: value for name, value in given.items() if name in known})
+
+
+def _require_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot write into {folder}: {error.strerror}; choose another folder with --out") from error
+
+
+def _print_table(results: Results) -> None:
+    from rich.console import Console
+
+    from seqdefer.tables import results_table
+
+    Console().print(results_table(results))
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Any]:
+    """Bars on stderr, one a stage."""
+    from seqdefer.experiment import Silent
+
+    if quiet:
+        yield Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        yield _Bars(bars)
+
+
+class _Bars:
+    def __init__(self, bars: Any) -> None:
+        self.bars = bars
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        bar = self.bars.add_task(name, total=total)
+        yield lambda steps: self.bars.advance(bar, steps)
+        self.bars.update(bar, completed=total)  # early stopping leaves epochs unused
+        self.bars.stop_task(bar)
+
+
+# -- the others ----------------------------------------------------------------------------------------------------
+
+
+def _tasks(chosen: argparse.Namespace) -> int:
+    from seqdefer.experiment import find_tasks, load_task
+
+    found = {name: load_task(name).summary for name in sorted(find_tasks())}
+    if chosen.json:
+        print(json.dumps(found))
+    else:
+        width = max(map(len, found), default=0)
+        print("\n".join(f"{name:<{width}}  {summary}" for name, summary in found.items()))
+    return 0
+
+
+def _plot(chosen: argparse.Namespace) -> int:
+    from seqdefer.plots import write_plots
+    from seqdefer.report import write_report
+    from seqdefer.results import load_results
+
+    results = load_results(chosen.folder)
+    folder = chosen.out or (chosen.folder if chosen.folder.is_dir() else chosen.folder.parent)
+    _require_folder(folder)
+    for path in [write_report(results, folder / "report.html"), *write_plots(results, folder)]:
+        print(path)
+    return 0

@@ -1,0 +1,56 @@
+"""Every error seqdefer raises on purpose.
+
+    SeqdeferError
+    ├── InputError        the user gave something we cannot use (exit status 2)
+    │   ├── DataError         a file or record that cannot be read as asked
+    │   ├── OptionError       an unknown name, or a value out of range
+    │   └── CheckpointError   a checkpoint that is damaged or belongs to another predictor
+    ├── MissingExtraError optional software is absent; the message has the command that installs it
+    └── ContractError     a task, expert, policy or loss breaks its interface (see seqdefer.testing)
+
+A message says what happened, the value, what to do, and what exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class SeqdeferError(Exception):
+    """Root of the tree: catch this to catch everything seqdefer raises on purpose."""
+
+
+class InputError(SeqdeferError):
+    """The user gave something that cannot be used."""
+
+
+class DataError(InputError):
+    """A file or record that cannot be read as asked."""
+
+
+class OptionError(InputError):
+    """An unknown name, or a value out of range."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint that is damaged, or was fitted for another predictor."""
+
+
+class MissingExtraError(SeqdeferError):
+    """Optional software is absent."""
+
+
+class ContractError(SeqdeferError):
+    """A task, expert, policy or loss breaks its interface."""
+
+
+def unknown(kind: str, value: object, available: Iterable[str]) -> OptionError:
+    """The one wording for every name that is not known."""
+    return OptionError(f"unknown {kind} {str(value)!r}; available: {', '.join(sorted(available))}")
+
+
+def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
+    """The one wording for optional software that is absent."""
+    return MissingExtraError(
+        f"{purpose} needs the package {package!r}; install it with: pip install 'seqdefer[{extra}]'"
+    )

@@ -1,0 +1,402 @@
+"""The main job, from a task to its results: label, fit every rejector, sweep every method, compare, write.
+
+    task data -> predictor, expert -> labels -> rejectors -> sweeps -> curves -> results.json, report.html
+
+Seeds differ in the test instances they draw (disjoint) and in the rejectors' initial weights and batches; the pair and the
+labels are the same for all. Rejectors are kept in the output folder under a name that says what made them, so that a run
+that was stopped goes on where it was. Nothing is chosen on test data: it enters in `_sweeps` alone, after the fits.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from seqdefer import __version__
+from seqdefer.baselines import CHOW, Confidence, Measure, confidence_of
+from seqdefer.curves import (
+    Curve,
+    Ends,
+    GridSweep,
+    Run,
+    Sweep,
+    curve_of,
+    improvement,
+    once_confidence_sweep,
+    once_sweep,
+    optimal_curve,
+    optimal_once,
+    optimal_whole,
+    paired_bootstrap,
+    random_curve,
+    whole_sweep,
+)
+from seqdefer.engine import draft
+from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
+from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
+from seqdefer.labels import Calls, hand_off_table
+from seqdefer.losses import hand_off_grid, rule_of_thumb
+from seqdefer.paper import PAPER
+from seqdefer.policies import all_outcomes, sweep_thresholds
+from seqdefer.rejectors import DraftMLP, TokenNetwork, load_rejector
+from seqdefer.report import write_report
+from seqdefer.results import (
+    Comparison,
+    ExpertCalls,
+    MethodResult,
+    Provenance,
+    Results,
+    SeedResult,
+    Units,
+    save_results,
+    summarise,
+)
+from seqdefer.store import fingerprint
+from seqdefer.training import PRESETS, Settings, Strategy, fit_once, fit_token, fit_whole
+from seqdefer.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
+from seqdefer.types import Draft, Examples, Granularity, HandOffTable
+
+GRANULARITY: dict[str, Granularity] = {
+    "Random": "whole", "OptimalWhole": "whole", **dict.fromkeys(CHOW, "whole"), "WholeModelEmbed": "whole",
+    "OptimalOneTime": "once", "OneTimeModel": "once", "OneTimeScore": "once", "OneTimeEntropy": "once",
+    "OptimalToken": "token", "TokenwiseModel": "token", "TokenwiseScore": "token", "TokenwiseEntropy": "token",
+}  # fmt: skip
+
+
+class Meter(Protocol):
+    """Where progress goes. `stage` opens a bar of `total` steps and gives the function that advances it."""
+
+    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+class Silent:
+    """A meter that shows nothing."""
+
+    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _: None)
+
+
+@dataclass(frozen=True)
+class ExperimentSettings:
+    """What can be chosen about an experiment, whatever the task."""
+
+    seeds: int = 5
+    instances: int = 100  # test instances a seed
+    token: Settings = PRESETS["mwp-token"]
+    once: Settings = PRESETS["mwp-once"]
+    phi: str = "logistic"
+    psi: str = "cross_entropy"
+    strategy: Strategy = "explore"
+    hand_offs: int | None = None  # size of J; None allows them all
+    alpha: float | None = None  # alpha_1; None is the rule of thumb
+    resamples: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "instances", "resamples"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least 1")
+
+
+# Which columns of the paper's hyperparameter table a task starts from; tasks the paper has not get weather's.
+COLUMNS = {"weather": ("mwp-token", "mwp-once")}
+
+
+def experiment_settings(task: str, preset: str) -> ExperimentSettings:
+    """The paper's hyperparameters for a task; `quick` stops after fewer epochs and seeds."""
+    token, once = (PRESETS[column] for column in COLUMNS.get(task, ("mwp-token", "mwp-once")))
+    settings = ExperimentSettings(token=token, once=once)
+    if preset == "paper":
+        return settings
+    return replace(
+        settings, seeds=3, token=replace(token, epochs=20, learning_rate=2e-3), once=replace(once, epochs=30)
+    )
+
+
+def find_tasks() -> dict[str, Any]:
+    """Entry points of all installed tasks by name; nothing is imported yet."""
+    return {point.name: point for point in entry_points(group="seqdefer.tasks")}
+
+
+def load_task(name: str) -> TaskEntry:
+    points = find_tasks()
+    if name not in points:
+        raise unknown("task", name, points)
+    entry: TaskEntry = points[name].load()
+    return entry
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A split with everything that both writers would do to it."""
+
+    examples: Examples
+    draft: Draft
+    table: HandOffTable
+    trees: DecisionTrees | None  # None where the expert only completes
+
+
+@dataclass
+class _Clock:
+    """Seconds per stage, and the meter that shows the stage meanwhile."""
+
+    meter: Meter
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        begun = time.perf_counter()
+        with self.meter.stage(name, total) as advance:
+            yield advance
+        key = name.split(" (", maxsplit=1)[0]
+        self.seconds[key] = round(self.seconds.get(key, 0.0) + time.perf_counter() - begun, 3)
+
+
+class Experiment:
+    """One task, all methods. `run` does it all; the steps are methods of their own."""
+
+    def __init__(self, task: Task, settings: ExperimentSettings, folder: Path, meter: Meter | None = None) -> None:
+        self.task, self.settings, self.folder = task, settings, folder
+        self.clock = _Clock(meter or Silent())
+        self.calls = Calls()
+        length = task.spec.length
+        self.grid = hand_off_grid(length, settings.hand_offs or length + 1)
+
+    def run(self, *, preset: str = "custom", command: str = "", prepared: dict[str, float] | None = None) -> Results:
+        """Labels, fits, sweeps and compares; returns the results. Writes the rejectors on the way."""
+        self.clock.seconds.update(prepared or {})
+        train, validation = self.label("train"), self.label("validation")
+        test = self.label("test", self._test_rows())
+        runs, seeds = [], []
+        for seed in range(self.settings.seeds):
+            rejectors = self.fit(train, validation, seed)
+            rows = torch.arange(self.settings.instances) + seed * self.settings.instances
+            with self.clock.stage(f"sweep thresholds (seed {seed})", 1) as advance:
+                sweeps = _sweeps(test, rows, rejectors, self.grid)
+                seeds.append(_seed_result(seed, test, rows, sweeps, self.grid))
+                advance(1)
+            runs.append(sweeps)
+        with self.clock.stage("bootstrap", 1) as advance:
+            comparisons = self.compare(runs)
+            advance(1)
+        return self._results(preset, command, seeds, comparisons)
+
+    def _test_rows(self) -> Tensor:
+        """The test instances of all seeds, disjoint, in the order of the seeds."""
+        available, wanted = len(self.task.split("test")), self.settings.seeds * self.settings.instances
+        if available < wanted:
+            raise DataError(
+                f"the test split has {available} examples, {self.settings.seeds} seeds x {self.settings.instances} "
+                "instances need more; lower --seeds or --instances, or give more data"
+            )
+        return torch.randperm(available, generator=torch.Generator().manual_seed(0))[:wanted]
+
+    def label(self, name: SplitName, rows: Tensor | None = None) -> Labelled:
+        """Draft, hand-off table and decision trees of a split (or some rows of it)."""
+        examples = self.task.split(name)
+        examples = examples if rows is None else examples.select(rows)
+        with self.clock.stage(f"draft ({name})", len(examples)) as advance:
+            drafted = draft(self.task.predictor, examples, self.task.spec, progress=advance)
+        with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
+            table, calls = hand_off_table(self.task, examples, drafted, progress=advance)
+        self.calls = self.calls + calls
+        if not isinstance(self.task.expert, NextTokenExpert):
+            return Labelled(examples, drafted, table, None)
+        with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
+            if self.task.spec.length <= MAX_ENUMERATED_LENGTH:
+                trees = enumerate_trees(self.task, examples, progress=advance)
+            else:
+                trees = DecisionTrees(self.task, examples)
+        self.calls = self.calls + trees.calls
+        return Labelled(examples, drafted, table, trees)
+
+    def fit(self, train: Labelled, validation: Labelled, seed: int) -> dict[str, DraftMLP | TokenNetwork]:
+        """All trained rejectors of a seed, from the folder where they are already there."""
+        settings, predictor = self.settings, self.task.predictor.fingerprint
+        pair, judge = (train.draft, train.table), (validation.draft, validation.table)
+        alpha = rule_of_thumb(train.table) if settings.alpha is None else settings.alpha
+        whole = replace(settings.once)
+        data = fingerprint(train.examples.inputs, train.table.loss, validation.table.loss)
+
+        def kept(name: str, recipe: Any, epochs: int, make: Callable[[Callable[[int], None]], Any]) -> Any:
+            made_by = fingerprint(name, recipe, seed, predictor, data, __version__)
+            folder = self.folder / "rejectors" / f"{name}-seed{seed}"
+            found = _load_if_same(folder, made_by, self.task)
+            if found is not None:
+                return found
+            with self.clock.stage(f"fit {name} (seed {seed})", epochs) as advance:
+                rejector, history = make(advance)
+            rejector.notes.update(method=name, made_by=made_by, task=self.task.name, history=asdict(history))
+            rejector.save_pretrained(folder)
+            return rejector
+
+        rejectors: dict[str, DraftMLP | TokenNetwork] = {
+            "WholeModelEmbed": kept(
+                "WholeModelEmbed", asdict(whole), whole.epochs,
+                lambda advance: fit_whole(pair, judge, whole, fingerprint=predictor, seed=seed, progress=advance),
+            ),
+            "OneTimeModel": kept(
+                "OneTimeModel", [asdict(settings.once), self.grid.tolist(), alpha, settings.psi], settings.once.epochs,
+                lambda advance: fit_once(
+                    pair, judge, self.grid, settings.once, alpha=alpha, psi=settings.psi, fingerprint=predictor,
+                    seed=seed, progress=advance,
+                ),
+            ),
+        }  # fmt: skip
+        if train.trees is not None and validation.trees is not None:
+            trees, judge_trees = train.trees, validation.trees
+            rejectors["TokenwiseModel"] = kept(
+                "TokenwiseModel", [asdict(settings.token), settings.phi, settings.strategy], settings.token.epochs,
+                lambda advance: fit_token(
+                    trees, judge_trees, settings.token, phi=settings.phi, strategy=settings.strategy, seed=seed,
+                    progress=advance,
+                ),
+            )  # fmt: skip
+        return rejectors
+
+    def compare(self, runs: list[Run]) -> list[Comparison]:
+        """Each learned partial method against every method of its own or a coarser granularity."""
+        names = list(runs[0].sweeps)
+        rank = {"whole": 0, "once": 1, "token": 2}
+        comparisons = []
+        for method in ("OneTimeModel", "TokenwiseModel"):
+            for other in names if method in names else []:
+                if other != method and rank[GRANULARITY[other]] <= rank[GRANULARITY[method]]:
+                    interval = paired_bootstrap(runs, method, other, n_resamples=self.settings.resamples)
+                    comparisons.append(Comparison(method, other, interval.difference, interval.low, interval.high))
+        return comparisons
+
+    def _results(self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison]) -> Results:
+        settings = asdict(self.settings)
+        options = getattr(self.task, "options", None)
+        described = self.task.describe()
+        models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
+        return Results(
+            task=self.task.name,
+            preset=preset,
+            length=self.task.spec.length,
+            seeds=tuple(seeds),
+            summary=summarise(seeds),
+            comparisons=tuple(comparisons),
+            paper=PAPER.get(self.task.name, {}),
+            units=Units(loss=self.task.loss_unit),
+            provenance=Provenance(
+                version=__version__,
+                command=command,
+                data={key: text for key, text in described.items() if key not in models},
+                models=models,
+                seeds=tuple(range(self.settings.seeds)),
+                machine=machine(self.task.predictor.device),
+                seconds=self.clock.seconds,
+                expert_calls=ExpertCalls(self.calls.made, self.calls.saved),
+                settings={**settings, "task": asdict(options)} if options is not None else settings,
+            ),
+        )
+
+
+def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftMLP | TokenNetwork | None:
+    """The rejector in `folder` if the very same recipe made it."""
+    try:
+        rejector = load_rejector(folder, task.predictor)
+    except CheckpointError:
+        return None
+    return rejector.to(task.predictor.device) if rejector.notes.get("made_by") == made_by else None
+
+
+def _sweeps(test: Labelled, rows: Tensor, rejectors: dict[str, Any], grid: Tensor) -> Run:
+    """Every method over the test instances `rows`."""
+    drafted, table = test.draft.select(rows), test.table.select(rows)
+    sweeps: dict[str, Sweep] = {name: whole_sweep(chow.score(drafted), table) for name, chow in CHOW.items()}
+    sweeps["WholeModelEmbed"] = whole_sweep(rejectors["WholeModelEmbed"].score(drafted), table)
+    sweeps["OneTimeModel"] = once_sweep(rejectors["OneTimeModel"].score(drafted), grid, table)
+    measures: dict[str, Measure] = {"Score": "uncertainty"}
+    if drafted.entropy is not None:
+        measures["Entropy"] = "entropy"
+    for suffix, measure in measures.items():
+        values = confidence_of(drafted, measure)
+        sweeps[f"OneTime{suffix}"] = once_confidence_sweep(values, drafted.sequences.lengths, grid, table)
+    if test.trees is not None:
+        by_token = {"TokenwiseModel": rejectors["TokenwiseModel"]}
+        by_token |= {f"Tokenwise{suffix}": Confidence(measure) for suffix, measure in measures.items()}
+        for name, rejector in by_token.items():
+            swept = sweep_thresholds(rejector, test.trees, rows)
+            sweeps[name] = GridSweep(swept.deferred.cpu(), swept.loss.cpu())
+    return Run(Ends.of(table), sweeps)
+
+
+def _seed_result(seed: int, test: Labelled, rows: Tensor, run: Run, grid: Tensor) -> SeedResult:
+    table = test.table.select(rows)
+    random = random_curve(run.ends)
+    curves: dict[str, Curve] = {
+        "Random": random,
+        "OptimalWhole": optimal_whole(table),
+        "OptimalOneTime": optimal_once(table),
+    }
+    if test.trees is not None and test.trees.task.spec.length <= MAX_ENUMERATED_LENGTH:
+        loss, deferred = all_outcomes(test.trees, rows)
+        curves["OptimalToken"] = optimal_curve(loss.cpu(), deferred.cpu(), until=float(run.ends.expert_deferred.mean()))
+    curves |= {name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}
+    methods = {
+        name: MethodResult(GRANULARITY[name], curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points))
+        for name, curve in curves.items()
+    }
+    return SeedResult(seed, methods)
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Where this runs."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "device": f"{device.type} ({name})",
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def choose_device(name: str) -> torch.device:
+    """'auto' takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise unknown("device", name, ("auto", "cpu", "cuda")) from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise OptionError(f"device {name!r} is not on this machine; use --device auto or --device cpu")
+    return device
+
+
+def run_task(
+    entry: TaskEntry,
+    options: Any,
+    settings: ExperimentSettings,
+    folder: Path,
+    *,
+    preset: str = "custom",
+    device: str = "auto",
+    meter: Meter | None = None,
+) -> Results:
+    """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
+    meter = meter or Silent()
+    begun = time.perf_counter()
+    with meter.stage("prepare the task", 1) as advance:
+        task = entry.prepare(options, folder, choose_device(device), lambda _: None)
+        advance(1)
+    prepared = {"prepare the task": round(time.perf_counter() - begun, 3)}
+    command = " ".join(["seqdefer", *sys.argv[1:]])
+    results = Experiment(task, settings, folder, meter).run(preset=preset, command=command, prepared=prepared)
+    save_results(results, folder)
+    write_report(results, folder / "report.html")
+    return results

@@ -1,0 +1,216 @@
+"""The roles: Predictor, Expert, Task, Rejector (by token or by draft), Policy. What each must do, with shapes; nothing is done here.
+
+State is passed in and out, never kept: a batch can branch, be cut and be joined again. B rows stand in a batch;
+the tensors' dtypes and the padding rule are in `seqdefer.types`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from seqdefer.types import Draft, Examples, Proposal, Sequences, SequenceSpec
+
+State = TypeVar("State")
+SplitName = Literal["train", "validation", "test"]
+
+
+class Predictor(ABC, Generic[State]):
+    """Frozen autoregressive model that proposes every token.
+
+    `fingerprint` names the weights: a rejector fitted for one predictor refuses another.
+    """
+
+    fingerprint: str
+    device: torch.device = torch.device("cpu")
+
+    @abstractmethod
+    def start(self, inputs: Tensor) -> tuple[State, Tensor]:
+        """Reads the inputs (B, ...). Returns the state before the first token, and the context (B, C): what a rejector
+        may know before any token is written (encoder states, plain facts of the input)."""
+
+    @abstractmethod
+    def propose(self, state: State) -> Proposal:
+        """The next token of every row, from the state alone. Asking twice gives the same answer."""
+
+    @abstractmethod
+    def append(self, state: State, tokens: Tensor) -> State:
+        """The state after `tokens` (B,), whoever wrote them."""
+
+    @abstractmethod
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of `rows` (int64 indices, repeats allowed), in that order."""
+
+
+class Expert(ABC):
+    """Stronger and dearer. The least it can do is to complete a prefix (a solver, a person).
+
+    `deterministic`: the same prefix always gets the same completion, and a completion that begins with some token
+    is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
+    does not depend on what was written before (someone who reads a thermometer). Labelling then skips the calls whose
+    answers it can foresee.
+    """
+
+    deterministic: ClassVar[bool] = True
+    reads_prefix: ClassVar[bool] = True
+
+    @abstractmethod
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        """The whole sequences that begin with `prefixes`. A prefix that has ended comes back as it is."""
+
+
+class NextTokenExpert(Expert, Generic[State]):
+    """An expert that can also name the next token; `complete` then comes for free.
+
+    `append` is told of every token, `next` only of the rows that ask: an expert with a cache can leave tokens unread
+    until a row asks, and read them in one pass then.
+    """
+
+    @abstractmethod
+    def start(self, examples: Examples) -> State:
+        """The state before the first token. Cheap: do the work when a row first asks."""
+
+    @abstractmethod
+    def next(self, state: State, rows: Tensor) -> tuple[Tensor, State]:
+        """The next token of `rows` (int64 indices (R,)), as (R,), and the state, which may have cached its work."""
+
+    @abstractmethod
+    def append(self, state: State, tokens: Tensor) -> State:
+        """The state after `tokens` (B,), whoever wrote them."""
+
+    @abstractmethod
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of `rows` (int64 indices, repeats allowed), in that order."""
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        state = self.start(examples)
+        tokens = prefixes.tokens.clone()  # (B, L)
+        ended = _ended(prefixes, spec)
+        lengths = prefixes.lengths.clone()
+        for position in range(spec.length):
+            writing = ~ended & (position >= prefixes.lengths)
+            rows = writing.nonzero().squeeze(1)
+            if len(rows):
+                written, state = self.next(state, rows)
+                tokens[rows, position] = written.to(tokens.dtype)
+                lengths[rows] = position + 1
+                ended[rows] = spec.is_end(written)
+            if bool(ended.all()):
+                break
+            state = self.append(state, tokens[:, position])
+        return Sequences(tokens, lengths)
+
+
+def _ended(prefixes: Sequences, spec: SequenceSpec) -> Tensor:
+    """Prefixes that need no more tokens. bool (B,)"""
+    last = (prefixes.lengths - 1).clamp(min=0)
+    at_end = spec.is_end(prefixes.tokens.gather(1, last[:, None]).squeeze(1)) & (prefixes.lengths > 0)
+    return at_end | (prefixes.lengths >= spec.length)
+
+
+class Task(ABC):
+    """Data, the pair and the losses of one problem. It knows nothing of deferral."""
+
+    name: str
+    spec: SequenceSpec
+    loss_unit: str  # of sequence_loss, as tables and axes print it
+
+    @property
+    @abstractmethod
+    def predictor(self) -> Predictor[Any]: ...
+
+    @property
+    @abstractmethod
+    def expert(self) -> Expert: ...
+
+    @abstractmethod
+    def split(self, name: SplitName) -> Examples:
+        """Examples the predictor was not trained on: to fit rejectors, to choose with, to report on."""
+
+    @abstractmethod
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        """What the report measures: the loss of whole sequences, >= 0. (B,)"""
+
+    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+        """l: the loss of writing `tokens` (B,) at `positions` (int64 (B,), from 0), >= 0. (B,)"""
+        raise NotImplementedError(f"task {self.name!r} defines no token loss, so it has no token-level deferral")
+
+    def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+        """c: the cost of having the expert write `tokens`; its own loss unless a task says otherwise. (B,)"""
+        return self.token_loss(examples, positions, tokens)
+
+    def describe(self) -> dict[str, str]:
+        """Fingerprints of data and models, for the provenance."""
+        return {}
+
+
+class Policy(ABC, Generic[State]):
+    """Scores in, decisions out, one position at a time. Stateless like the models: the state goes in and out.
+
+    `final`: a row that is deferred once stays with the expert to its end (whole and one-time deferral); the engine then
+    asks the expert to complete it in one call.
+    """
+
+    final: ClassVar[bool] = False
+
+    @abstractmethod
+    def start(self, context: Tensor) -> State:
+        """The state before the first token, from the context (B, C)."""
+
+    @abstractmethod
+    def decide(self, state: State, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, State]:
+        """Scores (B,), whether to defer (bool (B,)), and the state for the next position."""
+
+    @abstractmethod
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of `rows` (int64 indices), in that order."""
+
+
+class TokenRejector(ABC, Generic[State]):
+    """Scores every position as it comes: the higher, the better it is to defer this token. It never decides.
+
+    It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: what it
+    scores at a prefix is a function of that prefix, so prefixes that are equal get equal scores.
+    """
+
+    @abstractmethod
+    def start(self, context: Tensor) -> State:
+        """The state before the first token, from the context (B, C)."""
+
+    @abstractmethod
+    def score(self, state: State, position: int, proposal: Proposal) -> tuple[Tensor, State]:
+        """Scores (B,) of deferring at `position`, and the state for the next one."""
+
+    @abstractmethod
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of `rows` (int64 indices, repeats allowed), in that order."""
+
+
+class DraftRejector(ABC):
+    """Scores a whole draft of the predictor at once."""
+
+    @abstractmethod
+    def score(self, draft: Draft) -> Tensor:
+        """(n,) the higher, the better it is to defer the sequence (whole); or (n, J), a score of each allowed hand-off,
+        no deferral being the last (one-time)."""
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """How a task introduces itself (entry point group `seqdefer.tasks`).
+
+    `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; its fields become
+    command-line options (`metadata={"help": ...}`). `prepare(options, folder, device, tell)` returns the task ready to
+    use; what takes long (training a predictor) is kept in `folder` and found again there. `tell(line)` reports progress.
+    """
+
+    name: str
+    summary: str
+    presets: Mapping[str, Any]
+    prepare: Callable[[Any, Path, torch.device, Callable[[str], None]], Task]

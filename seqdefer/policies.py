@@ -1,0 +1,199 @@
+"""From scores to decisions: a threshold, or the threshold for a budget, and what happens as the threshold moves.
+
+By token, `Threshold` defers where the score reaches it. Whole and one-time decisions are hand-offs (`engine.HandOff`),
+chosen here from the scores of a draft. `threshold_for` finds the threshold whose rollouts on validation data spend a
+budget: after a deferral the prefix changes, so the scores of a draft alone do not tell what will be spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.errors import OptionError
+from seqdefer.interfaces import Policy, TokenRejector
+from seqdefer.trees import END, DecisionTrees
+from seqdefer.types import HandOffTable, Proposal
+
+N_THRESHOLDS = 200  # of a token-level sweep, at quantiles of the scores that rollouts meet
+
+
+class Threshold(Policy[Any]):
+    """Defers a token when the rejector's score is at least the threshold (the paper's rule at 0)."""
+
+    def __init__(self, rejector: TokenRejector[Any], threshold: float = 0.0) -> None:
+        self.rejector, self.threshold = rejector, threshold
+
+    def start(self, context: Tensor) -> Any:
+        return self.rejector.start(context)
+
+    def decide(self, state: Any, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, Any]:
+        scores, state = self.rejector.score(state, position, proposal)
+        return scores, scores >= self.threshold, state
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        return self.rejector.select(state, rows)
+
+
+def deferral_odds(scores: Tensor) -> Tensor:
+    """Log odds of deferring at all, by one-time scores (n, J) whose last is no deferral. (n,)
+
+    The paper keeps the prediction while the no-deferral score exceeds a threshold. A score means something only beside
+    the others (the losses see differences), so it is normalised, and turned round: the higher, the better to defer."""
+    return scores[:, :-1].logsumexp(1) - scores[:, -1]
+
+
+def choose_hand_off(scores: Tensor, grid: Tensor, threshold: float) -> Tensor:
+    """kept (n,): the best-scored kept < L where the odds of deferring reach the threshold, else all."""
+    best = grid[scores[:, :-1].argmax(1)]
+    return torch.where(deferral_odds(scores) >= threshold, best, grid[-1])
+
+
+def choose_whole(scores: Tensor, length: int, threshold: float) -> Tensor:
+    """kept (n,): nothing where the score reaches the threshold, else all."""
+    return torch.where(scores >= threshold, 0, length)
+
+
+@dataclass(frozen=True)
+class TokenSweep:
+    """What a token-level rejector does to n examples at each of T thresholds."""
+
+    thresholds: Tensor  # (T,) rising: the first defers everything, the last nothing
+    deferred: Tensor  # int64 (T, n)
+    lengths: Tensor  # int64 (T, n)
+    loss: Tensor  # (T, n) sequence loss
+
+    @property
+    def share(self) -> Tensor:
+        """The realised budget at each threshold. (T,)"""
+        return self.deferred.sum(1) / self.lengths.sum(1)
+
+
+@torch.no_grad()
+def sweep_thresholds(
+    rejector: TokenRejector[Any], trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None
+) -> TokenSweep:
+    """Rolls all thresholds through the trees at once; each prefix is scored once however many thresholds reach it.
+
+    Without `thresholds`, quantiles of the scores that rollouts meet: first coarse (found on the way of deferring all and
+    nothing), then fine."""
+    rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
+    if thresholds is not None:
+        return _sweep(rejector, trees, rows, thresholds.to(trees.device))[0]
+    ends = torch.tensor([-torch.inf, torch.inf], device=trees.device)
+    for size in (N_THRESHOLDS // 8, N_THRESHOLDS):
+        _, met = _sweep(rejector, trees, rows, ends if thresholds is None else thresholds)
+        thresholds = torch.cat([ends[:1], _quantiles(met, size), ends[1:]])
+    assert thresholds is not None
+    return _sweep(rejector, trees, rows, thresholds)[0]
+
+
+def _quantiles(scores: Tensor, size: int) -> Tensor:
+    ordered: Tensor = scores.unique()  # sorted; equal scores need one threshold
+    places = torch.linspace(0, len(ordered) - 1, min(size, len(ordered)), device=scores.device)
+    return ordered[places.round().long()]
+
+
+def _sweep(
+    rejector: TokenRejector[Any], trees: DecisionTrees, rows: Tensor, thresholds: Tensor
+) -> tuple[TokenSweep, Tensor]:
+    """The sweep, and all the scores it met."""
+    shape = (len(thresholds), len(rows))
+    nodes = trees.roots[rows].expand(shape)
+    last, last_choice = nodes.clone(), torch.zeros(shape, dtype=torch.bool, device=trees.device)
+    deferred = torch.zeros(shape, dtype=torch.long, device=trees.device)
+    state, known, met = rejector.start(trees.context), torch.arange(0), []
+    for position in range(trees.task.spec.length):
+        live = nodes != END
+        here, back = torch.unique(nodes[live], return_inverse=True)
+        # The state before a node is its parent's, however many thresholds lead there; roots start from the context.
+        parents = trees.nodes.parent[here]
+        before = trees.nodes.example[here] if position == 0 else torch.searchsorted(known, parents)
+        scores, state = rejector.score(rejector.select(state, before), position, trees.proposal(here))
+        known = here
+        met.append(scores)
+        defer = torch.zeros(shape, dtype=torch.bool, device=trees.device)
+        defer[live] = scores[back] >= thresholds[:, None].expand(shape)[live]
+        deferred += defer
+        last, last_choice = torch.where(live, nodes, last), torch.where(live, defer, last_choice)
+        following = torch.full_like(nodes, END)
+        following[live] = trees.children(nodes[live], defer[live])
+        nodes = following
+        if not bool((nodes != END).any()):
+            break
+    loss, lengths = _leaf_losses(trees, last.flatten(), last_choice.flatten())
+    return TokenSweep(thresholds, deferred, lengths.view(shape), loss.view(shape)), torch.cat(met)
+
+
+def _leaf_losses(trees: DecisionTrees, nodes: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence loss and length of each leaf (node, choice); leaves that many thresholds share are measured once."""
+    leaves, back = torch.unique(nodes * 2 + choice.long(), return_inverse=True)
+    sequences = trees.sequences(leaves // 2, (leaves % 2).bool())
+    examples = trees.examples.select(trees.nodes.example[leaves // 2])
+    return trees.task.sequence_loss(examples, sequences)[back], sequences.lengths[back]
+
+
+def all_outcomes(trees: DecisionTrees, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Loss and deferred tokens of every way to decide, (n, 2^L) each: what the token oracle chooses from."""
+    roots = trees.roots if rows is None else trees.roots[rows.to(trees.device)]
+    n, length = len(roots), trees.task.spec.length
+    nodes = roots[:, None]
+    last, last_choice = nodes, torch.zeros_like(nodes, dtype=torch.bool)
+    deferred = torch.zeros_like(nodes)
+    for _ in range(length):
+        nodes, last, last_choice, deferred = (x.repeat_interleave(2, 1) for x in (nodes, last, last_choice, deferred))
+        choice = torch.arange(nodes.shape[1], device=trees.device).remainder(2).bool().expand_as(nodes)
+        live = nodes != END
+        last, last_choice = torch.where(live, nodes, last), torch.where(live, choice, last_choice)
+        deferred = deferred + (choice & live)
+        following = torch.full_like(nodes, END)
+        following[live] = trees.children(nodes[live], choice[live])
+        nodes = following
+    loss, _ = _leaf_losses(trees, last.flatten(), last_choice.flatten())
+    return loss.view(n, -1), deferred
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A threshold and the share of tokens it was seen to spend."""
+
+    threshold: float
+    share: float
+
+
+def threshold_for(budget: float, sweep: TokenSweep) -> Calibrated:
+    """The token-level threshold whose realised share on validation rollouts is nearest to the budget (0..1)."""
+    _check_budget(budget)
+    best = int((sweep.share - budget).abs().argmin())
+    return Calibrated(float(sweep.thresholds[best]), float(sweep.share[best]))
+
+
+def whole_threshold_for(budget: float, scores: Tensor, table: HandOffTable) -> Calibrated:
+    """As `threshold_for`, for whole deferral by scores (n,): the sequences with the highest scores are deferred."""
+    return _hand_off_threshold(budget, scores, table.deferred[:, 0], table)
+
+
+def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, table: HandOffTable) -> Calibrated:
+    """As `threshold_for`, for one-time scores (n, J): a threshold on the odds of deferring."""
+    best = grid[scores[:, :-1].argmax(1)]
+    deferred = table.deferred.gather(1, best[:, None]).squeeze(1)
+    return _hand_off_threshold(budget, deferral_odds(scores), deferred, table)
+
+
+def _hand_off_threshold(budget: float, scores: Tensor, deferred: Tensor, table: HandOffTable) -> Calibrated:
+    _check_budget(budget)
+    order = scores.argsort(descending=True, stable=True)
+    spent = deferred[order].cumsum(0).double() / table.deferred[:, 0].sum()
+    is_last_of_ties = torch.cat([scores[order].diff() != 0, torch.tensor([True])])
+    candidates = torch.cat([torch.tensor([torch.inf], dtype=scores.dtype), scores[order][is_last_of_ties]])
+    shares = torch.cat([torch.zeros(1, dtype=torch.double), spent[is_last_of_ties]])
+    best = int((shares - budget).abs().argmin())
+    return Calibrated(float(candidates[best]), float(shares[best]))
+
+
+def _check_budget(budget: float) -> None:
+    if not 0.0 <= budget <= 1.0:
+        raise OptionError(f"budget is {budget}; it is the share of tokens the expert writes, from 0 to 1")

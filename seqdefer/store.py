@@ -1,0 +1,84 @@
+"""Files on disk: written aside and renamed, so that what exists is whole; JSON and safetensors, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqdefer.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def write_aside(path: Path, write: Callable[[Path], None]) -> Path:
+    """Calls `write` with a temporary path beside `path`, then renames: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(name))
+        os.chmod(name, 0o644)  # mkstemp makes private files; artifacts are for sharing
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    def write(aside: Path) -> None:
+        aside.write_text(text, encoding="utf-8")
+
+    return write_aside(path, write)
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    from safetensors.torch import save_file
+
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return write_aside(path, lambda aside: save_file(flat, str(aside), metadata=dict(metadata or {})))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short name for what made something: JSON-able settings, bytes, or tensors. Equal parts, equal name."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(_bytes_of(part))
+        digest.update(b"\x00")
+    return digest.hexdigest()[:16]
+
+
+def _bytes_of(part: Any) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    if hasattr(part, "detach"):  # a tensor, without importing torch here
+        array = part.detach().cpu().contiguous().numpy()
+        return f"{array.dtype}{array.shape}".encode() + bytes(array.tobytes())
+    return json.dumps(part, sort_keys=True).encode()

@@ -1,0 +1,1 @@
+"""Data, the pair and the losses of each problem; nothing about deferral."""

@@ -1,0 +1,326 @@
+"""Fitting rejectors: one straight loop with early stopping, and what each granularity minimises in it.
+
+The loop always ends with the weights of its best validation epoch. Validation decides when to stop and nothing else; test
+data never comes here. `PRESETS` is the paper's hyperparameter table, by its column names.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from seqdefer.errors import OptionError, unknown
+from seqdefer.losses import Phi, Psi, get_phi, get_psi, one_time_surrogate, query_costs, token_surrogate
+from seqdefer.rejectors import NETWORKS, DraftMLP, Sizes, TokenNetwork, step_inputs
+from seqdefer.trees import END, DecisionTrees
+from seqdefer.types import Draft, HandOffTable
+
+Strategy = Literal["free", "teacher", "scheduled", "explore"]
+STRATEGIES: tuple[Strategy, ...] = ("free", "teacher", "scheduled", "explore")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyperparameters of one fit. The defaults of what the paper leaves open are ours (batch_size)."""
+
+    learning_rate: float
+    patience: int
+    architecture: str
+    layers: int
+    units: int
+    dropout: float
+    epochs: int
+    weight_decay: float
+    samples: int  # training examples the paper used
+    delta: float = 1e-4
+    clip_norm: float = 1.0
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.architecture not in NETWORKS:
+            raise unknown("architecture", self.architecture, NETWORKS)
+        positive = {"learning_rate": self.learning_rate, "epochs": self.epochs, "batch_size": self.batch_size,
+                    "layers": self.layers, "units": self.units, "patience": self.patience}  # fmt: skip
+        for name, value in positive.items():
+            if not value > 0:
+                raise OptionError(f"{name} is {value}; it must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+
+
+PRESETS: dict[str, Settings] = {
+    "tsp-once": Settings(5e-4, 20, "draft_mlp", 1, 8, 0.2, 200, 0.005, 2400),
+    "xsum-token": Settings(1e-3, 7, "lstm", 3, 128, 0.4, 100, 0.001, 800),
+    "xsum-once": Settings(5e-4, 20, "draft_mlp", 1, 8, 0.2, 200, 0.005, 2400),
+    "mwp-token": Settings(5e-4, 7, "lstm", 2, 64, 0.4, 100, 0.001, 70080),
+    "mwp-once": Settings(5e-4, 20, "draft_mlp", 1, 8, 0.2, 200, 0.005, 70080),
+}
+
+
+@dataclass
+class History:
+    """What happened in a fit. Epochs count from 0; `best` is the one whose weights were kept."""
+
+    training: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    best: int = 0
+
+
+def fit(
+    network: nn.Module,
+    n_examples: int,
+    batch_loss: Callable[[Tensor], Tensor],
+    validation_loss: Callable[[], Tensor],
+    settings: Settings,
+    *,
+    seed: int,
+    before_epoch: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> History:
+    """Minimises `batch_loss(rows)`; stops when `validation_loss()` has not improved by delta for `patience` epochs."""
+    order = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    history, best_weights = History(), copy.deepcopy(network.state_dict())
+    lowest, waited = math.inf, 0
+    for epoch in range(settings.epochs):
+        before_epoch(epoch)
+        network.train()
+        total = 0.0
+        for rows in torch.randperm(n_examples, generator=order).split(settings.batch_size):
+            loss = batch_loss(rows)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), settings.clip_norm)
+            optimizer.step()
+            total += loss.item() * len(rows)
+        network.eval()
+        with torch.no_grad():
+            reached = validation_loss().item()
+        history.training.append(total / n_examples)
+        history.validation.append(reached)
+        progress(1)
+        if reached < lowest - settings.delta:
+            lowest, waited, history.best = reached, 0, epoch
+            best_weights = copy.deepcopy(network.state_dict())
+        else:
+            waited += 1
+        if waited >= settings.patience:
+            break
+    network.load_state_dict(best_weights)
+    network.eval()
+    return history
+
+
+# -- token level ---------------------------------------------------------------------------------------------------
+
+
+def teacher_probability(epoch: int, *, warm_up: int = 5, decay: float = 0.95, floor: float = 0.5) -> float:
+    """Scheduled sampling: 1 for the warm-up epochs, then 0.95 of the last each epoch, not below 0.5."""
+    return max(floor, decay ** max(0, epoch - warm_up + 1))
+
+
+class Steering:
+    """Which way a training rollout goes on from a scored position. Decisions steer; they carry no gradient.
+
+    free: as the rejector says (defer when its score >= 0). teacher: as hindsight says (defer when l >= c). scheduled: a
+    coin per token between the two. explore: as the rejector says at a threshold drawn per sequence from its own recent
+    scores, so that the prefixes of every budget are seen, not only those of threshold 0.
+    """
+
+    def __init__(self, strategy: Strategy, seed: int) -> None:
+        if strategy not in STRATEGIES:
+            raise unknown("training strategy", strategy, STRATEGIES)
+        self.strategy = strategy
+        self.generator = torch.Generator().manual_seed(seed)
+        self.teacher = 1.0 if strategy == "teacher" else 0.0
+        self.recent: list[Tensor] = []
+        self.pool = torch.zeros(1)
+
+    def before_epoch(self, epoch: int) -> None:
+        if self.strategy == "scheduled":
+            self.teacher = teacher_probability(epoch)
+        if self.recent:
+            self.pool = torch.cat(self.recent)
+            self.recent = []
+
+    def thresholds(self, n: int) -> Tensor:
+        """One a sequence. (n,)"""
+        if self.strategy != "explore":
+            return torch.zeros(n)
+        return self.pool[torch.randint(len(self.pool), (n,), generator=self.generator)]
+
+    def decide(self, scores: Tensor, thresholds: Tensor, loss: Tensor, cost: Tensor) -> Tensor:
+        defer = scores >= thresholds
+        if self.strategy == "explore":
+            self.recent.append(scores[::8].cpu())
+        if self.teacher > 0:
+            coin = torch.rand(len(scores), generator=self.generator).to(scores.device) < self.teacher
+            defer = torch.where(coin, loss >= cost, defer)
+        return defer
+
+
+def token_risk(rejector: TokenNetwork, trees: DecisionTrees, rows: Tensor, phi: Phi, steering: Steering) -> Tensor:
+    """Mean surrogate loss of one rollout through the trees of `rows`."""
+    rows = rows.to(trees.device)
+    nodes, state = trees.roots[rows], rejector.start(trees.context[rows])
+    thresholds = steering.thresholds(len(rows)).to(trees.device)
+    columns: list[list[Tensor]] = [[], [], [], []]  # scores, losses, costs, mask
+    for position in range(trees.task.spec.length):
+        live, at = nodes != END, nodes.clamp(min=0)
+        score, state = rejector.score(state, position, trees.proposal(at))
+        loss, cost = trees.losses(at)
+        for column, value in zip(columns, (score, loss, cost, live), strict=True):
+            column.append(value)
+        defer = steering.decide(score.detach(), thresholds, loss, cost)
+        nodes = torch.full_like(nodes, END)
+        nodes[live] = trees.children(at[live], defer[live])
+        if not bool((nodes != END).any()):
+            break
+    scores, losses, costs, mask = (torch.stack(column, 1) for column in columns)
+    return token_surrogate(scores, losses, costs, mask, phi)
+
+
+def fit_token(
+    train: DecisionTrees,
+    validation: DecisionTrees,
+    settings: Settings,
+    *,
+    seed: int,
+    phi: str = "logistic",
+    strategy: Strategy = "free",
+    alpha: float = 0.0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[TokenNetwork, History]:
+    """TokenwiseModel: minimises the token surrogate over rollouts that the rejector itself steers (or a teacher does).
+
+    `alpha` is a price per expert token, in units of the token loss, added to every cost."""
+    torch.manual_seed(seed)
+    proposal = train.proposal(train.roots)
+    sizes = _sizes(train.context, proposal.features, proposal.entropy, train.task.spec.length, settings)
+    network = NETWORKS[settings.architecture](sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy})
+    if not isinstance(network, TokenNetwork):
+        raise OptionError(f"architecture {settings.architecture!r} does not score by token; available: lstm, mlp")
+    known = train.nodes.size
+    sample = torch.arange(0, known, max(1, known // 100_000), device=train.device)
+    seen = train.proposal(sample)
+    network.to(train.device).standardise(train.context, step_inputs(seen.features, seen.uncertainty, seen.entropy))
+    loss_of, steering, judge = get_phi(phi), Steering(strategy, seed), Steering("free", seed)
+    everyone = torch.arange(len(validation))
+    history = fit(
+        network,
+        len(train),
+        lambda rows: token_risk(network, train, rows, loss_of, steering),
+        lambda: token_risk(network, validation, everyone, loss_of, judge),
+        settings,
+        seed=seed,
+        before_epoch=steering.before_epoch,
+        progress=progress,
+    )
+    return network, history
+
+
+# -- whole drafts --------------------------------------------------------------------------------------------------
+
+
+def fit_once(
+    train: tuple[Draft, HandOffTable],
+    validation: tuple[Draft, HandOffTable],
+    grid: Tensor,
+    settings: Settings,
+    *,
+    alpha: float,
+    fingerprint: str,
+    seed: int,
+    psi: str = "cross_entropy",
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[DraftMLP, History]:
+    """OneTimeModel: minimises the one-time surrogate over the hand-offs in `grid`; alpha is alpha_1 of the paper."""
+    loss_of: Psi = get_psi(psi)
+
+    def total(table: HandOffTable) -> Tensor:
+        length = table.loss.shape[1] - 1
+        return (table.loss + query_costs(table.deferred, alpha, length))[:, grid]
+
+    notes = {"grid": grid.tolist(), "alpha": alpha, "psi": psi}
+    return _fit_draft(
+        train[0], validation[0], total(train[1]), total(validation[1]),
+        lambda scores, totals: one_time_surrogate(scores, totals, loss_of),
+        len(grid), settings, fingerprint, notes, seed, progress,
+    )  # fmt: skip
+
+
+def fit_whole(
+    train: tuple[Draft, HandOffTable],
+    validation: tuple[Draft, HandOffTable],
+    settings: Settings,
+    *,
+    fingerprint: str,
+    seed: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[DraftMLP, History]:
+    """WholeModelEmbed: learns whether the expert is more accurate than the predictor on the whole sequence."""
+
+    def expert_wins(table: HandOffTable) -> Tensor:
+        return (table.loss[:, :1] < table.loss[:, -1:]).float()
+
+    return _fit_draft(
+        train[0], validation[0], expert_wins(train[1]), expert_wins(validation[1]),
+        nn.functional.binary_cross_entropy_with_logits, 1, settings, fingerprint, {}, seed, progress,
+    )  # fmt: skip
+
+
+def _fit_draft(
+    train: Draft,
+    validation: Draft,
+    train_labels: Tensor,
+    validation_labels: Tensor,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    outputs: int,
+    settings: Settings,
+    fingerprint: str,
+    notes: dict[str, Any],
+    seed: int,
+    progress: Callable[[int], None],
+) -> tuple[DraftMLP, History]:
+    torch.manual_seed(seed)
+    length = train.features.shape[1]
+    sizes = _sizes(train.context, train.features, train.entropy, length, settings, outputs)
+    network = DraftMLP(sizes, fingerprint, notes)
+
+    def inputs(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+        return draft.context, step_inputs(draft.features, draft.uncertainty, draft.entropy), draft.sequences.mask()
+
+    context, steps, mask = inputs(train)
+    network.standardise(context, steps[mask])
+    judged = inputs(validation)
+    history = fit(
+        network,
+        len(train),
+        lambda rows: loss_of(network(context[rows], steps[rows], mask[rows]), train_labels[rows]),
+        lambda: loss_of(network(*judged), validation_labels),
+        settings,
+        seed=seed,
+        progress=progress,
+    )
+    return network, history
+
+
+def _sizes(
+    context: Tensor, features: Tensor, entropy: Tensor | None, length: int, settings: Settings, outputs: int = 1
+) -> Sizes:
+    return Sizes(
+        context=context.shape[1],
+        features=features.shape[-1],
+        length=length,
+        has_entropy=entropy is not None,
+        layers=settings.layers,
+        units=settings.units,
+        dropout=settings.dropout,
+        outputs=outputs,
+    )

@@ -1,0 +1,244 @@
+"""Decision trees: what both writers would write after every mixture of their tokens, remembered.
+
+Token-level rejectors are trained and judged on prefixes that predictor and expert wrote together. Each such prefix is a
+node: the predictor's proposal, the expert's token, their losses, and one child per decision. Nodes are made once, by
+`enumerate_trees` (all of them; for short sequences) or on first visit (lazily; for long ones), and where both writers
+name the same token the two decisions share one child. After that neither model is asked again: training epochs, rejectors,
+seeds and threshold sweeps are look-ups, and give exactly what the plain loop in `seqdefer.engine` would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.engine import Progress
+from seqdefer.errors import ContractError, OptionError
+from seqdefer.interfaces import NextTokenExpert, Predictor, Task
+from seqdefer.labels import Calls
+from seqdefer.types import Examples, Proposal, Sequences
+
+END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; nobody has asked yet
+MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes an example; longer sequences grow lazily
+
+
+@dataclass
+class _Nodes:
+    """One row a node; capacity doubles, `size` rows are in use."""
+
+    size: int
+    example: Tensor  # int64 (N,)
+    position: Tensor  # int64 (N,) tokens before this node
+    parent: Tensor  # int64 (N,) -1 for roots
+    tokens: Tensor  # (N, 2) predictor's, expert's
+    losses: Tensor  # (N, 2) l and c
+    children: Tensor  # int64 (N, 2) after keeping, after deferring
+    features: Tensor  # (N, F)
+    uncertainty: Tensor  # (N,)
+    entropy: Tensor  # (N,), or (N, 0) where there is none
+
+    def extend(self, other: _Nodes) -> None:
+        needed = self.size + other.size
+        if needed > len(self.example):
+            capacity = max(needed, 2 * len(self.example))
+            for column in self._columns():
+                old = getattr(self, column)
+                grown = torch.empty(capacity, *old.shape[1:], dtype=old.dtype, device=old.device)
+                grown[: self.size] = old[: self.size]
+                setattr(self, column, grown)
+        for column in self._columns():
+            getattr(self, column)[self.size : needed] = getattr(other, column)[: other.size]
+        self.size = needed
+
+    def _columns(self) -> list[str]:
+        return [field.name for field in fields(self) if field.name != "size"]
+
+
+class DecisionTrees:
+    """One tree an example, in one table of nodes. Nodes are int64 ids; END (-1) stands for a sequence that is over."""
+
+    def __init__(self, task: Task, examples: Examples) -> None:
+        if not isinstance(task.expert, NextTokenExpert):
+            raise ContractError(
+                f"decision trees need an expert that names next tokens; that of task {task.name!r} only completes"
+            )
+        self.task, self.device = task, task.predictor.device  # the nodes live where the predictor does
+        self.examples = examples.to(self.device)
+        self.expert: NextTokenExpert[Any] = task.expert
+        self.predictor: Predictor[Any] = task.predictor
+        self.calls = Calls()
+        self._nodes: _Nodes | None = None
+        self._context: list[Tensor] = []
+        self.roots = torch.arange(0, device=self.device)
+        for rows in torch.arange(len(examples), device=self.device).split(4096):
+            self._plant(rows)
+        self.context = torch.cat(self._context)  # (n, C)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def nodes(self) -> _Nodes:
+        assert self._nodes is not None
+        return self._nodes
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def proposal(self, nodes: Tensor) -> Proposal:
+        """What the predictor proposes at `nodes` (B,)."""
+        table = self.nodes
+        entropy = None if table.entropy.ndim > 1 else table.entropy[nodes]
+        return Proposal(table.tokens[nodes, 0], table.features[nodes], table.uncertainty[nodes], entropy)
+
+    def losses(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """l of keeping and c of deferring at `nodes`. (B,), (B,)"""
+        both = self.nodes.losses[nodes]
+        return both[:, 0], both[:, 1]
+
+    def children(self, nodes: Tensor, defer: Tensor) -> Tensor:
+        """The nodes after deciding at `nodes` (B,), grown if need be; END where the sequence is then over."""
+        choice = defer.long()
+        found = self.nodes.children[nodes, choice]
+        missing = found == UNKNOWN
+        self.calls = self.calls + Calls(0, int((found >= 0).sum()))
+        if bool(missing.any()):
+            pairs = torch.unique(nodes[missing] * 2 + choice[missing])
+            self._grow(pairs // 2, pairs % 2)
+            found = self.nodes.children[nodes, choice]
+        return found
+
+    def sequences(self, nodes: Tensor, defer: Tensor) -> Sequences:
+        """The sequences that end with deciding `defer` (B,) at `nodes` (B,)."""
+        table, spec = self.nodes, self.task.spec
+        tokens = torch.zeros(len(nodes), spec.length, dtype=table.tokens.dtype, device=self.device)
+        rows = torch.arange(len(nodes), device=self.device)
+        lengths = table.position[nodes] + 1
+        tokens[rows, lengths - 1] = table.tokens[nodes, defer.long()]
+        child, node = nodes, table.parent[nodes]
+        while bool((node >= 0).any()):
+            live = node >= 0
+            at, under = node[live], child[live]
+            # Where both children are one node the writers agree, so either column is right.
+            choice = (table.children[at, 1] == under) & (table.children[at, 0] != under)
+            tokens[rows[live], table.position[at]] = table.tokens[at, choice.long()]
+            child, node = torch.where(live, node, child), torch.where(live, table.parent[node.clamp(min=0)], node)
+        return Sequences(tokens, lengths)
+
+    # -- growing ---------------------------------------------------------------------------------------------------
+
+    def _plant(self, rows: Tensor) -> None:
+        batch = self.examples.select(rows)
+        state, context = self.predictor.start(batch.inputs)
+        self._context.append(context)
+        made, _ = self._ask(state, self.expert.start(batch), rows, torch.zeros_like(rows), torch.full_like(rows, END))
+        self.roots = torch.cat([self.roots, made])
+
+    @torch.no_grad()
+    def _ask(
+        self, state: Any, expert_state: Any, example: Tensor, position: Tensor, parent: Tensor
+    ) -> tuple[Tensor, Any]:
+        """Makes the nodes where the two models stand. Returns their ids and the expert's state."""
+        spec = self.task.spec
+        proposal = self.predictor.propose(state)
+        asked, copies = self._rows_to_ask(example, position)
+        named, expert_state = self.expert.next(expert_state, asked)
+        tokens = torch.stack([proposal.tokens, named[copies].to(proposal.tokens.dtype)], 1)  # (B, 2)
+        batch = self.examples.select(example)
+        kept, deferred = tokens.unbind(1)
+        losses = [self.task.token_loss(batch, position, kept), self.task.token_cost(batch, position, deferred)]
+        ends = spec.is_end(tokens) | (position[:, None] + 1 >= spec.length)
+        n = len(example)
+        entropy = torch.zeros(n, 0) if proposal.entropy is None else proposal.entropy
+        new = _Nodes(
+            n, example, position, parent, tokens, torch.stack(losses, 1), torch.where(ends, END, UNKNOWN),
+            proposal.features, proposal.uncertainty, entropy,
+        )  # fmt: skip
+        first = 0 if self._nodes is None else self._nodes.size
+        if self._nodes is None:
+            self._nodes = new
+        else:
+            self._nodes.extend(new)
+        self.calls = self.calls + Calls(len(asked), n - len(asked))
+        return torch.arange(first, first + n, device=self.device), expert_state
+
+    def _rows_to_ask(self, example: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows to ask the expert about, and for each row which answer is its own."""
+        if self.expert.reads_prefix or not self.expert.deterministic:
+            everyone = torch.arange(len(example), device=self.device)
+            return everyone, everyone
+        keys = example * self.task.spec.length + position
+        unique, copies = torch.unique(keys, return_inverse=True)
+        asked = torch.empty_like(unique)
+        asked[copies] = torch.arange(len(example), device=self.device)
+        return asked, copies
+
+    def _grow(self, nodes: Tensor, choice: Tensor) -> None:
+        """Makes the children of `nodes` for `choice`, by replaying their prefixes."""
+        for position in torch.unique(self.nodes.position[nodes]).tolist():
+            here = self.nodes.position[nodes] == position
+            self._grow_level(nodes[here], choice[here], int(position))
+
+    @torch.no_grad()
+    def _grow_level(self, nodes: Tensor, choice: Tensor, position: int) -> None:
+        example = self.nodes.example[nodes]
+        batch = self.examples.select(example)
+        prefix = self.sequences(nodes, choice.bool()).tokens
+        state, _ = self.predictor.start(batch.inputs)
+        expert_state = self.expert.start(batch)
+        for column in range(position + 1):
+            state = self.predictor.append(state, prefix[:, column])
+            expert_state = self.expert.append(expert_state, prefix[:, column])
+        made, _ = self._ask(state, expert_state, example, torch.full_like(nodes, position + 1), nodes)
+        self._link(nodes, choice, made)
+
+    def _link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
+        table = self.nodes
+        table.children[nodes, choice] = made
+        agree = table.tokens[nodes, 0] == table.tokens[nodes, 1]
+        table.children[nodes[agree], 1 - choice[agree]] = made[agree]
+
+
+@torch.no_grad()
+def enumerate_trees(
+    task: Task, examples: Examples, *, batch_size: int = 1024, progress: Progress = lambda _: None
+) -> DecisionTrees:
+    """Trees with all their nodes, made level by level from live states: no prefix is ever replayed."""
+    if task.spec.length > MAX_ENUMERATED_LENGTH:
+        raise OptionError(
+            f"cannot enumerate 2^{task.spec.length} decisions an example; sequences longer than "
+            f"{MAX_ENUMERATED_LENGTH} tokens grow lazily: use DecisionTrees(task, examples)"
+        )
+    trees = DecisionTrees(task, examples)
+    for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
+        _enumerate_batch(trees, rows)
+        progress(len(rows))
+    return trees
+
+
+def _enumerate_batch(trees: DecisionTrees, rows: Tensor) -> None:
+    batch = trees.examples.select(rows)
+    state, _ = trees.predictor.start(batch.inputs)
+    expert_state = trees.expert.start(batch)
+    nodes = trees.roots[rows]
+    paths = torch.ones_like(rows)  # decisions that lead to each node: what the naive way would ask
+    for position in range(trees.task.spec.length - 1):
+        table = trees.nodes
+        is_open = table.children[nodes] == UNKNOWN  # (B, 2)
+        agree = table.tokens[nodes, 0] == table.tokens[nodes, 1]
+        is_open[:, 1] &= ~agree
+        branch, choice = is_open.nonzero(as_tuple=True)
+        if len(branch) == 0:
+            return
+        tokens = table.tokens[nodes[branch], choice]
+        state = trees.predictor.append(trees.predictor.select(state, branch), tokens)
+        expert_state = trees.expert.append(trees.expert.select(expert_state, branch), tokens)
+        parents = nodes[branch]
+        example = table.example[parents]
+        made, expert_state = trees._ask(state, expert_state, example, torch.full_like(parents, position + 1), parents)
+        trees._link(parents, choice, made)
+        paths = paths[branch] * torch.where(agree[branch], 2, 1)
+        trees.calls = trees.calls + Calls(0, int(paths.sum()) - len(made))
+        nodes = made

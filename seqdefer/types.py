@@ -1,0 +1,156 @@
+"""The records that cross stages: frozen dataclasses of tensors, first dimension always the batch.
+
+Shapes: B rows in a batch, n examples, L the longest sequence, F features of a step, C numbers of context.
+A token is a float (a forecast) or an int64 (a vocabulary id, a city); a record never mixes the two.
+Past the end of a shorter sequence the tokens are padding (0) and mean nothing: `lengths` rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+Granularity = Literal["whole", "once", "token"]
+
+
+@dataclass(frozen=True)
+class SequenceSpec:
+    """What every sequence of a task looks like: at most `length` tokens; `end`, if any, is the token that ends one."""
+
+    length: int
+    end: int | None = None
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Which tokens end their sequence. (B,) -> bool (B,)"""
+        return torch.zeros_like(tokens, dtype=torch.bool) if self.end is None else tokens == self.end
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs with their targets. Predictors see `inputs` alone; a simulated expert may look at `targets`."""
+
+    inputs: Tensor  # (n, ...)
+    targets: Tensor  # (n, ...)
+    ids: Tensor  # (n,) int64, an identity that survives selection and splitting
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, rows: Tensor) -> Self:
+        return type(self)(self.inputs[rows], self.targets[rows], self.ids[rows])
+
+    def to(self, device: torch.device | str) -> Self:
+        return type(self)(self.inputs.to(device), self.targets.to(device), self.ids.to(device))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the predictor would write next, and what it knows about it."""
+
+    tokens: Tensor  # (B,)
+    features: Tensor  # (B, F) decoder state and whatever else the rejector may see at this step
+    uncertainty: Tensor  # (B,) -log p(token), or a variance for real-valued tokens: larger is less sure
+    entropy: Tensor | None = None  # (B,) of the predictive distribution; None where there is no such thing
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences (or prefixes) of different lengths in one padded tensor."""
+
+    tokens: Tensor  # (B, L)
+    lengths: Tensor  # (B,) int64, the end token counted
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def select(self, rows: Tensor) -> Sequences:
+        return Sequences(self.tokens[rows], self.lengths[rows])
+
+    def truncate(self, kept: Tensor) -> Sequences:
+        """The first `kept` tokens of each row (all of a row that is shorter). kept: (B,)"""
+        return Sequences(self.tokens, torch.minimum(self.lengths, kept))
+
+    def mask(self) -> Tensor:
+        """True where a token stands. bool (B, L)"""
+        positions = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return positions[None, :] < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One position of a batch as the engine writes it."""
+
+    position: int
+    tokens: Tensor  # (B,)
+    by_expert: Tensor  # bool (B,): who wrote it
+    scores: Tensor  # (B,): what the policy thought of deferring here
+    active: Tensor  # bool (B,): False where the row had ended before this step
+    rows: Tensor  # int64 (R,): the rows the predictor was still asked about
+    proposal: Proposal  # the predictor's for `rows`, whoever wrote the tokens
+    context: Tensor  # (B, C) as `Predictor.start` gave it
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Whole sequences as the engine wrote them, with their authors."""
+
+    sequences: Sequences
+    by_expert: Tensor  # bool (B, L), False past the end
+    scores: Tensor  # (B, L), 0 past the end
+
+    @property
+    def deferred(self) -> Tensor:
+        """Tokens the expert wrote. int64 (B,)"""
+        return self.by_expert.sum(1)
+
+    @property
+    def switches(self) -> Tensor:
+        """How often the author changed. int64 (B,)"""
+        mask = self.sequences.mask()
+        return ((self.by_expert[:, 1:] != self.by_expert[:, :-1]) & mask[:, 1:]).sum(1)
+
+    @property
+    def share(self) -> float:
+        """The realised budget: share of all tokens that the expert wrote."""
+        return float(self.by_expert.sum() / self.sequences.lengths.sum())
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the predictor writes on its own, with everything a rejector may look at."""
+
+    context: Tensor  # (B, C)
+    sequences: Sequences
+    features: Tensor  # (B, L, F), 0 past the end
+    uncertainty: Tensor  # (B, L), 0 past the end
+    entropy: Tensor | None  # (B, L)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def select(self, rows: Tensor) -> Draft:
+        entropy = None if self.entropy is None else self.entropy[rows]
+        return Draft(
+            self.context[rows], self.sequences.select(rows), self.features[rows], self.uncertainty[rows], entropy
+        )
+
+
+@dataclass(frozen=True)
+class HandOffTable:
+    """What every one-time hand-off would have cost: column k keeps k tokens of the draft, the expert writes the rest.
+
+    Column 0 is the expert alone, column L the predictor alone. A draft that ends before k has nothing left to hand
+    off, so its columns from there on repeat the last one.
+    """
+
+    loss: Tensor  # (n, L+1) sequence loss
+    deferred: Tensor  # (n, L+1) tokens the expert wrote
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def select(self, rows: Tensor) -> HandOffTable:
+        return HandOffTable(self.loss[rows], self.deferred[rows])

@@ -1,0 +1,48 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    import torch
+
+settings.register_profile("seqdefer", deadline=None)  # a busy machine is no failure
+settings.load_profile("seqdefer")
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder `shared` beside the repository, with data and models too large for it."""
+    path = Path(__file__).resolve().parents[2] / "shared"
+    if not path.is_dir():
+        pytest.skip("needs the folder `shared` beside the repository, which is not here")
+    return path
+
+
+@pytest.fixture(scope="session")
+def fetch() -> Callable[[str], bytes]:
+    """Gets the bytes behind an address, or skips the test with the reason. For tests marked `network`."""
+
+    def get(url: str) -> bytes:
+        try:
+            with urllib.request.urlopen(url, timeout=20) as response:
+                return bytes(response.read())
+        except OSError as error:  # refused, unknown host, time-out, HTTP status
+            pytest.skip(f"cannot fetch {url}: {error}")
+
+    return get
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """Random numbers that are the same in every run."""
+    import torch
+
+    return torch.Generator().manual_seed(0)
