@@ -1,7 +1,7 @@
 """The paper's confidence baselines: rejectors that are not trained, only read off the predictor (appendix C).
 
-Uncertainty is -log p of the token where there is a vocabulary and the Monte Carlo dropout variance where tokens are real
-numbers; entropy exists with a vocabulary alone. Larger means less sure, so larger means defer.
+Uncertainty is -log p of the token where there is a vocabulary, and the Monte Carlo dropout variance where tokens are
+real numbers; entropy exists with a vocabulary alone. Larger means less sure, so larger means defer.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ start here:
   seqdefer run weather --help                everything that can be chosen
   seqdefer plot runs/weather-quick           draw the report and the figures of a run again
 
-A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run` measures
-how much loss each deferral method saves for each number of tokens the expert writes (the area under that curve: AUDC).
+A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run`
+measures how much loss is left for each number of tokens the expert writes; the area under that curve is the AUDC.
 """
 
 
@@ -185,7 +185,7 @@ def _print_table(results: Results) -> None:
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Any]:
     """Bars on stderr, one a stage."""
-    from seqdefer.experiment import Silent
+    from seqdefer.interfaces import Silent
 
     if quiet:
         yield Silent()

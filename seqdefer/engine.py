@@ -1,7 +1,7 @@
 """THE interleaved loop: propose, score, decide, append. Rollouts, drafts, evaluation and the server all consume it.
 
 `interleave` is a generator of `Step`s, one position of the whole batch at a time, that says who wrote each token. Rows
-that have ended, or that a final policy has handed to the expert for good, leave the batch: nothing is computed for them.
+that have ended, or that a final policy has given to the expert for good, leave the batch: nothing is computed for them.
 
     for step in interleave(predictor, expert, examples, policy, spec):
         print(step.position, step.tokens, step.by_expert)
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]  # told how many examples were finished since t
 
 
 class HandOff(Policy[Tensor]):
-    """Keeps `kept` (n,) tokens of each row, then hands the row to the expert. kept = L never defers, 0 defers it all."""
+    """Keeps `kept` (n,) tokens of each row, then hands the row to the expert. L never defers, 0 defers everything."""
 
     final: ClassVar[bool] = True
 
@@ -63,6 +63,8 @@ def interleave(
             asked = defer.nonzero().squeeze(1)
             if len(asked):
                 pen.write(page, position, asked)
+        else:
+            proposal = proposal.select(page.rows)
         yield page.step(position, proposal)
         if page.is_finished(position):
             return
@@ -180,8 +182,8 @@ def _pen(expert: Expert | None, examples: Examples, policy: Policy[Any]) -> _Tok
     if isinstance(expert, NextTokenExpert):
         return _TokenByToken(expert, examples)
     raise ContractError(
-        f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} only "
-        "completes; use a one-time or whole policy"
+        f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
+        "only completes; use a one-time or whole policy"
     )
 
 

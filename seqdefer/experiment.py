@@ -2,23 +2,19 @@
 
     task data -> predictor, expert -> labels -> rejectors -> sweeps -> curves -> results.json, report.html
 
-Seeds differ in the test instances they draw (disjoint) and in the rejectors' initial weights and batches; the pair and the
-labels are the same for all. Rejectors are kept in the output folder under a name that says what made them, so that a run
-that was stopped goes on where it was. Nothing is chosen on test data: it enters in `_sweeps` alone, after the fits.
+Seeds differ in the test instances they draw (disjoint) and in the rejectors' initial weights and batches; the pair and
+the labels are the same for all. Rejectors are kept in the output folder and say what made them, so that a run that was
+stopped goes on where it was. Nothing is chosen on test data: it enters in `_sweeps` alone, after the fits.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +39,9 @@ from seqdefer.curves import (
     whole_sweep,
 )
 from seqdefer.engine import draft
+from seqdefer.environment import Clock, choose_device, machine
 from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
-from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
+from seqdefer.interfaces import Meter, NextTokenExpert, Silent, SplitName, Task, TaskEntry
 from seqdefer.labels import Calls, hand_off_table
 from seqdefer.losses import hand_off_grid, rule_of_thumb
 from seqdefer.paper import PAPER
@@ -72,19 +69,6 @@ GRANULARITY: dict[str, Granularity] = {
     "OptimalOneTime": "once", "OneTimeModel": "once", "OneTimeScore": "once", "OneTimeEntropy": "once",
     "OptimalToken": "token", "TokenwiseModel": "token", "TokenwiseScore": "token", "TokenwiseEntropy": "token",
 }  # fmt: skip
-
-
-class Meter(Protocol):
-    """Where progress goes. `stage` opens a bar of `total` steps and gives the function that advances it."""
-
-    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]: ...
-
-
-class Silent:
-    """A meter that shows nothing."""
-
-    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda _: None)
 
 
 @dataclass(frozen=True)
@@ -146,35 +130,18 @@ class Labelled:
     trees: DecisionTrees | None  # None where the expert only completes
 
 
-@dataclass
-class _Clock:
-    """Seconds per stage, and the meter that shows the stage meanwhile."""
-
-    meter: Meter
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        begun = time.perf_counter()
-        with self.meter.stage(name, total) as advance:
-            yield advance
-        key = name.split(" (", maxsplit=1)[0]
-        self.seconds[key] = round(self.seconds.get(key, 0.0) + time.perf_counter() - begun, 3)
-
-
 class Experiment:
     """One task, all methods. `run` does it all; the steps are methods of their own."""
 
-    def __init__(self, task: Task, settings: ExperimentSettings, folder: Path, meter: Meter | None = None) -> None:
-        self.task, self.settings, self.folder = task, settings, folder
-        self.clock = _Clock(meter or Silent())
+    def __init__(self, task: Task, settings: ExperimentSettings, folder: Path | str, clock: Clock | None = None) -> None:
+        self.task, self.settings, self.folder = task, settings, Path(folder)
+        self.clock = clock or Clock()
         self.calls = Calls()
         length = task.spec.length
         self.grid = hand_off_grid(length, settings.hand_offs or length + 1)
 
-    def run(self, *, preset: str = "custom", command: str = "", prepared: dict[str, float] | None = None) -> Results:
+    def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Labels, fits, sweeps and compares; returns the results. Writes the rejectors on the way."""
-        self.clock.seconds.update(prepared or {})
         train, validation = self.label("train"), self.label("validation")
         test = self.label("test", self._test_rows())
         runs, seeds = [], []
@@ -189,7 +156,7 @@ class Experiment:
         with self.clock.stage("bootstrap", 1) as advance:
             comparisons = self.compare(runs)
             advance(1)
-        return self._results(preset, command, seeds, comparisons)
+        return self._results(preset, command, seeds, comparisons, self._alpha(train))
 
     def _test_rows(self) -> Tensor:
         """The test instances of all seeds, disjoint, in the order of the seeds."""
@@ -224,8 +191,8 @@ class Experiment:
         """All trained rejectors of a seed, from the folder where they are already there."""
         settings, predictor = self.settings, self.task.predictor.fingerprint
         pair, judge = (train.draft, train.table), (validation.draft, validation.table)
-        alpha = rule_of_thumb(train.table) if settings.alpha is None else settings.alpha
-        whole = replace(settings.once)
+        alpha = self._alpha(train)
+        whole = settings.once
         data = fingerprint(train.examples.inputs, train.table.loss, validation.table.loss)
 
         def kept(name: str, recipe: Any, epochs: int, make: Callable[[Callable[[int], None]], Any]) -> Any:
@@ -264,6 +231,9 @@ class Experiment:
             )  # fmt: skip
         return rejectors
 
+    def _alpha(self, train: Labelled) -> float:
+        return rule_of_thumb(train.table) if self.settings.alpha is None else self.settings.alpha
+
     def compare(self, runs: list[Run]) -> list[Comparison]:
         """Each learned partial method against every method of its own or a coarser granularity."""
         names = list(runs[0].sweeps)
@@ -276,7 +246,19 @@ class Experiment:
                     comparisons.append(Comparison(method, other, interval.difference, interval.low, interval.high))
         return comparisons
 
-    def _results(self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison]) -> Results:
+    def _notes(self, alpha: float) -> tuple[str, ...]:
+        settings = self.settings
+        return (
+            f"TokenwiseModel minimises the token surrogate with phi = {settings.phi}; its training rollouts follow the "
+            f"strategy '{settings.strategy}'.",
+            f"OneTimeModel minimises the one-time surrogate with psi = {settings.psi} over {len(self.grid)} hand-offs; "
+            f"alpha_1 = {alpha:.4g}{' by the rule of thumb' if settings.alpha is None else ''}.",
+            "The paper's figures are for its own pair and data; compare orders of methods, not digits.",
+        )
+
+    def _results(
+        self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], alpha: float
+    ) -> Results:
         settings = asdict(self.settings)
         options = getattr(self.task, "options", None)
         described = self.task.describe()
@@ -290,6 +272,7 @@ class Experiment:
             comparisons=tuple(comparisons),
             paper=PAPER.get(self.task.name, {}),
             units=Units(loss=self.task.loss_unit),
+            notes=self._notes(alpha),
             provenance=Provenance(
                 version=__version__,
                 command=command,
@@ -347,35 +330,12 @@ def _seed_result(seed: int, test: Labelled, rows: Tensor, run: Run, grid: Tensor
         curves["OptimalToken"] = optimal_curve(loss.cpu(), deferred.cpu(), until=float(run.ends.expert_deferred.mean()))
     curves |= {name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}
     methods = {
-        name: MethodResult(GRANULARITY[name], curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points))
+        name: MethodResult(
+            GRANULARITY[name], curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points)
+        )
         for name, curve in curves.items()
     }
     return SeedResult(seed, methods)
-
-
-def machine(device: torch.device) -> dict[str, str]:
-    """Where this runs."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "device": f"{device.type} ({name})",
-        "cores": str(os.cpu_count()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def choose_device(name: str) -> torch.device:
-    """'auto' takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise unknown("device", name, ("auto", "cpu", "cuda")) from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise OptionError(f"device {name!r} is not on this machine; use --device auto or --device cpu")
-    return device
 
 
 def run_task(
@@ -389,14 +349,10 @@ def run_task(
     meter: Meter | None = None,
 ) -> Results:
     """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
-    meter = meter or Silent()
-    begun = time.perf_counter()
-    with meter.stage("prepare the task", 1) as advance:
-        task = entry.prepare(options, folder, choose_device(device), lambda _: None)
-        advance(1)
-    prepared = {"prepare the task": round(time.perf_counter() - begun, 3)}
+    clock = Clock(meter or Silent())
+    task = entry.prepare(options, folder, choose_device(device), clock)
     command = " ".join(["seqdefer", *sys.argv[1:]])
-    results = Experiment(task, settings, folder, meter).run(preset=preset, command=command, prepared=prepared)
+    results = Experiment(task, settings, folder, clock).run(preset=preset, command=command)
     save_results(results, folder)
     write_report(results, folder / "report.html")
     return results

@@ -1,4 +1,4 @@
-"""The roles: Predictor, Expert, Task, Rejector (by token or by draft), Policy. What each must do, with shapes; nothing is done here.
+"""The roles: Predictor, Expert, Task, Rejector (by token or by draft), Policy. What each must do, with shapes.
 
 State is passed in and out, never kept: a batch can branch, be cut and be joined again. B rows stand in a batch;
 the tensors' dtypes and the padding rule are in `seqdefer.types`.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -175,8 +176,8 @@ class Policy(ABC, Generic[State]):
 class TokenRejector(ABC, Generic[State]):
     """Scores every position as it comes: the higher, the better it is to defer this token. It never decides.
 
-    It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: what it
-    scores at a prefix is a function of that prefix, so prefixes that are equal get equal scores.
+    It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: its
+    score at a prefix is a function of that prefix, so prefixes that are equal get equal scores.
     """
 
     @abstractmethod
@@ -201,16 +202,29 @@ class DraftRejector(ABC):
         no deferral being the last (one-time)."""
 
 
+class Meter(Protocol):
+    """Where progress goes. `stage` opens a bar of `total` steps and gives the function that advances it."""
+
+    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+class Silent:
+    """A meter that shows nothing."""
+
+    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        return nullcontext(lambda _: None)
+
+
 @dataclass(frozen=True)
 class TaskEntry:
     """How a task introduces itself (entry point group `seqdefer.tasks`).
 
     `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; its fields become
-    command-line options (`metadata={"help": ...}`). `prepare(options, folder, device, tell)` returns the task ready to
-    use; what takes long (training a predictor) is kept in `folder` and found again there. `tell(line)` reports progress.
+    command-line options (`metadata={"help": ...}`). `prepare(options, folder, device, meter)` returns the task ready to
+    use; what takes long (training a predictor) shows a stage on the meter, is kept in `folder` and found again there.
     """
 
     name: str
     summary: str
     presets: Mapping[str, Any]
-    prepare: Callable[[Any, Path, torch.device, Callable[[str], None]], Task]
+    prepare: Callable[[Any, Path, torch.device, Meter], Task]

@@ -1,4 +1,4 @@
-"""What each hand-off would have cost: the table a one-time rejector learns from, made with as few expert runs as can be.
+"""What each hand-off would have cost: the table a one-time rejector learns from, made with the fewest expert runs.
 
 Row i, column k of a table: keep the first k tokens of the predictor's draft, let the expert write the rest. Exact
 short-cuts (`Expert.deterministic`, `Expert.reads_prefix`) skip the runs whose outcome is already known.

@@ -78,7 +78,7 @@ def sweep_thresholds(
 ) -> TokenSweep:
     """Rolls all thresholds through the trees at once; each prefix is scored once however many thresholds reach it.
 
-    Without `thresholds`, quantiles of the scores that rollouts meet: first coarse (found on the way of deferring all and
+    Without `thresholds`, quantiles of the scores that rollouts meet: first coarse (met while deferring all and
     nothing), then fine."""
     rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
     if thresholds is not None:
@@ -173,20 +173,22 @@ def threshold_for(budget: float, sweep: TokenSweep) -> Calibrated:
 
 def whole_threshold_for(budget: float, scores: Tensor, table: HandOffTable) -> Calibrated:
     """As `threshold_for`, for whole deferral by scores (n,): the sequences with the highest scores are deferred."""
-    return _hand_off_threshold(budget, scores, table.deferred[:, 0], table)
+    return _hand_off_threshold(budget, scores, torch.zeros(len(table), dtype=torch.long), table)
 
 
 def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, table: HandOffTable) -> Calibrated:
     """As `threshold_for`, for one-time scores (n, J): a threshold on the odds of deferring."""
-    best = grid[scores[:, :-1].argmax(1)]
-    deferred = table.deferred.gather(1, best[:, None]).squeeze(1)
-    return _hand_off_threshold(budget, deferral_odds(scores), deferred, table)
+    return _hand_off_threshold(budget, deferral_odds(scores), grid[scores[:, :-1].argmax(1)], table)
 
 
-def _hand_off_threshold(budget: float, scores: Tensor, deferred: Tensor, table: HandOffTable) -> Calibrated:
+def _hand_off_threshold(budget: float, scores: Tensor, kept: Tensor, table: HandOffTable) -> Calibrated:
+    """The threshold on scores (n,) from which rows are handed off after kept (n,) tokens."""
     _check_budget(budget)
+    deferred = table.deferred.gather(1, kept[:, None]).squeeze(1)
+    drafted = (table.deferred > 0).sum(1)  # the draft's length: before each of its tokens it can be handed off
+    longer = torch.minimum(kept, drafted) + deferred - drafted  # than the draft, and so are all tokens written
     order = scores.argsort(descending=True, stable=True)
-    spent = deferred[order].cumsum(0).double() / table.deferred[:, 0].sum()
+    spent = deferred[order].cumsum(0).double() / (drafted.sum() + longer[order].cumsum(0))
     is_last_of_ties = torch.cat([scores[order].diff() != 0, torch.tensor([True])])
     candidates = torch.cat([torch.tensor([torch.inf], dtype=scores.dtype), scores[order][is_last_of_ties]])
     shares = torch.cat([torch.zeros(1, dtype=torch.double), spent[is_last_of_ties]])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,16 @@ class _Network(nn.Module):
 
     def _steps(self, steps: Tensor) -> Tensor:
         return ((steps - self.step_mean) / self.step_scale).clamp(-LARGEST, LARGEST)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, predictor: Predictor[Any] | None = None) -> Self:
+        """Reads a checkpoint of this very kind; `load_rejector` reads any."""
+        network = load_rejector(folder, predictor)
+        if not isinstance(network, cls):
+            raise CheckpointError(
+                f"{folder} holds a {network.kind!r} rejector, not a {cls.kind!r} one; use load_rejector"
+            )
+        return network
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Writes config.json last: where it exists, the checkpoint is whole."""

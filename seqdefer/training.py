@@ -1,7 +1,7 @@
 """Fitting rejectors: one straight loop with early stopping, and what each granularity minimises in it.
 
-The loop always ends with the weights of its best validation epoch. Validation decides when to stop and nothing else; test
-data never comes here. `PRESETS` is the paper's hyperparameter table, by its column names.
+The loop always ends with the weights of its best validation epoch. Validation decides when to stop and nothing else;
+test data never comes here. `PRESETS` is the paper's hyperparameter table, by its column names.
 """
 
 from __future__ import annotations
@@ -194,12 +194,9 @@ def fit_token(
     seed: int,
     phi: str = "logistic",
     strategy: Strategy = "free",
-    alpha: float = 0.0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[TokenNetwork, History]:
-    """TokenwiseModel: minimises the token surrogate over rollouts that the rejector itself steers (or a teacher does).
-
-    `alpha` is a price per expert token, in units of the token loss, added to every cost."""
+    """TokenwiseModel: minimises the token surrogate over rollouts that `strategy` steers; validation steers itself."""
     torch.manual_seed(seed)
     proposal = train.proposal(train.roots)
     sizes = _sizes(train.context, proposal.features, proposal.entropy, train.task.spec.length, settings)

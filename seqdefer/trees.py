@@ -3,8 +3,8 @@
 Token-level rejectors are trained and judged on prefixes that predictor and expert wrote together. Each such prefix is a
 node: the predictor's proposal, the expert's token, their losses, and one child per decision. Nodes are made once, by
 `enumerate_trees` (all of them; for short sequences) or on first visit (lazily; for long ones), and where both writers
-name the same token the two decisions share one child. After that neither model is asked again: training epochs, rejectors,
-seeds and threshold sweeps are look-ups, and give exactly what the plain loop in `seqdefer.engine` would.
+name the same token the two decisions share one child. After that neither model is asked again: training epochs,
+rejectors, seeds and threshold sweeps are look-ups, and give exactly what the plain loop in `seqdefer.engine` would.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class DecisionTrees:
         missing = found == UNKNOWN
         self.calls = self.calls + Calls(0, int((found >= 0).sum()))
         if bool(missing.any()):
-            pairs = torch.unique(nodes[missing] * 2 + choice[missing])
+            agree = self.nodes.tokens[nodes, 0] == self.nodes.tokens[nodes, 1]
+            only = choice.masked_fill(agree, 0)  # one child for both decisions, also when both are asked for at once
+            pairs = torch.unique(nodes[missing] * 2 + only[missing])
             self._grow(pairs // 2, pairs % 2)
             found = self.nodes.children[nodes, choice]
         return found
@@ -129,6 +131,7 @@ class DecisionTrees:
 
     # -- growing ---------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def _plant(self, rows: Tensor) -> None:
         batch = self.examples.select(rows)
         state, context = self.predictor.start(batch.inputs)
@@ -203,15 +206,18 @@ class DecisionTrees:
 
 @torch.no_grad()
 def enumerate_trees(
-    task: Task, examples: Examples, *, batch_size: int = 1024, progress: Progress = lambda _: None
+    task: Task, examples: Examples, *, batch_size: int | None = None, progress: Progress = lambda _: None
 ) -> DecisionTrees:
-    """Trees with all their nodes, made level by level from live states: no prefix is ever replayed."""
+    """Trees with all their nodes, made level by level from live states: no prefix is ever replayed.
+
+    By default batches fit a processor's cache, or fill a GPU."""
     if task.spec.length > MAX_ENUMERATED_LENGTH:
         raise OptionError(
             f"cannot enumerate 2^{task.spec.length} decisions an example; sequences longer than "
             f"{MAX_ENUMERATED_LENGTH} tokens grow lazily: use DecisionTrees(task, examples)"
         )
     trees = DecisionTrees(task, examples)
+    batch_size = batch_size or (128 if trees.device.type == "cpu" else 8192)
     for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
         _enumerate_batch(trees, rows)
         progress(len(rows))

@@ -55,6 +55,10 @@ class Proposal:
     uncertainty: Tensor  # (B,) -log p(token), or a variance for real-valued tokens: larger is less sure
     entropy: Tensor | None = None  # (B,) of the predictive distribution; None where there is no such thing
 
+    def select(self, rows: Tensor) -> Proposal:
+        entropy = None if self.entropy is None else self.entropy[rows]
+        return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy)
+
 
 @dataclass(frozen=True)
 class Sequences:

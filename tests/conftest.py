@@ -5,13 +5,15 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
     import torch
+
+    from seqdefer.tasks.weather import WeatherTask
 
 settings.register_profile("seqdefer", deadline=None)  # a busy machine is no failure
 settings.load_profile("seqdefer")
@@ -46,3 +48,37 @@ def generator() -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight weeks of made-up temperatures, as a CSV file."""
+    from oracles import temperatures, write_record
+
+    return write_record(tmp_path_factory.mktemp("record") / "made-up.csv", temperatures())
+
+
+@pytest.fixture(scope="session")
+def weather(record: Path, tmp_path_factory: pytest.TempPathFactory) -> WeatherTask:
+    """The weather task on that record, with a predictor that was hardly trained. Nobody may change it."""
+    from oracles import prepare_weather
+
+    return prepare_weather(record, tmp_path_factory.mktemp("weather"))
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[Any, ...]]]:
+    """`spy(owner, "method")` notes the arguments of every call from then on, in the list it returns."""
+
+    def watch(owner: Any, name: str) -> list[tuple[Any, ...]]:
+        calls: list[tuple[Any, ...]] = []
+        original = getattr(owner, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            calls.append(arguments)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+        return calls
+
+    return watch

@@ -1,12 +1,14 @@
 """The weather predictor: an LSTM encoder-decoder with dropout, its training, and its face as a Predictor.
 
 Confidence is the Monte Carlo dropout variance (Gal and Ghahramani): T passes of the decoder, each with dropout masks of
-its own that stay fixed (per pass, for all examples), so that asking twice gives the same answer and a batch equals its rows.
+its own that stay fixed (per pass, for all examples), so that asking twice gives the same answer and a
+batch equals its rows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError
-from seqdefer.interfaces import Predictor
+from seqdefer.interfaces import Meter, Predictor
 from seqdefer.store import fingerprint, read_json, read_tensors, write_json, write_tensors
 from seqdefer.types import Examples, Proposal
 
@@ -68,7 +70,12 @@ class Forecaster(nn.Module):
         return torch.stack(forecasts, 1)
 
 
-def train_forecaster(examples: Examples, options: ForecasterOptions, device: torch.device) -> Forecaster:
+def train_forecaster(
+    examples: Examples,
+    options: ForecasterOptions,
+    device: torch.device,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Forecaster:
     """Least squares with teacher forcing and a one-cycle learning rate; mean and scale from these examples alone."""
     torch.manual_seed(options.seed)
     model = Forecaster(options.hidden, options.dropout)
@@ -88,10 +95,13 @@ def train_forecaster(examples: Examples, options: ForecasterOptions, device: tor
             loss.backward()
             optimizer.step()
             schedule.step()
+        progress(1)
     return model.eval()
 
 
-def load_or_train(folder: Path, examples: Examples, options: ForecasterOptions, device: torch.device) -> Forecaster:
+def load_or_train(
+    folder: Path, examples: Examples, options: ForecasterOptions, device: torch.device, meter: Meter
+) -> Forecaster:
     """The forecaster kept in `folder` (named by what made it), or a new one, kept there. The manifest comes last."""
     manifest, weights = folder / "config.json", folder / "model.safetensors"
     if manifest.is_file():
@@ -100,7 +110,8 @@ def load_or_train(folder: Path, examples: Examples, options: ForecasterOptions, 
         model = Forecaster(options.hidden, options.dropout)
         model.load_state_dict(read_tensors(weights))
         return model.to(device).eval()
-    model = train_forecaster(examples, options, device)
+    with meter.stage("train the predictor", options.epochs) as advance:
+        model = train_forecaster(examples, options, device, advance)
     write_tensors(weights, model.state_dict())
     write_json(manifest, asdict(options))
     return model
@@ -121,7 +132,7 @@ class _State:
 
 
 class WeatherPredictor(Predictor[_State]):
-    """A frozen Forecaster. With `facts`, context and features also tell what the window and the prefix themselves show."""
+    """A frozen Forecaster. With `facts`, context and features also tell what window and prefix themselves show."""
 
     def __init__(self, model: Forecaster, passes: int, facts: bool, seed: int = 0) -> None:
         self.model, self.facts = model.eval().requires_grad_(False), facts
@@ -173,7 +184,7 @@ class WeatherPredictor(Predictor[_State]):
 
 
 def window_facts(inputs: Tensor) -> Tensor:
-    """What the window itself tells: differences, their size, curvature and spread, level, time of day and year. (B, 58)"""
+    """What the window itself tells: differences, size, curvature, spread, level, time of day and year. (B, 58)"""
     observed, day, year = inputs[:, :OBSERVED], inputs[:, OBSERVED], inputs[:, OBSERVED + 1]
     steps, turns = observed.diff(dim=1), observed.diff(n=2, dim=1)
     sizes = [steps.abs().mean(1), steps.abs().amax(1), turns.abs().mean(1)]

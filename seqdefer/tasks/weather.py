@@ -1,4 +1,4 @@
-"""Multi-step weather prediction: two hours of temperature in (12 observations), the next hour out (6), in degrees Celsius.
+"""Multi-step weather prediction: two hours of temperature in (12 observations), the next hour out (6), in Celsius.
 
 The predictor is an LSTM encoder-decoder with dropout, trained on its own part of the record; the expert is a simulated
 human, who reads the true temperature off a thermometer with a Gaussian error. A token is a temperature; token loss and
@@ -8,7 +8,7 @@ cost are squared errors, the sequence loss is their sum over the hour.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seqdefer.errors import OptionError
-from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
+from seqdefer.interfaces import Meter, NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.store import fingerprint
 from seqdefer.tasks.forecaster import ForecasterOptions, WeatherPredictor, load_or_train
 from seqdefer.tasks.weather_data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
@@ -120,19 +120,19 @@ class WeatherTask(Task):
     spec = SequenceSpec(length=6)
     loss_unit = "squared error of the hour (°C²)"
 
-    def __init__(self, options: WeatherOptions, series: Series, parts: dict[SplitName, Examples]) -> None:
-        self.options, self.series, self.parts = options, series, parts
-        self._predictor: WeatherPredictor | None = None
+    def __init__(
+        self,
+        options: WeatherOptions,
+        series: Series,
+        parts: Mapping[SplitName, Examples],
+        predictor: WeatherPredictor,
+    ) -> None:
+        self.options, self.series, self.parts, self._predictor = options, series, parts, predictor
         self._expert = SimulatedHuman(options.noise, options.split_seed)
 
     @property
     def predictor(self) -> WeatherPredictor:
-        assert self._predictor is not None, "prepare() trains it"
         return self._predictor
-
-    @predictor.setter
-    def predictor(self, predictor: WeatherPredictor) -> None:
-        self._predictor = predictor
 
     @property
     def expert(self) -> SimulatedHuman:
@@ -172,23 +172,22 @@ def load_series(options: WeatherOptions) -> Series:
     return read_series(Path(options.data), options.column)
 
 
-def prepare(options: WeatherOptions, folder: Path, device: torch.device, tell: Callable[[str], None]) -> WeatherTask:
-    tell("reading the record")
-    series = load_series(options)
+def prepare(options: WeatherOptions, folder: Path, device: torch.device, meter: Meter) -> WeatherTask:
+    with meter.stage("read the record", 1) as advance:
+        series = load_series(options)
+        advance(1)
     splits = split_windows(make_windows(series, stride=options.stride), options.split, options.split_seed)
     parts: dict[SplitName, Examples] = {
         "train": to_examples(splits.train),
         "validation": to_examples(splits.validation),
         "test": to_examples(splits.test),
     }
-    task = WeatherTask(options, series, parts)
     training = to_examples(splits.predictor)
     wanted = ForecasterOptions(options.hidden, options.epochs, options.split_seed)
     name = fingerprint(asdict(wanted), training.inputs, training.targets)
-    tell("training the predictor")
-    model = load_or_train(folder / f"predictor-{name}", training, wanted, device)
-    task.predictor = WeatherPredictor(model, passes=options.passes, facts=options.facts)
-    return task
+    model = load_or_train(folder / f"predictor-{name}", training, wanted, device, meter)
+    predictor = WeatherPredictor(model, passes=options.passes, facts=options.facts)
+    return WeatherTask(options, series, parts, predictor)
 
 
 ENTRY = TaskEntry(

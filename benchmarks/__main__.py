@@ -1,0 +1,147 @@
+"""python -m benchmarks: runs them, prints one table and writes bench.json. The table is on stdout, progress on stderr.
+
+Exit status: 0 done, 1 two ways gave different results, 2 something the user can mend, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import ResultsDifferError, Row
+from benchmarks.weather import BENCHMARKS, DEFAULT, OURS, QUICK, Bench, Sizes
+from seqdefer import __version__
+from seqdefer.environment import machine
+from seqdefer.errors import OptionError, SeqdeferError, unknown
+from seqdefer.store import write_json
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; see: python -m benchmarks --help")
+
+
+def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
+    """`sizes` stands in for those of the options."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(arguments, sizes)
+    except SeqdeferError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ResultsDifferError) else 2
+    except KeyboardInterrupt:
+        print("benchmarks: stopped; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _main(arguments: list[str], sizes: Sizes | None) -> int:
+    chosen = _parser().parse_args(arguments)
+    names = _names(chosen.only)
+    _require_writable(chosen.out)
+    sizes = sizes or (QUICK if chosen.quick else DEFAULT)
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(sizes, Path(folder), data=chosen.data, full=chosen.full)
+        rows = run(bench, names, begun)
+    Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
+    command = " ".join(["python -m benchmarks", *arguments])
+    write_json(chosen.out, provenance(bench, command, begun) | {"rows": [asdict(row) for row in rows]})
+    print(f"written: {chosen.out}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m benchmarks",
+        description="Measures how many times faster seqdefer is than other ways to the same results, and how long the "
+        "size of the paper takes. Each row first checks that the results are the same.",
+        epilog=f"benchmarks: {', '.join(BENCHMARKS)}",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute (default: under five)")
+    parser.add_argument("--full", action="store_true", help="paper_scale trains to the end instead of projecting")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this benchmark; give it again for another")
+    parser.add_argument("--data", metavar="PATH", help="a temperature record, as `seqdefer run weather` takes it")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"), metavar="FILE", help="write here (bench.json)")
+    return parser
+
+
+def _names(only: list[str] | None) -> list[str]:
+    for name in only or ():
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", name, BENCHMARKS)
+    return [name for name in BENCHMARKS if not only or name in only]
+
+
+def _require_writable(path: Path) -> None:
+    """Minutes of measuring should not end in a file that cannot be written."""
+    if path.is_dir():
+        raise OptionError(f"--out {path} is a folder; name a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error.strerror}; choose another file with --out") from error
+
+
+def run(bench: Bench, names: Sequence[str], begun: float) -> list[Row]:
+    rows: list[Row] = []
+    for name in names:
+        bench.tell = _teller(name, begun)
+        bench.tell("start")
+        rows += BENCHMARKS[name](bench)
+    return rows
+
+
+def _teller(name: str, begun: float) -> Callable[[str], None]:
+    def tell(line: str) -> None:
+        print(f"{time.perf_counter() - begun:6.1f} s  {name}: {line}", file=sys.stderr)
+
+    return tell
+
+
+def provenance(bench: Bench, command: str, begun: float) -> dict[str, Any]:
+    tasks = {name: vars(bench)[name].describe() for name in ("task", "paper_task") if name in vars(bench)}
+    return {
+        "version": __version__,
+        "command": command,
+        "machine": {**machine(torch.device("cpu")), "threads": str(torch.get_num_threads())},
+        "repeats": bench.sizes.repeats,
+        "sizes": asdict(bench.sizes),
+        "tasks": tasks,
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("ours against")
+    table.add_column("median", justify="right", no_wrap=True)
+    table.add_column("least-largest", no_wrap=True)
+    table.add_column("same results, and more")
+    for position, row in enumerate(rows):
+        if position == 0 or rows[position - 1].benchmark != row.benchmark:
+            table.add_row(f"[bold]{row.benchmark}: {OURS[row.benchmark]}[/bold]")
+        spread = "" if row.low == row.high else f"{_number(row.low)}-{_number(row.high)}"
+        remarks = "; ".join(filter(None, (row.same, row.note)))
+        table.add_row(f"  {row.what}", f"{_number(row.median)} {row.unit}", spread, remarks)
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

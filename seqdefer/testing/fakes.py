@@ -1,0 +1,220 @@
+"""Fakes to test with: tiny, exact, instant.
+
+>>> task = ToyTask(n=10)
+>>> task.expert.complete(task.split("test"), blank_prefixes(task.split("test"), task.spec), task.spec).lengths
+tensor([3, 2, 3, 5, 5, 5, 1, 2, 2, 3])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.interfaces import Expert, NextTokenExpert, Predictor, SplitName, Task, _ended
+from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
+
+
+def mix(*parts: Tensor | int) -> Tensor:
+    """A number in 0..2^31-1 that looks random but depends on the integers `parts` alone; element by element."""
+    value = torch.zeros((), dtype=torch.long)
+    for part in parts:  # multiply by odd constants and shift; int64 overflow wraps around, which is meant
+        value = (value ^ part) * 0x9E3779B97F4A7C1 + 0x7F4A7C15
+        value = (value ^ (value >> 29)) * 0x58476D1CE4E5B9
+        value = value ^ (value >> 32)
+    return value & 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class ToyState:
+    """Where a toy model stands: everything it says is a function of the input and the prefix."""
+
+    inputs: Tensor  # int64 (B,)
+    prefix: Tensor  # int64 (B,) a hash of the tokens so far
+    position: int
+
+    @classmethod
+    def before(cls, inputs: Tensor) -> ToyState:
+        return cls(inputs, torch.zeros_like(inputs), 0)
+
+    def append(self, tokens: Tensor) -> ToyState:
+        return ToyState(self.inputs, mix(self.prefix, tokens), self.position + 1)
+
+    def select(self, rows: Tensor) -> ToyState:
+        return ToyState(self.inputs[rows], self.prefix[rows], self.position)
+
+
+class ToyTask(Task):
+    """Integer tokens, sequences of different lengths, all by hashing: equal questions get exactly equal answers.
+
+    Each input has a target of 1 to `length` tokens, the end token last (or none, where the target is cut off). The
+    predictor strays from it at about every second token, and its features tell where it may, not quite reliably; the
+    expert strays at about one in eight. Where they stray hangs on input and prefix, so another prefix changes all that
+    follows. Losses are multiples of 1/4: sums are exact in any order.
+    Each split has `n` examples; `ends=False` makes all sequences `length` tokens long.
+    """
+
+    name = "toy"
+    loss_unit = "weighted errors"
+
+    def __init__(self, n: int = 32, length: int = 5, vocabulary: int = 5, seed: int = 0, *, ends: bool = True) -> None:
+        # The end token is not 0, so that padding cannot pass for it: 0 is a token like any other.
+        self.spec = SequenceSpec(length, end=vocabulary - 1 if ends else None)
+        self.n, self.vocabulary, self.seed = n, vocabulary, seed
+        self._predictor, self._expert = ToyPredictor(self), ToyExpert(self)
+
+    @property
+    def predictor(self) -> ToyPredictor:
+        return self._predictor
+
+    @property
+    def expert(self) -> ToyExpert:
+        return self._expert
+
+    def split(self, name: SplitName) -> Examples:
+        first = self.n * ("train", "validation", "test").index(name)
+        ids = torch.arange(first, first + self.n)
+        inputs = mix(ids, self.seed)
+        targets = torch.stack([self.target(inputs, position) for position in range(self.spec.length)], 1)
+        return Examples(inputs, targets, ids)
+
+    def target(self, inputs: Tensor, position: int) -> Tensor:
+        """The right token: the end token from the target's end on. (B,)"""
+        words = mix(inputs, position, 1) % (self.vocabulary - 1)
+        if self.spec.end is None:
+            return words
+        return torch.where(self.words(inputs) <= position, self.spec.end, words)
+
+    def words(self, inputs: Tensor) -> Tensor:
+        """How many tokens of the target come before its end. (B,)"""
+        return mix(inputs, 2) % (self.spec.length + 1)
+
+    def stray(self, state: ToyState, often: int, salt: int) -> Tensor:
+        """The right token, but any token in `often` of 8 cases. (B,)"""
+        draw = mix(state.inputs, state.prefix, salt)
+        right = self.target(state.inputs, state.position)
+        return torch.where(draw % 8 < often, (draw >> 3) % self.vocabulary, right)
+
+    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+        right = examples.targets.gather(1, positions[:, None]).squeeze(1)
+        return (tokens != right) * (1 + mix(examples.inputs, positions, 3) % 4 / 4)
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        """Token losses of what is written, and 1 for each token of the target that is missing."""
+        rows, positions = sequences.mask().nonzero(as_tuple=True)
+        loss = torch.zeros(sequences.tokens.shape, device=rows.device)
+        loss[rows, positions] = self.token_loss(examples.select(rows), positions, sequences.tokens[rows, positions])
+        if self.spec.end is not None:
+            loss[~sequences.mask() & (examples.targets != self.spec.end)] = 1
+        return loss.sum(1)
+
+    def describe(self) -> dict[str, str]:
+        return {"data": f"hashes of seed {self.seed}", "predictor": "strays often", "expert": "strays rarely"}
+
+
+class ToyPredictor(Predictor[ToyState]):
+    """Strays in 5 of 8 cases; what it feels about that is right in 7 of 8."""
+
+    def __init__(self, task: ToyTask) -> None:
+        self.task = task
+        self.fingerprint = f"toy-{task.vocabulary}-{task.spec.length}-{task.seed}"
+
+    def start(self, inputs: Tensor) -> tuple[ToyState, Tensor]:
+        return ToyState.before(inputs), torch.stack([mix(inputs, 4) % 8, self.task.words(inputs)], 1) / 8
+
+    def propose(self, state: ToyState) -> Proposal:
+        draw, noise = (mix(state.inputs, state.prefix, salt) for salt in (5, 6))
+        calm = torch.where(noise % 8 == 0, noise >> 3, draw) % 8
+        return Proposal(
+            tokens=self.task.stray(state, often=5, salt=5),
+            features=torch.stack([calm < 5, calm / 8, noise % 16 / 16], 1),
+            uncertainty=(9 - calm + noise % 4 / 4) / 4,
+            entropy=(9 - calm) / 8,
+        )
+
+    def append(self, state: ToyState, tokens: Tensor) -> ToyState:
+        return state.append(tokens)
+
+    def select(self, state: ToyState, rows: Tensor) -> ToyState:
+        return state.select(rows)
+
+
+class ToyExpert(NextTokenExpert[ToyState]):
+    """Strays in 1 of 8 cases."""
+
+    def __init__(self, task: ToyTask) -> None:
+        self.task = task
+
+    def start(self, examples: Examples) -> ToyState:
+        return ToyState.before(examples.inputs)
+
+    def next(self, state: ToyState, rows: Tensor) -> tuple[Tensor, ToyState]:
+        return self.task.stray(state.select(rows), often=1, salt=7), state
+
+    def append(self, state: ToyState, tokens: Tensor) -> ToyState:
+        return state.append(tokens)
+
+    def select(self, state: ToyState, rows: Tensor) -> ToyState:
+        return state.select(rows)
+
+
+class FunctionExpert(Expert):
+    """An expert that only completes: `function(input, prefix)` gives the whole sequence that begins with the prefix.
+
+    `input` is one row of `Examples.inputs`; prefix and answer are lists of tokens, the end token included. It is not
+    asked about prefixes that have ended.
+    """
+
+    def __init__(self, function: Callable[[Tensor, list[Any]], Sequence[Any]], *, deterministic: bool = True) -> None:
+        self.function = function
+        self.deterministic = deterministic  # type: ignore[misc]
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        tokens, lengths = prefixes.tokens.clone(), prefixes.lengths.clone()
+        for row in (~_ended(prefixes, spec)).nonzero().squeeze(1).tolist():
+            written = self.function(examples.inputs[row], tokens[row, : lengths[row]].tolist())
+            tokens[row, : len(written)] = torch.as_tensor(written, dtype=tokens.dtype)
+            lengths[row] = len(written)
+        return Sequences(tokens, lengths)
+
+
+@dataclass(frozen=True)
+class _Written:
+    inputs: Tensor  # (B, ...)
+    prefixes: tuple[tuple[Any, ...], ...]
+
+
+class FunctionPredictor(Predictor[_Written]):
+    """A predictor by `function(input, prefix) -> (token, uncertainty)`, asked row by row.
+
+    Its only feature is the uncertainty; the context is the input, flattened.
+    """
+
+    def __init__(self, function: Callable[[Tensor, list[Any]], tuple[Any, float]], fingerprint: str) -> None:
+        self.function, self.fingerprint = function, fingerprint
+
+    def start(self, inputs: Tensor) -> tuple[_Written, Tensor]:
+        return _Written(inputs, ((),) * len(inputs)), inputs.reshape(len(inputs), -1).float()
+
+    def propose(self, state: _Written) -> Proposal:
+        said = [self.function(one, list(prefix)) for one, prefix in zip(state.inputs, state.prefixes, strict=True)]
+        uncertainty = torch.tensor([float(doubt) for _, doubt in said])
+        return Proposal(torch.tensor([token for token, _ in said]), uncertainty[:, None], uncertainty)
+
+    def append(self, state: _Written, tokens: Tensor) -> _Written:
+        pairs = zip(state.prefixes, tokens.tolist(), strict=True)
+        return _Written(state.inputs, tuple((*prefix, token) for prefix, token in pairs))
+
+    def select(self, state: _Written, rows: Tensor) -> _Written:
+        return _Written(state.inputs[rows], tuple(state.prefixes[row] for row in rows.tolist()))
+
+
+def blank_prefixes(examples: Examples, spec: SequenceSpec) -> Sequences:
+    """Prefixes of no tokens: completing them is the expert alone. Real tokens where the targets are real."""
+    is_real = spec.end is None and examples.targets.is_floating_point()
+    dtype = examples.targets.dtype if is_real else torch.long
+    tokens = torch.zeros(len(examples), spec.length, dtype=dtype, device=examples.ids.device)
+    return Sequences(tokens, torch.zeros_like(examples.ids))

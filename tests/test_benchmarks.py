@@ -1,0 +1,159 @@
+"""The benchmarks run, compare what they time, and write what they print; at sizes that measure nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqdefer.tasks.weather_data import parse_series
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def weather() -> Iterator[ModuleType]:
+    """benchmarks.weather: the folder is part of the repository, not of the package that is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        import benchmarks.weather
+
+        yield benchmarks.weather
+
+
+@pytest.fixture(scope="module")
+def run(weather: ModuleType) -> Callable[..., int]:
+    from benchmarks.__main__ import main
+
+    sizes = weather.Sizes(
+        weeks=8, paper_weeks=8, predictor_epochs=1, repeats=3, least_seconds=0.0, n_training=48, training_epochs=2,
+        n_labels=32, n_enumerate=8, n_sweep=10, n_thresholds=5, n_curve=40, n_engine=6, n_paper=64, paper_epochs=2,
+    )  # fmt: skip
+    return lambda *arguments: main(arguments, sizes)
+
+
+@pytest.fixture(scope="module")
+def written(run: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all benchmarks write."""
+    out = tmp_path_factory.mktemp("bench") / "new" / "bench.json"
+    assert run("--out", str(out)) == 0
+    written: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return written
+
+
+def test_every_benchmark_has_rows(written: dict[str, Any], weather: ModuleType) -> None:
+    assert list(dict.fromkeys(row["benchmark"] for row in written["rows"])) == list(weather.BENCHMARKS)
+    assert set(weather.OURS) == set(weather.BENCHMARKS)
+
+
+def test_rows_hold_the_spread_of_their_ratios(written: dict[str, Any]) -> None:
+    ratios = [row for row in written["rows"] if row["benchmark"] != "paper_scale"]
+    for row in ratios:
+        ours, theirs = (np.array(row["seconds"][name]) for name in ("ours", "theirs"))
+        values = ours / theirs if row["unit"] == "times its cost" else theirs / ours
+        assert len(values) == 3
+        assert [row["low"], row["median"], row["high"]] == pytest.approx(np.sort(values))
+        assert " equal" in row["same"]
+
+
+def test_labels_tell_the_calls(written: dict[str, Any]) -> None:
+    notes = [row["note"] for row in written["rows"] if row["benchmark"] == "labels"]
+    assert notes[0] == "expert calls: 32 made, 160 saved; without short-cuts 192"
+
+
+def test_paper_scale_is_called_a_projection(written: dict[str, Any]) -> None:
+    making, epoch, total, memory = (row for row in written["rows"] if row["benchmark"] == "paper_scale")
+    assert total["what"].startswith("PROJECTION")
+    assert total["median"] == pytest.approx(making["median"] + 100 * epoch["median"])
+    assert "does not compare" in total["note"]
+    assert memory["unit"] == "GB"
+
+
+def test_provenance(written: dict[str, Any]) -> None:
+    assert {"version", "command", "machine", "repeats", "sizes", "tasks", "seconds"} < set(written)
+    assert written["command"].startswith("python -m benchmarks --out ")
+    assert set(written["tasks"]) == {"task", "paper_task"}
+
+
+def test_only_runs_one_and_prints_it(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--only", "curve", "--out", str(tmp_path / "bench.json")) == 0
+    printed = capsys.readouterr()
+    assert "a sort and a cumulative sum" in printed.out
+    assert "engine" not in printed.out
+    assert "curve: round 3 of 3" in printed.err
+
+
+def test_full_trains_to_the_end(weather: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weather, "PAPER", replace(weather.PAPER, epochs=3))
+    sizes = replace(weather.QUICK, paper_weeks=4, predictor_epochs=1, n_paper=32, paper_epochs=1)
+    rows = weather.paper_scale(weather.Bench(sizes, tmp_path, full=True))
+    assert "to the end, measured (3 epochs" in rows[2].what
+
+
+def test_different_results_are_not_timed(
+    run: Callable[..., int],
+    weather: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = weather.curve_by_loop
+    monkeypatch.setattr(weather, "curve_by_loop", lambda swept: right(swept) + 1e-6)
+    out = tmp_path / "bench.json"
+    assert run("--only", "curve", "--out", str(out)) == 1
+    assert re.search(r"\nbenchmarks: coordinates of points: \d+ of \d+ differ.*\n$", capsys.readouterr().err)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--only", "cruve"], "unknown benchmark 'cruve'; available: curve, engine"),
+        (["--nope"], "unrecognized arguments: --nope; see: python -m benchmarks --help"),
+        (["--out", "."], "is a folder"),
+        (["--only", "curve", "--data", "no-such-record.csv"], "cannot read no-such-record.csv"),
+    ],
+)
+def test_mistakes_cost_one_line(
+    run: Callable[..., int],
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("benchmarks: ")
+    assert says in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_comparing(weather: ModuleType) -> None:
+    from benchmarks.measure import ResultsDifferError, require_same
+
+    assert require_same("x", ([1, 2], [1, 2])) == "2 x equal"
+    assert require_same("x", ([1.0, 200.0], [1.0, 200.1]), tolerance=1e-3) == "2 x equal to 0.0005 (allowed: 0.001)"
+    turned = require_same("x", (np.arange(100), np.arange(100)), (np.zeros(100), np.eye(100)[0]), rounding=0.01)
+    assert turned.startswith("99 of 100 x equal")
+    for ours in ([1.0, 2.1], [1.0, float("nan")], [1.0]):
+        with pytest.raises(ResultsDifferError):
+            require_same("x", (ours, [1.0, 2.0]), tolerance=1e-3)
+
+
+def test_synthetic_record(weather: ModuleType) -> None:
+    text = weather.synthetic_record(2)
+    assert text == weather.synthetic_record(2)
+    series = parse_series(text.encode(), "synthetic")
+    assert len(series) == series.cleaning.rows == 2 * 7 * 24 * 6
+    assert series.cleaning.gaps == 0
