@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    # PyTorch's threads spin while they wait, which on a busy machine costs more than the work; read when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
     except SeqdeferError as error:
@@ -144,7 +147,10 @@ def _run_parser(entry: TaskEntry, presets: list[str]) -> _Parser:
     group.add_argument("--strategy", metavar="|".join(STRATEGIES), help="how token-level training rollouts go on")
     group.add_argument("--hand-offs", type=int, metavar="N", help="how many hand-off points are allowed (all)")
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
-    _add_task_options(parser.add_argument_group(f"the {entry.name} task"), entry.presets["quick"])
+    group.add_argument(
+        "--price", type=float, metavar="X", help="cost added to each expert token (only where some is 0)"
+    )
+    _add_task_options(parser.add_argument_group(f"the {entry.name} task"), next(iter(entry.presets.values())))
     return parser
 
 
@@ -194,7 +200,9 @@ def _progress(*, quiet: bool) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    console = Console(stderr=True)
+    # Nobody watches a log: there the bars would only stand between the reader and the one line of an error.
+    with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
         yield _Bars(bars)
 
 

@@ -65,6 +65,7 @@ def interleave(
                 pen.write(page, position, asked)
         else:
             proposal = proposal.select(page.rows)
+            page.scores = torch.zeros_like(page.scores)
         yield page.step(position, proposal)
         if page.is_finished(position):
             return

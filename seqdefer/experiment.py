@@ -9,6 +9,7 @@ stopped goes on where it was. Nothing is chosen on test data: it enters in `_swe
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +44,7 @@ from seqdefer.environment import Clock, choose_device, machine
 from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
 from seqdefer.interfaces import Meter, NextTokenExpert, Silent, SplitName, Task, TaskEntry
 from seqdefer.labels import Calls, hand_off_table
-from seqdefer.losses import hand_off_grid, rule_of_thumb
+from seqdefer.losses import get_phi, get_psi, hand_off_grid, rule_of_thumb
 from seqdefer.paper import PAPER
 from seqdefer.policies import all_outcomes, sweep_thresholds
 from seqdefer.rejectors import DraftMLP, TokenNetwork, load_rejector
@@ -60,7 +61,7 @@ from seqdefer.results import (
     summarise,
 )
 from seqdefer.store import fingerprint
-from seqdefer.training import PRESETS, Settings, Strategy, fit_once, fit_token, fit_whole
+from seqdefer.training import PRESETS, STRATEGIES, Settings, Strategy, fit_once, fit_token, fit_whole
 from seqdefer.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.types import Draft, Examples, Granularity, HandOffTable
 
@@ -84,12 +85,21 @@ class ExperimentSettings:
     strategy: Strategy = "explore"
     hand_offs: int | None = None  # size of J; None allows them all
     alpha: float | None = None  # alpha_1; None is the rule of thumb
+    price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
     resamples: int = 1000
 
     def __post_init__(self) -> None:
         for name in ("seeds", "instances", "resamples"):
             if getattr(self, name) < 1:
                 raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("alpha", "price"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise OptionError(f"--{name} is {value}; it must be a cost, 0 or more")
+        get_phi(self.phi)
+        get_psi(self.psi)
+        if self.strategy not in STRATEGIES:
+            raise unknown("training strategy", self.strategy, STRATEGIES)
 
 
 # Which columns of the paper's hyperparameter table a task starts from; tasks the paper has not get weather's.
@@ -129,21 +139,30 @@ class Labelled:
     table: HandOffTable
     trees: DecisionTrees | None  # None where the expert only completes
 
+    def seen(self) -> list[Tensor]:
+        """What rejectors are fitted on, as far as it takes to tell two splits or two ways to count losses apart."""
+        roots = [] if self.trees is None else list(self.trees.losses(self.trees.roots))
+        return [self.examples.inputs, self.table.loss, *roots]
+
 
 class Experiment:
     """One task, all methods. `run` does it all; the steps are methods of their own."""
 
-    def __init__(self, task: Task, settings: ExperimentSettings, folder: Path | str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, task: Task, settings: ExperimentSettings, folder: Path | str, clock: Clock | None = None
+    ) -> None:
         self.task, self.settings, self.folder = task, settings, Path(folder)
         self.clock = clock or Clock()
-        self.calls = Calls()
+        self.table_calls = Calls()
+        self.trees: list[DecisionTrees] = []  # they go on counting expert calls as they grow
         length = task.spec.length
-        self.grid = hand_off_grid(length, settings.hand_offs or length + 1)
+        self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
-        """Labels, fits, sweeps and compares; returns the results. Writes the rejectors on the way."""
+        """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
+        test_rows = self._test_rows()  # may be too many: then all that follows would be for nothing
         train, validation = self.label("train"), self.label("validation")
-        test = self.label("test", self._test_rows())
+        test = self.label("test", test_rows)
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
             rejectors = self.fit(train, validation, seed)
@@ -176,7 +195,7 @@ class Experiment:
             drafted = draft(self.task.predictor, examples, self.task.spec, progress=advance)
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
             table, calls = hand_off_table(self.task, examples, drafted, progress=advance)
-        self.calls = self.calls + calls
+        self.table_calls = self.table_calls + calls
         if not isinstance(self.task.expert, NextTokenExpert):
             return Labelled(examples, drafted, table, None)
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
@@ -184,7 +203,7 @@ class Experiment:
                 trees = enumerate_trees(self.task, examples, progress=advance)
             else:
                 trees = DecisionTrees(self.task, examples)
-        self.calls = self.calls + trees.calls
+        self.trees.append(trees)
         return Labelled(examples, drafted, table, trees)
 
     def fit(self, train: Labelled, validation: Labelled, seed: int) -> dict[str, DraftMLP | TokenNetwork]:
@@ -193,7 +212,7 @@ class Experiment:
         pair, judge = (train.draft, train.table), (validation.draft, validation.table)
         alpha = self._alpha(train)
         whole = settings.once
-        data = fingerprint(train.examples.inputs, train.table.loss, validation.table.loss)
+        data = fingerprint(*train.seen(), *validation.seen())
 
         def kept(name: str, recipe: Any, epochs: int, make: Callable[[Callable[[int], None]], Any]) -> Any:
             made_by = fingerprint(name, recipe, seed, predictor, data, __version__)
@@ -223,10 +242,12 @@ class Experiment:
         if train.trees is not None and validation.trees is not None:
             trees, judge_trees = train.trees, validation.trees
             rejectors["TokenwiseModel"] = kept(
-                "TokenwiseModel", [asdict(settings.token), settings.phi, settings.strategy], settings.token.epochs,
+                "TokenwiseModel",
+                [asdict(settings.token), settings.phi, settings.strategy, settings.price],
+                settings.token.epochs,
                 lambda advance: fit_token(
-                    trees, judge_trees, settings.token, phi=settings.phi, strategy=settings.strategy, seed=seed,
-                    progress=advance,
+                    trees, judge_trees, settings.token, phi=settings.phi, strategy=settings.strategy,
+                    price=settings.price, seed=seed, progress=advance,
                 ),
             )  # fmt: skip
         return rejectors
@@ -248,9 +269,12 @@ class Experiment:
 
     def _notes(self, alpha: float) -> tuple[str, ...]:
         settings = self.settings
-        return (
+        by_token = (
             f"TokenwiseModel minimises the token surrogate with phi = {settings.phi}; its training rollouts follow the "
             f"strategy '{settings.strategy}'.",
+        )
+        return (
+            *(by_token if self.trees else ()),
             f"OneTimeModel minimises the one-time surrogate with psi = {settings.psi} over {len(self.grid)} hand-offs; "
             f"alpha_1 = {alpha:.4g}{' by the rule of thumb' if settings.alpha is None else ''}.",
             "The paper's figures are for its own pair and data; compare orders of methods, not digits.",
@@ -260,6 +284,7 @@ class Experiment:
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], alpha: float
     ) -> Results:
         settings = asdict(self.settings)
+        calls = sum((trees.calls for trees in self.trees), start=self.table_calls)
         options = getattr(self.task, "options", None)
         described = self.task.describe()
         models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
@@ -281,7 +306,7 @@ class Experiment:
                 seeds=tuple(range(self.settings.seeds)),
                 machine=machine(self.task.predictor.device),
                 seconds=self.clock.seconds,
-                expert_calls=ExpertCalls(self.calls.made, self.calls.saved),
+                expert_calls=ExpertCalls(calls.made, calls.saved),
                 settings={**settings, "task": asdict(options)} if options is not None else settings,
             ),
         )
@@ -293,7 +318,10 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftMLP | TokenNet
         rejector = load_rejector(folder, task.predictor)
     except CheckpointError:
         return None
-    return rejector.to(task.predictor.device) if rejector.notes.get("made_by") == made_by else None
+    if rejector.notes.get("made_by") != made_by:
+        return None
+    # As after a fit: by token on the predictor's device, by draft on the CPU.
+    return rejector.to(task.predictor.device) if isinstance(rejector, TokenNetwork) else rejector
 
 
 def _sweeps(test: Labelled, rows: Tensor, rejectors: dict[str, Any], grid: Tensor) -> Run:

@@ -58,8 +58,8 @@ class Expert(ABC):
     answers it can foresee.
     """
 
-    deterministic: ClassVar[bool] = True
-    reads_prefix: ClassVar[bool] = True
+    deterministic: bool = True
+    reads_prefix: bool = True
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
@@ -92,7 +92,7 @@ class NextTokenExpert(Expert, Generic[State]):
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)
         tokens = prefixes.tokens.clone()  # (B, L)
-        ended = _ended(prefixes, spec)
+        ended = spec.is_over(prefixes)
         lengths = prefixes.lengths.clone()
         for position in range(spec.length):
             writing = ~ended & (position >= prefixes.lengths)
@@ -108,27 +108,14 @@ class NextTokenExpert(Expert, Generic[State]):
         return Sequences(tokens, lengths)
 
 
-def _ended(prefixes: Sequences, spec: SequenceSpec) -> Tensor:
-    """Prefixes that need no more tokens. bool (B,)"""
-    last = (prefixes.lengths - 1).clamp(min=0)
-    at_end = spec.is_end(prefixes.tokens.gather(1, last[:, None]).squeeze(1)) & (prefixes.lengths > 0)
-    return at_end | (prefixes.lengths >= spec.length)
-
-
 class Task(ABC):
     """Data, the pair and the losses of one problem. It knows nothing of deferral."""
 
     name: str
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
-
-    @property
-    @abstractmethod
-    def predictor(self) -> Predictor[Any]: ...
-
-    @property
-    @abstractmethod
-    def expert(self) -> Expert: ...
+    predictor: Predictor[Any]
+    expert: Expert
 
     @abstractmethod
     def split(self, name: SplitName) -> Examples:
@@ -143,7 +130,9 @@ class Task(ABC):
         raise NotImplementedError(f"task {self.name!r} defines no token loss, so it has no token-level deferral")
 
     def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-        """c: the cost of having the expert write `tokens`; its own loss unless a task says otherwise. (B,)"""
+        """c: the cost of having the expert write `tokens`; its own loss unless a task says otherwise. (B,)
+
+        Where l and c are both 0, a surrogate has nothing to learn; `training.fit_token` then adds a small price."""
         return self.token_loss(examples, positions, tokens)
 
     def describe(self) -> dict[str, str]:
@@ -219,9 +208,10 @@ class Silent:
 class TaskEntry:
     """How a task introduces itself (entry point group `seqdefer.tasks`).
 
-    `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; its fields become
-    command-line options (`metadata={"help": ...}`). `prepare(options, folder, device, meter)` returns the task ready to
-    use; what takes long (training a predictor) shows a stage on the meter, is kept in `folder` and found again there.
+    `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; `quick` and `paper` are
+    expected. The fields become command-line options (`metadata={"help": ...}`).
+    `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
+    shows a stage on the meter, is kept in `folder` and found again there.
     """
 
     name: str

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, unknown
 from seqdefer.interfaces import DraftRejector, Predictor, TokenRejector
-from seqdefer.store import read_json, read_tensors, write_json, write_tensors
+from seqdefer.store import read_json, read_weights, write_json, write_tensors
 from seqdefer.types import Draft, Proposal
 
 LARGEST = 10.0  # standard deviations; what lies further out is cut, so that one wild input cannot rule a score
@@ -87,6 +87,7 @@ class _Network(nn.Module):
     def save_pretrained(self, folder: Path | str) -> Path:
         """Writes config.json last: where it exists, the checkpoint is whole."""
         folder = Path(folder)
+        (folder / "config.json").unlink(missing_ok=True)  # or new weights could be left under an old name
         write_tensors(folder / "model.safetensors", self.state_dict())
         config = {"kind": self.kind, "predictor": self.predictor, "notes": self.notes, **asdict(self.sizes)}
         write_json(folder / "config.json", config)
@@ -201,17 +202,18 @@ def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"no rejector in {folder}: it has no config.json; fit one with: seqdefer run TASK")
     config = read_json(folder / "config.json")
-    if config.get("kind") not in NETWORKS:
-        raise unknown("rejector kind", config.get("kind"), NETWORKS)
-    if predictor is not None and predictor.fingerprint != config.get("predictor"):
+    kind, made_for = (config.get(key) if isinstance(config, dict) else None for key in ("kind", "predictor"))
+    if not (isinstance(kind, str) and kind in NETWORKS):
+        raise CheckpointError(f"{folder}: {unknown('rejector kind', kind, NETWORKS)}")
+    if predictor is not None and predictor.fingerprint != made_for:
         raise CheckpointError(
-            f"{folder} was fitted for predictor {config.get('predictor')}, not for {predictor.fingerprint}; "
+            f"{folder} was fitted for predictor {made_for}, not for {predictor.fingerprint}; "
             "load that predictor, or fit a rejector for this one"
         )
     try:
         sizes = Sizes(**{field.name: config[field.name] for field in fields(Sizes)})
-        network = NETWORKS[config["kind"]](sizes, config["predictor"], config["notes"])
-        network.load_state_dict(read_tensors(folder / "model.safetensors"))
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{folder} does not hold a whole rejector: {error}; fit it again") from error
+        network = NETWORKS[kind](sizes, config["predictor"], config["notes"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{folder} does not hold a whole rejector: {error!r}; fit it again") from error
+    read_weights(network, folder / "model.safetensors")
     return network.eval()

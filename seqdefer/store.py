@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from seqdefer.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 def write_aside(path: Path, write: Callable[[Path], None]) -> Path:
@@ -64,6 +64,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(str(path))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def read_weights(network: nn.Module, path: Path) -> None:
+    """Reads the weights of a network into one of the same shape."""
+    try:
+        network.load_state_dict(read_tensors(path))
+    except RuntimeError as error:  # its message takes many lines
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} is damaged: {reason}; remove its folder and run again") from error
 
 
 def fingerprint(*parts: Any) -> str:

@@ -21,6 +21,8 @@ from seqdefer.rejectors import NETWORKS, DraftMLP, Sizes, TokenNetwork, step_inp
 from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import Draft, HandOffTable
 
+LEAST_STEPS, LEAST_BATCH = 16, 16  # little data is cut into smaller batches, or an epoch would hardly move the weights
+
 Strategy = Literal["free", "teacher", "scheduled", "explore"]
 STRATEGIES: tuple[Strategy, ...] = ("free", "teacher", "scheduled", "explore")
 
@@ -88,11 +90,12 @@ def fit(
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     history, best_weights = History(), copy.deepcopy(network.state_dict())
     lowest, waited = math.inf, 0
+    batch_size = min(settings.batch_size, max(LEAST_BATCH, n_examples // LEAST_STEPS))
     for epoch in range(settings.epochs):
         before_epoch(epoch)
         network.train()
         total = 0.0
-        for rows in torch.randperm(n_examples, generator=order).split(settings.batch_size):
+        for rows in torch.randperm(n_examples, generator=order).split(batch_size):
             loss = batch_loss(rows)
             optimizer.zero_grad()
             loss.backward()
@@ -112,6 +115,11 @@ def fit(
             waited += 1
         if waited >= settings.patience:
             break
+    if lowest == math.inf:
+        raise OptionError(
+            f"the validation loss was {reached} after the last of {epoch + 1} epochs and never a finite number; "
+            "lower the learning rate, or look for labels that are not finite"
+        )
     network.load_state_dict(best_weights)
     network.eval()
     return history
@@ -165,7 +173,16 @@ class Steering:
         return defer
 
 
-def token_risk(rejector: TokenNetwork, trees: DecisionTrees, rows: Tensor, phi: Phi, steering: Steering) -> Tensor:
+def default_price(trees: DecisionTrees) -> float:
+    """0 where every expert token costs something, as the paper's theorems ask (c_j >= c-bar > 0). Where some cost
+    nothing, 5 % of the predictor's mean token loss: with l = c = 0 a surrogate is flat, and its score arbitrary."""
+    losses = trees.nodes.losses[: trees.nodes.size]
+    return 0.0 if bool((losses[:, 1] > 0).all()) else 0.05 * float(losses[:, 0].mean())
+
+
+def token_risk(
+    rejector: TokenNetwork, trees: DecisionTrees, rows: Tensor, phi: Phi, steering: Steering, price: float = 0.0
+) -> Tensor:
     """Mean surrogate loss of one rollout through the trees of `rows`."""
     rows = rows.to(trees.device)
     nodes, state = trees.roots[rows], rejector.start(trees.context[rows])
@@ -175,11 +192,12 @@ def token_risk(rejector: TokenNetwork, trees: DecisionTrees, rows: Tensor, phi: 
         live, at = nodes != END, nodes.clamp(min=0)
         score, state = rejector.score(state, position, trees.proposal(at))
         loss, cost = trees.losses(at)
+        cost = cost + price
         for column, value in zip(columns, (score, loss, cost, live), strict=True):
             column.append(value)
-        defer = steering.decide(score.detach(), thresholds, loss, cost)
+        defer = steering.decide(score.detach()[live], thresholds[live], loss[live], cost[live])
         nodes = torch.full_like(nodes, END)
-        nodes[live] = trees.children(at[live], defer[live])
+        nodes[live] = trees.children(at[live], defer)
         if not bool((nodes != END).any()):
             break
     scores, losses, costs, mask = (torch.stack(column, 1) for column in columns)
@@ -194,13 +212,19 @@ def fit_token(
     seed: int,
     phi: str = "logistic",
     strategy: Strategy = "free",
+    price: float | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[TokenNetwork, History]:
-    """TokenwiseModel: minimises the token surrogate over rollouts that `strategy` steers; validation steers itself."""
+    """TokenwiseModel: minimises the token surrogate over rollouts that `strategy` steers; validation steers itself.
+
+    `price` is added to the cost of every expert token; None lets `default_price` choose."""
+    price = default_price(train) if price is None else price
     torch.manual_seed(seed)
     proposal = train.proposal(train.roots)
     sizes = _sizes(train.context, proposal.features, proposal.entropy, train.task.spec.length, settings)
-    network = NETWORKS[settings.architecture](sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy})
+    network = NETWORKS[settings.architecture](
+        sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy, "price": price}
+    )
     if not isinstance(network, TokenNetwork):
         raise OptionError(f"architecture {settings.architecture!r} does not score by token; available: lstm, mlp")
     known = train.nodes.size
@@ -212,8 +236,8 @@ def fit_token(
     history = fit(
         network,
         len(train),
-        lambda rows: token_risk(network, train, rows, loss_of, steering),
-        lambda: token_risk(network, validation, everyone, loss_of, judge),
+        lambda rows: token_risk(network, train, rows, loss_of, steering, price),
+        lambda: token_risk(network, validation, everyone, loss_of, judge, price),
         settings,
         seed=seed,
         before_epoch=steering.before_epoch,

@@ -69,7 +69,7 @@ class DecisionTrees:
         self.examples = examples.to(self.device)
         self.expert: NextTokenExpert[Any] = task.expert
         self.predictor: Predictor[Any] = task.predictor
-        self.calls = Calls()
+        self.calls, self.is_complete = Calls(), False
         self._nodes: _Nodes | None = None
         self._context: list[Tensor] = []
         self.roots = torch.arange(0, device=self.device)
@@ -103,7 +103,8 @@ class DecisionTrees:
         choice = defer.long()
         found = self.nodes.children[nodes, choice]
         missing = found == UNKNOWN
-        self.calls = self.calls + Calls(0, int((found >= 0).sum()))
+        if not self.is_complete:  # what a complete tree saves was counted when it was made
+            self.calls = self.calls + Calls(0, int((found >= 0).sum()))
         if bool(missing.any()):
             agree = self.nodes.tokens[nodes, 0] == self.nodes.tokens[nodes, 1]
             only = choice.masked_fill(agree, 0)  # one child for both decisions, also when both are asked for at once
@@ -221,6 +222,7 @@ def enumerate_trees(
     for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
         _enumerate_batch(trees, rows)
         progress(len(rows))
+    trees.is_complete = True
     return trees
 
 

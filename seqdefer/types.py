@@ -27,6 +27,12 @@ class SequenceSpec:
         """Which tokens end their sequence. (B,) -> bool (B,)"""
         return torch.zeros_like(tokens, dtype=torch.bool) if self.end is None else tokens == self.end
 
+    def is_over(self, prefixes: Sequences) -> Tensor:
+        """Which prefixes need no more tokens: the end token stands last, or all tokens that may be do. bool (B,)"""
+        last = (prefixes.lengths - 1).clamp(min=0)
+        at_end = self.is_end(prefixes.tokens.gather(1, last[:, None]).squeeze(1)) & (prefixes.lengths > 0)
+        return at_end | (prefixes.lengths >= self.length)
+
 
 @dataclass(frozen=True)
 class Examples:

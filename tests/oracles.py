@@ -169,11 +169,7 @@ class WithExpert(ToyTask):
 
     def __init__(self, expert: Callable[[ToyTask], Expert], **sizes: Any) -> None:
         super().__init__(**sizes)
-        self._other = expert(ToyTask(**sizes))
-
-    @property
-    def expert(self) -> Expert:  # type: ignore[override]
-        return self._other
+        self.expert = expert(ToyTask(**sizes))  # type: ignore[assignment]
 
 
 # -- weather -------------------------------------------------------------------------------------------------------

@@ -126,11 +126,13 @@ def test_a_network_that_remembers_decides_as_in_the_obvious_loop() -> None:
 
 
 @each_toy
-def test_a_batch_equals_its_rows(task: ToyTask) -> None:
-    policy = Threshold(Hashing(5), 0.4)
-    together = run(task, policy)
+@pytest.mark.parametrize("final", [False, True])
+def test_a_batch_equals_its_rows(task: ToyTask, final: bool) -> None:
+    """A row that was handed off once kept its last score where no other row was left, and lost it where one was."""
+    kept = torch.arange(task.n) % (task.spec.length + 1)
+    together = run(task, HandOff(kept) if final else Threshold(Hashing(5), 0.4))
     for row, one in enumerate(rows_of(task.split("test"))):
-        alone = run(task, policy, one)
+        alone = run(task, HandOff(kept[row : row + 1]) if final else Threshold(Hashing(5), 0.4), one)
         assert torch.equal(alone.sequences.tokens[0], together.sequences.tokens[row])
         assert torch.equal(alone.by_expert[0], together.by_expert[row])
         assert torch.equal(alone.scores[0], together.scores[row])

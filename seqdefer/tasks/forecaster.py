@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import Meter, Predictor
-from seqdefer.store import fingerprint, read_json, read_tensors, write_json, write_tensors
+from seqdefer.store import fingerprint, read_json, read_weights, write_json, write_tensors
 from seqdefer.types import Examples, Proposal
 
 OBSERVED = 12  # inputs hold 12 temperatures, then time of day and of year
@@ -108,7 +108,7 @@ def load_or_train(
         if read_json(manifest) != asdict(options):
             raise CheckpointError(f"{manifest} does not belong to these options; remove {folder} and run again")
         model = Forecaster(options.hidden, options.dropout)
-        model.load_state_dict(read_tensors(weights))
+        read_weights(model, weights)
         return model.to(device).eval()
     with meter.stage("train the predictor", options.epochs) as advance:
         model = train_forecaster(examples, options, device, advance)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -71,7 +70,7 @@ class WeatherOptions:
 class SimulatedHuman(NextTokenExpert["_Reading"]):
     """Truth plus Gaussian noise. The noise belongs to (seed, example, position): asking again gives the same answer."""
 
-    reads_prefix: ClassVar[bool] = False
+    reads_prefix = False
 
     def __init__(self, noise: float, seed: int) -> None:
         self.noise, self.seed = noise, seed
@@ -127,16 +126,8 @@ class WeatherTask(Task):
         parts: Mapping[SplitName, Examples],
         predictor: WeatherPredictor,
     ) -> None:
-        self.options, self.series, self.parts, self._predictor = options, series, parts, predictor
-        self._expert = SimulatedHuman(options.noise, options.split_seed)
-
-    @property
-    def predictor(self) -> WeatherPredictor:
-        return self._predictor
-
-    @property
-    def expert(self) -> SimulatedHuman:
-        return self._expert
+        self.options, self.series, self.parts = options, series, parts
+        self.predictor, self.expert = predictor, SimulatedHuman(options.noise, options.split_seed)
 
     def split(self, name: SplitName) -> Examples:
         return self.parts[name]

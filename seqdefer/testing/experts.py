@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import Expert, NextTokenExpert, _ended
+from seqdefer.interfaces import Expert, NextTokenExpert
 from seqdefer.testing.fakes import blank_prefixes
 from seqdefer.testing.rules import (
     EVERY_PART,
@@ -37,6 +37,8 @@ def check_expert(expert: Expert, examples: Examples, spec: SequenceSpec, *, draf
     for every longer prefix of its own answer. With `reads_prefix = False`: the same tokens after any prefix. A
     NextTokenExpert names the tokens that it completes with, whether it is asked at every position or late.
     """
+    if isinstance(expert, NextTokenExpert):
+        _check_next(expert, examples, None, {}, spec)
     blank = blank_prefixes(examples, spec)
     blank = blank if drafts is None else replace(blank, tokens=torch.zeros_like(drafts.tokens))
     own = _complete(expert, examples, blank, spec)
@@ -76,7 +78,7 @@ def _complete(expert: Expert, examples: Examples, prefixes: Sequences, spec: Seq
 
 
 def _check_prefix(who: str, given: Sequences, answer: Sequences, spec: SequenceSpec) -> None:
-    is_over, mask = _ended(given, spec), given.mask()
+    is_over, mask = spec.is_over(given), given.mask()
     what, remedy = f"{who} gave a prefix that has ended another length", "give it back as it is"
     require_same(answer.lengths[is_over], given.lengths[is_over], what, remedy)
     what, remedy = f"{who} changed a token of the prefix", "begin the completion with its prefix"
@@ -131,22 +133,23 @@ def _check_ignores_prefix(expert: Expert, own: Sequences, answers: Answers) -> N
 
 
 def _check_next(
-    expert: NextTokenExpert[Any], examples: Examples, path: Sequences, answers: Answers, spec: SequenceSpec
+    expert: NextTokenExpert[Any], examples: Examples, path: Sequences | None, answers: Answers, spec: SequenceSpec
 ) -> None:
-    """Along `path`, with one state that is asked at every position and one that is never asked before."""
+    """Along `path` or its own tokens, with one state that is asked at every position and one that was never asked."""
     state, silent = expert.start(examples), expert.start(examples)
     rows = indices_of(examples.ids)
     for position in range(spec.length):
         said, asked = _next(expert, state, indices_of(rows))
-        stay = (position + 1 < path.lengths[rows]).nonzero().squeeze(1)
         if expert.deterministic:
             if position in answers:
                 what = f"{name_of(expert)}.next at position {position} is not what complete writes there"
                 require_same(said, answers[position].tokens[rows, position], what, "let both follow one rule")
             _check_next_state(expert, state, asked, silent, said)
+        goes_on = ~spec.is_end(said) if path is None else position + 1 < path.lengths[rows]
+        stay = (goes_on & (position + 1 < spec.length)).nonzero().squeeze(1)
         if not len(stay):
             return
-        tokens, old = path.tokens[rows[stay], position], asked
+        tokens, old = said[stay] if path is None else path.tokens[rows[stay], position], asked
         state, silent = (expert.append(expert.select(each, stay), tokens) for each in (asked, silent))
         if expert.deterministic:
             what = f"{name_of(expert)}.append or select changed the state it was given"

@@ -2,7 +2,7 @@
 
 >>> task = ToyTask(n=10)
 >>> task.expert.complete(task.split("test"), blank_prefixes(task.split("test"), task.spec), task.spec).lengths
-tensor([3, 2, 3, 5, 5, 5, 1, 2, 2, 3])
+tensor([5, 5, 5, 2, 5, 2, 5, 1, 2, 1])
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import Expert, NextTokenExpert, Predictor, SplitName, Task, _ended
+from seqdefer.interfaces import Expert, NextTokenExpert, Predictor, SplitName, Task
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 
@@ -53,7 +53,7 @@ class ToyTask(Task):
     Each input has a target of 1 to `length` tokens, the end token last (or none, where the target is cut off). The
     predictor strays from it at about every second token, and its features tell where it may, not quite reliably; the
     expert strays at about one in eight. Where they stray hangs on input and prefix, so another prefix changes all that
-    follows. Losses are multiples of 1/4: sums are exact in any order.
+    follows. Losses and costs are multiples of 1/4: sums are exact in any order.
     Each split has `n` examples; `ends=False` makes all sequences `length` tokens long.
     """
 
@@ -64,15 +64,7 @@ class ToyTask(Task):
         # The end token is not 0, so that padding cannot pass for it: 0 is a token like any other.
         self.spec = SequenceSpec(length, end=vocabulary - 1 if ends else None)
         self.n, self.vocabulary, self.seed = n, vocabulary, seed
-        self._predictor, self._expert = ToyPredictor(self), ToyExpert(self)
-
-    @property
-    def predictor(self) -> ToyPredictor:
-        return self._predictor
-
-    @property
-    def expert(self) -> ToyExpert:
-        return self._expert
+        self.predictor, self.expert = ToyPredictor(self), ToyExpert(self)
 
     def split(self, name: SplitName) -> Examples:
         first = self.n * ("train", "validation", "test").index(name)
@@ -101,6 +93,9 @@ class ToyTask(Task):
     def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
         right = examples.targets.gather(1, positions[:, None]).squeeze(1)
         return (tokens != right) * (1 + mix(examples.inputs, positions, 3) % 4 / 4)
+
+    def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+        return self.token_loss(examples, positions, tokens) + 1 / 4  # asking has a price
 
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
         """Token losses of what is written, and 1 for each token of the target that is missing."""
@@ -170,11 +165,11 @@ class FunctionExpert(Expert):
 
     def __init__(self, function: Callable[[Tensor, list[Any]], Sequence[Any]], *, deterministic: bool = True) -> None:
         self.function = function
-        self.deterministic = deterministic  # type: ignore[misc]
+        self.deterministic = deterministic
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         tokens, lengths = prefixes.tokens.clone(), prefixes.lengths.clone()
-        for row in (~_ended(prefixes, spec)).nonzero().squeeze(1).tolist():
+        for row in (~spec.is_over(prefixes)).nonzero().squeeze(1).tolist():
             written = self.function(examples.inputs[row], tokens[row, : lengths[row]].tolist())
             tokens[row, : len(written)] = torch.as_tensor(written, dtype=tokens.dtype)
             lengths[row] = len(written)

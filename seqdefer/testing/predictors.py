@@ -69,7 +69,8 @@ def walk(
             f"{name_of(predictor)}.propose gave a {name_of(proposal)}",
             "give a Proposal",
         )
-        tokens = proposal.tokens if path is None else path.tokens[rows, position]
+        own = require_tensor(proposal.tokens, f"{name_of(predictor)}: proposal.tokens", "token", len(rows))
+        tokens = own if path is None else path.tokens[rows, position]
         goes_on = ~spec.is_end(tokens) if path is None else position + 1 < path.lengths[rows]
         stay = (goes_on & (position + 1 < spec.length)).nonzero().squeeze(1)
         yield Stop(position, rows, state, proposal, tokens, stay)
@@ -88,8 +89,7 @@ def start(predictor: Predictor[Any], inputs: Tensor) -> tuple[Any, Tensor]:
 
 def _check_proposal(predictor: Predictor[Any], stop: Stop, spec: SequenceSpec, first: Proposal) -> None:
     who, n, proposal = f"{name_of(predictor)}: proposal", len(stop.rows), stop.proposal
-    tokens = require_tensor(proposal.tokens, f"{who}.tokens", "token", n)
-    is_vocabulary = spec.end is None or not tokens.is_floating_point()
+    is_vocabulary = spec.end is None or not proposal.tokens.is_floating_point()
     require(is_vocabulary, f"{who}.tokens are real numbers, but the end token is {spec.end}", "give int64")
     require_tensor(proposal.features, f"{who}.features", "float", n, first.features.shape[-1])
     require_loss(proposal.uncertainty, f"{who}.uncertainty", n)
@@ -105,6 +105,7 @@ def _check_state(predictor: Predictor[Any], stop: Stop) -> None:
     _require_same_proposal(again, said, f"{who}.propose asked twice", "let it depend on the state alone")
     picked = predictor.propose(predictor.select(state, rows))
     _require_same_proposal(picked, said.select(rows), f"{who}.select of rows {rows.tolist()}", EVERY_PART)
+    _require_same_proposal(predictor.propose(state), said, f"{who}.select changed the state it was given", NEW_STATE)
     if not len(stop.stay):
         return
     staying, tokens = predictor.select(state, stop.stay), stop.tokens[stop.stay]
@@ -112,7 +113,6 @@ def _check_state(predictor: Predictor[Any], stop: Stop) -> None:
     _require_same_proposal(
         predictor.propose(staying), before, f"{who}.append changed the state it was given", NEW_STATE
     )
-    _require_same_proposal(predictor.propose(state), said, f"{who}.select shares memory with its state", NEW_STATE)
     rows = shuffled(stop.stay)
     branched = predictor.propose(predictor.append(predictor.select(staying, rows), tokens[rows]))
     expected = predictor.propose(after).select(rows)

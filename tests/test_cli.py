@@ -1,0 +1,299 @@
+"""The command line: what it prints where, its exit statuses, and one line for whatever the user can mend."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracles import temperatures, write_record
+
+import seqdefer
+from seqdefer import cli, experiment
+from seqdefer.results import load_results
+from seqdefer.tasks.weather import ENTRY
+
+SMALL = ["--stride", "12", "--hidden", "2", "--epochs", "1", "--passes", "2", "--seeds", "1", "--instances", "20"]
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str | Path) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def done(record: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A run from end to end: its folder, what it printed and what it said. Nobody may change it."""
+    folder, out, talk = tmp_path_factory.mktemp("done") / "run", StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(talk):
+        assert run("run", "weather", "--data", record, "--out", folder, *SMALL, "--json") == 0
+    return folder, out.getvalue(), talk.getvalue()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# -- what works ----------------------------------------------------------------------------------------------------
+
+
+def test_results_go_to_stdout_and_to_the_folder(done: tuple[Path, str, str]) -> None:
+    folder, out, talk = done
+    assert json.loads(out) == json.loads((folder / "results.json").read_text())
+    assert talk.split() == ["report:", str(folder / "report.html"), "results:", str(folder / "results.json")]
+    results = load_results(folder)
+    assert (results.task, results.preset, len(results.seeds)) == ("weather", "quick", 1)
+    assert "TokenwiseModel" in (folder / "report.html").read_text()
+
+
+def test_options_reach_the_run(record: Path, done: tuple[Path, str, str]) -> None:
+    settings = load_results(done[0]).provenance.settings
+    assert {name: settings[name] for name in ("seeds", "instances")} == {"seeds": 1, "instances": 20}
+    chosen = {"data": str(record), "stride": 12, "hidden": 2, "epochs": 1, "passes": 2}
+    assert {name: settings["task"][name] for name in chosen} == chosen
+    assert settings["task"]["noise"] == ENTRY.presets["quick"].noise
+    assert settings["token"]["epochs"] == experiment.experiment_settings("weather", "quick").token.epochs
+
+
+def test_the_same_command_again_goes_on_and_prints_a_table(
+    record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(done[0], folder)
+    before = content(folder)
+    assert run("run", "weather", "--data", record, "--out", folder, *SMALL, "--quiet") == 0
+    out = capsys.readouterr().out
+    results = load_results(folder)
+    assert results.summary == load_results(done[0]).summary
+    for name, one in results.summary.items():
+        row = next(line for line in out.splitlines() if line.split()[:1] == [name])
+        assert f"{one.audc_mean:.2f}" in row or f"{one.audc_mean:.1f}" in row
+    changed = [name for name, value in content(folder).items() if before.get(name) != value]
+    assert set(changed) <= {"results.json", "report.html"}  # seconds; nothing was fitted again
+
+
+def test_plot_draws_a_run_again(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    assert run("plot", done[0], "--out", tmp_path / "drawn") == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert {path.parent for path in written} == {tmp_path / "drawn"}
+    assert (tmp_path / "drawn" / "report.html").read_bytes() == (done[0] / "report.html").read_bytes()
+    assert any(path.suffix == ".svg" and path.stat().st_size > 1000 for path in written)
+    assert set(content(tmp_path / "drawn")) == {path.name for path in written}
+
+
+def test_plot_takes_the_file_itself(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    shutil.copy(done[0] / "results.json", tmp_path)
+    assert run("plot", tmp_path / "results.json") == 0
+    assert (tmp_path / "report.html").is_file()
+    assert capsys.readouterr().err == ""
+
+
+def test_tasks(capsys: Capture) -> None:
+    assert run("tasks") == 0
+    assert f"weather  {ENTRY.summary}" in capsys.readouterr().out
+    assert run("tasks", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["weather"] == ENTRY.summary
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--help"], ["run", "tasks", "plot", "seqdefer run weather --preset quick", "AUDC"]),
+        (["run", "--help"], ["seqdefer run TASK", "weather"]),
+        (["run", "weather", "--help"], ["--seeds", "--phi logistic|", "--strategy", "--noise", "--data", "--no-facts"]),
+        (["plot", "--help"], ["DIR", "results.json"]),
+        (["--version"], [f"seqdefer {seqdefer.__version__}"]),
+    ],
+)
+def test_help(arguments: list[str], expected: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(*arguments)
+    shown = capsys.readouterr()
+    assert stopped.value.code == 0
+    assert shown.err == ""
+    for words in expected:
+        assert words in shown.out
+
+
+def test_every_option_of_the_task_has_help(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        run("run", "weather", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, option in type(ENTRY.presets["quick"]).__dataclass_fields__.items():
+        assert f"--{name.replace('_', '-')}" in shown
+        assert option.metadata["help"][:20] in shown
+
+
+def test_it_is_a_module_too() -> None:
+    command = [sys.executable, "-m", "seqdefer", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"seqdefer {seqdefer.__version__}\n"
+
+
+@pytest.mark.parametrize("quiet", [["--quiet"], []])
+def test_ctrl_c(
+    quiet: list[str], record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "fit_once", stop)
+    assert run("run", "weather", "--data", record, "--out", tmp_path, *SMALL, *quiet) == 130
+    shown = capsys.readouterr()
+    assert shown.err == "seqdefer: stopped; the same command goes on from what is finished\n"
+    assert shown.out == ""
+    check_nothing_half_written(tmp_path)
+
+
+# -- what the user can mend ----------------------------------------------------------------------------------------
+
+
+def fails_with(capsys: Capture, *arguments: str | Path) -> str:
+    """Runs a command that must fail: status 2, one line on stderr, nothing on stdout. The line."""
+    assert run(*arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("seqdefer: ")
+    assert shown.err.endswith("\n")
+    assert shown.err.count("\n") == 1
+    return shown.err
+
+
+def check_nothing_half_written(folder: Path) -> None:
+    """No result, nothing written aside, and every checkpoint whole."""
+    names = set(content(folder)) if folder.is_dir() else set()
+    assert not names & {"results.json", "report.html"}
+    assert not [name for name in names if Path(name).name.startswith(".")]
+    for name in names:
+        assert {str(Path(name).parent / part) for part in ("config.json", "model.safetensors")} <= names
+
+
+BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
+    "unknown preset": (["--preset", "huge"], "unknown preset 'huge'; available: paper, quick"),
+    "unknown phi": (["--phi", "hinge"], "unknown loss 'hinge'; available: exponential, logistic"),
+    "unknown psi": (["--psi", "logistic"], "unknown loss 'logistic'; available: cross_entropy"),
+    "unknown strategy": (["--strategy", "luck"], "unknown training strategy 'luck'; available: explore"),
+    "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
+    "unknown option": (["--sedes", "3"], "unrecognized arguments: --sedes 3; see: seqdefer run weather --help"),
+    "abbreviated option": (["--seed", "3"], "unrecognized arguments: --seed 3"),
+    "no value": (["--seeds"], "expected one argument"),
+    "seeds not a number": (["--seeds", "three"], "invalid int value: 'three'"),
+    "no seeds": (["--seeds", "0"], "--seeds is 0; it must be at least 1"),
+    "no instances": (["--instances", "0"], "--instances is 0; it must be at least 1"),
+    "instances too many": (["--instances", "10000"], "1 seeds x 10000"),
+    "hand-offs 0": (["--hand-offs", "0"], "cannot place 0 hand-offs over a length of 6; choose from 2 to 7"),
+    "hand-offs 1": (["--hand-offs", "1"], "choose from 2 to 7"),
+    "hand-offs 8": (["--hand-offs", "8"], "choose from 2 to 7"),
+    "hand-offs negative": (["--hand-offs", "-2"], "choose from 2 to 7"),
+    "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be a number of degrees, 0 or more"),
+    "noise not a number": (["--noise", "nan"], "--noise is nan"),
+    "alpha not a number": (["--alpha", "nan"], "--alpha is nan"),
+    "alpha infinite": (["--alpha", "inf"], "--alpha is inf"),
+    "alpha negative": (["--alpha", "-1"], "--alpha is -1.0"),
+    "no epochs": (["--epochs", "0"], "--epochs is 0; it must be at least 1"),
+    "one pass": (["--passes", "1"], "--passes is 1; it must be at least 2"),
+    "stride 0": (["--stride", "0"], "--stride is 0"),
+    "split seed negative": (["--split-seed", "-1"], "--split-seed is -1"),
+    "unknown device": (["--device", "abacus"], "device"),
+    "device that is not here": (["--device", "meta"], "device 'meta' is not on this machine"),
+    "no such column": (["--column", "dew point"], "no temperature column: looked for dew point; the columns are: Date"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options(options: list[str], message: str, record: Path, tmp_path: Path, capsys: Capture) -> None:
+    line = fails_with(capsys, "run", "weather", "--data", record, "--out", tmp_path / "out", *SMALL, *options)
+    assert message in line
+    check_nothing_half_written(tmp_path / "out")
+
+
+def test_a_gpu_that_is_not_here(record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = fails_with(capsys, "run", "weather", "--data", record, "--out", tmp_path, "--device", "cuda")
+    assert "device 'cuda' is not on this machine; use --device auto or --device cpu" in line
+
+
+def rows(values: list[float]) -> Callable[[Path], None]:
+    return lambda path: write_record(path, np.array(values)) and None
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(content) and None
+
+
+BAD_RECORDS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "not there": (lambda path: None, "cannot read"),
+    "a folder": (lambda path: path.mkdir(), "cannot read"),
+    "empty": (text(""), "no time column"),
+    "no temperature column": (text("Date Time,p (mbar)\n2021-01-01 00:00:00,990\n"), "no temperature column"),
+    "no time column": (text("when,T (degC)\n2021-01-01 00:00:00,1.0\n"), "no time column"),
+    "a time that is none": (text("Date Time,T (degC)\nyesterday,1.0\n"), "line 2: cannot read the time 'yesterday'"),
+    "a header alone": (text("Date Time,T (degC)\n"), "at least 2 are needed"),
+    "too few rows": (rows(temperatures()[:10].tolist()), "10 rows, 0 gaps and no window"),
+    "too few weeks": (rows(temperatures()[:400].tolist()), "a split by weeks needs at least 4"),
+    "all missing": (rows([-9999.0] * 500), "only 0 of 500 rows have a temperature"),
+    "all NaN": (rows([math.nan] * 500), "only 0 of 500 rows have a temperature"),
+    "not text": (lambda path: path.write_bytes(bytes(range(256)) * 40) and None, "column"),
+    "a zip archive": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(50)) and None, "is a zip archive"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_RECORDS.values(), ids=BAD_RECORDS)
+def test_bad_records(make: Callable[[Path], None], message: str, tmp_path: Path, capsys: Capture) -> None:
+    make(tmp_path / "record.csv")
+    line = fails_with(capsys, "run", "weather", "--data", tmp_path / "record.csv", "--out", tmp_path / "out", *SMALL)
+    assert message in line
+    check_nothing_half_written(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "seqdefer --help"),
+        (["walk"], "invalid choice: 'walk'"),
+        (["run", "tps"], "unknown task 'tps'; available: "),
+        (["run", "--seeds", "3"], "name the task first: seqdefer run TASK --seeds ..."),
+        (["tasks", "weather"], "unrecognized arguments: weather"),
+        (["plot"], "the following arguments are required: DIR"),
+    ],
+)
+def test_bad_commands(arguments: list[str], message: str, capsys: Capture) -> None:
+    assert message in fails_with(capsys, *arguments)
+
+
+def test_out_that_is_a_file(record: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        line = fails_with(capsys, "run", "weather", "--data", record, "--out", out, *SMALL)
+        assert f"cannot write into {out}" in line
+        assert "choose another folder with --out" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_plot_needs_results(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    assert "does not exist" in fails_with(capsys, "plot", tmp_path / "nowhere")
+    assert "holds no results.json; make it with: seqdefer run TASK" in fails_with(capsys, "plot", tmp_path)
+    whole = (done[0] / "results.json").read_text()
+    for damaged in (whole[: len(whole) // 2], whole.replace('"audc"', '"area"', 1), "[]", whole.replace("1", "NaN", 1)):
+        (tmp_path / "results.json").write_text(damaged)
+        assert "results.json" in fails_with(capsys, "plot", tmp_path)
+    assert set(content(tmp_path)) == {"results.json"}
+    (tmp_path / "file").write_text("mine")
+    assert "cannot write into" in fails_with(capsys, "plot", done[0], "--out", tmp_path / "file")
+
+
+def test_a_damaged_predictor(record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(done[0], folder)
+    weights = next(folder.glob("predictor-*")) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:50])
+    line = fails_with(capsys, "run", "weather", "--data", record, "--out", folder, *SMALL)
+    assert str(weights) in line

@@ -1,0 +1,123 @@
+"""The code in the documentation runs, and does what the text says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seqdefer.cli import main
+from seqdefer.interfaces import TaskEntry
+from seqdefer.results import Results, load_results
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"(?P<mark><!-- no-test -->\s*)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    code: str
+    line: int  # of its first line in the page
+
+
+def python_blocks(page: Path) -> list[Block]:
+    """The Python blocks of a page, but for those right after the comment `<!-- no-test -->`."""
+    text = page.read_text(encoding="utf-8")
+    found = [match for match in BLOCK.finditer(text) if not match["mark"]]
+    return [Block(match["code"], text.count("\n", 0, match.start("code"))) for match in found]
+
+
+def run_blocks(page: Path) -> dict[str, Any]:
+    """Runs them in order, in one namespace. Tracebacks show the lines of the page."""
+    names: dict[str, Any] = {"__name__": page.stem.replace("-", "_")}
+    for block in python_blocks(page):
+        exec(compile("\n" * block.line + block.code, page, "exec", dont_inherit=True), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder of these tests: examples write where they stand."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # small tensors: threads that wait for each other take most of the time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("docs"))
+        yield Path.cwd()
+    torch.set_num_threads(before)
+
+
+def test_blocks_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "a\n```python\nx = 1\n```\n<!-- no-test -->\n```python\nx = 2\n```\n```sh\nx\n```\n\n```python\ny = x\n```\n"
+    )
+    assert python_blocks(page) == [Block("x = 1\n", 2), Block("y = x\n", 13)]
+    assert run_blocks(page)["y"] == 1
+
+
+def test_error_shows_the_line_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n```python\nx = 1\nx / 0\n```\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        run_blocks(page)
+    assert raised.traceback[-1].lineno + 1 == 5
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="there is no README.md yet")
+def test_readme(folder: Path) -> None:
+    run_blocks(ROOT / "README.md")
+
+
+@pytest.fixture(scope="module")
+def tutorial(folder: Path) -> dict[str, Any]:
+    """Every name that the tutorial defines; `check_task` has passed."""
+    return run_blocks(ROOT / "docs" / "writing-a-task.md")
+
+
+def test_tutorial_is_short() -> None:
+    code = "".join(block.code for block in python_blocks(ROOT / "docs" / "writing-a-task.md"))
+    code = re.sub(r'WORDS = """.*?"""', "", code, flags=re.DOTALL)
+    assert sum(bool(line.strip()) for line in code.splitlines()) < 130
+
+
+def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
+    """By a wide margin: the seed, the machine and another version of PyTorch may move the figures, not this."""
+    results: Results = tutorial["results"]
+    improvement = {name: method.improvement_mean for name, method in results.summary.items()}
+    assert improvement["TokenwiseModel"] > 25
+    assert improvement["OneTimeModel"] > 5
+    assert improvement["OptimalToken"] >= max(improvement.values()) - 1e-6
+    assert (folder / "runs/speller/report.html").stat().st_size > 10_000
+    assert {path.name for path in (folder / "runs/speller/rejectors").iterdir()} == {
+        "OneTimeModel-seed0",
+        "TokenwiseModel-seed0",
+        "WholeModelEmbed-seed0",
+    }
+
+
+def test_tutorial_entry(tutorial: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were installed: the command line finds the task, and its options."""
+    entry: TaskEntry = tutorial["ENTRY"]
+    monkeypatch.setattr("seqdefer.experiment.load_task", {"speller": entry}.__getitem__)
+    options = [
+        "--words",
+        "60",
+        "--slips",
+        "0.2",
+        "--seeds",
+        "1",
+        "--instances",
+        "50",
+        "--quiet",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(["run", "speller", *options]) == 0
+    results = load_results(tmp_path)
+    assert results.task == "speller"
+    assert results.provenance.settings["task"] == {"words": 60, "slips": 0.2}
