@@ -141,6 +141,7 @@ def _run_parser(entry: TaskEntry, presets: list[str]) -> _Parser:
     group = parser.add_argument_group("evaluation")
     group.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances and weights")
     group.add_argument("--instances", type=int, metavar="N", help="test instances a run (100)")
+    group.add_argument("--methods", type=_names, metavar="A,B", help="only these (all); Random and oracles come along")
     group = parser.add_argument_group("learning")
     group.add_argument("--phi", metavar="|".join(PHIS), help="token-level surrogate (logistic)")
     group.add_argument("--psi", metavar="|".join(PSIS), help="one-time surrogate (cross_entropy)")
@@ -166,6 +167,10 @@ def _add_task_options(group: Any, defaults: Any) -> None:
             group.add_argument(flag, metavar="|".join(kinds), help=text)
         else:
             group.add_argument(flag, type=kinds[0], metavar=kinds[0].__name__.upper(), help=text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _override(defaults: Any, given: dict[str, Any]) -> Any:

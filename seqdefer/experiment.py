@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ from seqdefer.results import (
     summarise,
 )
 from seqdefer.store import fingerprint
-from seqdefer.training import PRESETS, STRATEGIES, Settings, Strategy, fit_once, fit_token, fit_whole
+from seqdefer.training import PRESETS, STRATEGIES, History, Settings, Strategy, fit_once, fit_token, fit_whole
 from seqdefer.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.types import Draft, Examples, Granularity, HandOffTable
 
@@ -70,6 +71,9 @@ GRANULARITY: dict[str, Granularity] = {
     "OptimalOneTime": "once", "OneTimeModel": "once", "OneTimeScore": "once", "OneTimeEntropy": "once",
     "OptimalToken": "token", "TokenwiseModel": "token", "TokenwiseScore": "token", "TokenwiseEntropy": "token",
 }  # fmt: skip
+
+
+METHODS = [name for name in GRANULARITY if name != "Random" and not name.startswith("Optimal")]
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,11 @@ class ExperimentSettings:
     hand_offs: int | None = None  # size of J; None allows them all
     alpha: float | None = None  # alpha_1; None is the rule of thumb
     price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
+    methods: tuple[str, ...] | None = None  # None runs them all; Random and the oracles are always there
     resamples: int = 1000
+
+    def wants(self, method: str) -> bool:
+        return self.methods is None or method in self.methods
 
     def __post_init__(self) -> None:
         for name in ("seeds", "instances", "resamples"):
@@ -100,6 +108,9 @@ class ExperimentSettings:
         get_psi(self.psi)
         if self.strategy not in STRATEGIES:
             raise unknown("training strategy", self.strategy, STRATEGIES)
+        for method in self.methods or ():
+            if method not in METHODS:
+                raise unknown("method", method, METHODS)
 
 
 # Which columns of the paper's hyperparameter table a task starts from; tasks the paper has not get weather's.
@@ -145,6 +156,16 @@ class Labelled:
         return [self.examples.inputs, self.table.loss, *roots]
 
 
+@dataclass(frozen=True)
+class _Recipe:
+    """How a rejector is made: `words` tell two recipes apart, `make(progress=...)` follows one."""
+
+    name: str
+    words: Any
+    epochs: int
+    make: Callable[..., tuple[DraftMLP | TokenNetwork, History]]
+
+
 class Experiment:
     """One task, all methods. `run` does it all; the steps are methods of their own."""
 
@@ -168,8 +189,8 @@ class Experiment:
             rejectors = self.fit(train, validation, seed)
             rows = torch.arange(self.settings.instances) + seed * self.settings.instances
             with self.clock.stage(f"sweep thresholds (seed {seed})", 1) as advance:
-                sweeps = _sweeps(test, rows, rejectors, self.grid)
-                seeds.append(_seed_result(seed, test, rows, sweeps, self.grid))
+                sweeps = _sweeps(test, rows, rejectors, self.settings, self.grid)
+                seeds.append(_seed_result(seed, test, rows, sweeps))
                 advance(1)
             runs.append(sweeps)
         with self.clock.stage("bootstrap", 1) as advance:
@@ -207,50 +228,41 @@ class Experiment:
         return Labelled(examples, drafted, table, trees)
 
     def fit(self, train: Labelled, validation: Labelled, seed: int) -> dict[str, DraftMLP | TokenNetwork]:
-        """All trained rejectors of a seed, from the folder where they are already there."""
-        settings, predictor = self.settings, self.task.predictor.fingerprint
-        pair, judge = (train.draft, train.table), (validation.draft, validation.table)
-        alpha = self._alpha(train)
-        whole = settings.once
-        data = fingerprint(*train.seen(), *validation.seen())
-
-        def kept(name: str, recipe: Any, epochs: int, make: Callable[[Callable[[int], None]], Any]) -> Any:
-            made_by = fingerprint(name, recipe, seed, predictor, data, __version__)
-            folder = self.folder / "rejectors" / f"{name}-seed{seed}"
-            found = _load_if_same(folder, made_by, self.task)
-            if found is not None:
-                return found
-            with self.clock.stage(f"fit {name} (seed {seed})", epochs) as advance:
-                rejector, history = make(advance)
-            rejector.notes.update(method=name, made_by=made_by, task=self.task.name, history=asdict(history))
-            rejector.save_pretrained(folder)
-            return rejector
-
-        rejectors: dict[str, DraftMLP | TokenNetwork] = {
-            "WholeModelEmbed": kept(
-                "WholeModelEmbed", asdict(whole), whole.epochs,
-                lambda advance: fit_whole(pair, judge, whole, fingerprint=predictor, seed=seed, progress=advance),
-            ),
-            "OneTimeModel": kept(
-                "OneTimeModel", [asdict(settings.once), self.grid.tolist(), alpha, settings.psi], settings.once.epochs,
-                lambda advance: fit_once(
-                    pair, judge, self.grid, settings.once, alpha=alpha, psi=settings.psi, fingerprint=predictor,
-                    seed=seed, progress=advance,
-                ),
-            ),
-        }  # fmt: skip
-        if train.trees is not None and validation.trees is not None:
-            trees, judge_trees = train.trees, validation.trees
-            rejectors["TokenwiseModel"] = kept(
-                "TokenwiseModel",
-                [asdict(settings.token), settings.phi, settings.strategy, settings.price],
-                settings.token.epochs,
-                lambda advance: fit_token(
-                    trees, judge_trees, settings.token, phi=settings.phi, strategy=settings.strategy,
-                    price=settings.price, seed=seed, progress=advance,
-                ),
-            )  # fmt: skip
+        """The trained rejectors of a seed, from the folder where they are already there."""
+        data = fingerprint(*train.seen(), *validation.seen(), self.task.predictor.fingerprint, __version__)
+        rejectors = {}
+        for recipe in self._recipes(train, validation, seed):
+            if self.settings.wants(recipe.name):
+                rejectors[recipe.name] = self._follow(recipe, fingerprint(recipe.name, recipe.words, seed, data), seed)
         return rejectors
+
+    def _recipes(self, train: Labelled, validation: Labelled, seed: int) -> list[_Recipe]:
+        settings, alpha, grid = self.settings, self._alpha(train), self.grid
+        drafts = ((train.draft, train.table), (validation.draft, validation.table))
+        common: dict[str, Any] = {"fingerprint": self.task.predictor.fingerprint, "seed": seed}
+        once, token = asdict(settings.once), asdict(settings.token)
+        whole = partial(fit_whole, *drafts, settings.once, **common)
+        by_hand_off = partial(fit_once, *drafts, grid, settings.once, alpha=alpha, psi=settings.psi, **common)
+        recipes = [
+            _Recipe("WholeModelEmbed", once, settings.once.epochs, whole),
+            _Recipe("OneTimeModel", [once, grid.tolist(), alpha, settings.psi], settings.once.epochs, by_hand_off),
+        ]
+        if train.trees is not None and validation.trees is not None:
+            choices: dict[str, Any] = {"phi": settings.phi, "strategy": settings.strategy, "price": settings.price}
+            by_token = partial(fit_token, train.trees, validation.trees, settings.token, seed=seed, **choices)
+            recipes.append(_Recipe("TokenwiseModel", [token, *choices.values()], settings.token.epochs, by_token))
+        return recipes
+
+    def _follow(self, recipe: _Recipe, made_by: str, seed: int) -> DraftMLP | TokenNetwork:
+        folder = self.folder / "rejectors" / f"{recipe.name}-seed{seed}"
+        found = _load_if_same(folder, made_by, self.task)
+        if found is not None:
+            return found
+        with self.clock.stage(f"fit {recipe.name} (seed {seed})", recipe.epochs) as advance:
+            rejector, history = recipe.make(progress=advance)
+        rejector.notes.update(method=recipe.name, made_by=made_by, task=self.task.name, history=asdict(history))
+        rejector.save_pretrained(folder)
+        return rejector
 
     def _alpha(self, train: Labelled) -> float:
         return rule_of_thumb(train.table) if self.settings.alpha is None else self.settings.alpha
@@ -324,28 +336,36 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftMLP | TokenNet
     return rejector.to(task.predictor.device) if isinstance(rejector, TokenNetwork) else rejector
 
 
-def _sweeps(test: Labelled, rows: Tensor, rejectors: dict[str, Any], grid: Tensor) -> Run:
-    """Every method over the test instances `rows`."""
-    drafted, table = test.draft.select(rows), test.table.select(rows)
-    sweeps: dict[str, Sweep] = {name: whole_sweep(chow.score(drafted), table) for name, chow in CHOW.items()}
-    sweeps["WholeModelEmbed"] = whole_sweep(rejectors["WholeModelEmbed"].score(drafted), table)
-    sweeps["OneTimeModel"] = once_sweep(rejectors["OneTimeModel"].score(drafted), grid, table)
+def _sweeps(
+    test: Labelled, rows: Tensor, rejectors: Mapping[str, Any], settings: ExperimentSettings, grid: Tensor
+) -> Run:
+    """Every wanted method over the test instances `rows`."""
+    drafted, table, lengths = test.draft.select(rows), test.table.select(rows), test.draft.sequences.lengths[rows]
     measures: dict[str, Measure] = {"Score": "uncertainty"}
     if drafted.entropy is not None:
         measures["Entropy"] = "entropy"
+
+    def by_token(rejector: Any) -> Sweep:
+        assert test.trees is not None
+        swept = sweep_thresholds(rejector, test.trees, rows)
+        return GridSweep(swept.deferred.cpu(), swept.loss.cpu())
+
+    make: dict[str, Callable[[], Sweep]] = {
+        name: partial(lambda chow: whole_sweep(chow.score(drafted), table), chow) for name, chow in CHOW.items()
+    }
+    make["WholeModelEmbed"] = lambda: whole_sweep(rejectors["WholeModelEmbed"].score(drafted), table)
+    make["OneTimeModel"] = lambda: once_sweep(rejectors["OneTimeModel"].score(drafted), grid, table)
     for suffix, measure in measures.items():
         values = confidence_of(drafted, measure)
-        sweeps[f"OneTime{suffix}"] = once_confidence_sweep(values, drafted.sequences.lengths, grid, table)
+        make[f"OneTime{suffix}"] = partial(once_confidence_sweep, values, lengths, grid, table)
     if test.trees is not None:
-        by_token = {"TokenwiseModel": rejectors["TokenwiseModel"]}
-        by_token |= {f"Tokenwise{suffix}": Confidence(measure) for suffix, measure in measures.items()}
-        for name, rejector in by_token.items():
-            swept = sweep_thresholds(rejector, test.trees, rows)
-            sweeps[name] = GridSweep(swept.deferred.cpu(), swept.loss.cpu())
-    return Run(Ends.of(table), sweeps)
+        make["TokenwiseModel"] = lambda: by_token(rejectors["TokenwiseModel"])
+        for suffix, measure in measures.items():
+            make[f"Tokenwise{suffix}"] = partial(by_token, Confidence(measure))
+    return Run(Ends.of(table), {name: sweep() for name, sweep in make.items() if settings.wants(name)})
 
 
-def _seed_result(seed: int, test: Labelled, rows: Tensor, run: Run, grid: Tensor) -> SeedResult:
+def _seed_result(seed: int, test: Labelled, rows: Tensor, run: Run) -> SeedResult:
     table = test.table.select(rows)
     random = random_curve(run.ends)
     curves: dict[str, Curve] = {

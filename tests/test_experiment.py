@@ -404,3 +404,12 @@ def test_devices() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(OptionError, match="device 'cuda' is not on this machine; use --device auto"):
             choose_device("cuda")
+
+
+def test_only_the_methods_that_are_asked_for(tmp_path: Path) -> None:
+    settings = replace(experiment_settings("toy", "quick"), seeds=1, instances=8, methods=("ChowMean", "OneTimeModel"))
+    results = Experiment(ToyTask(n=40), settings, tmp_path).run()
+    references = {"Random", "OptimalWhole", "OptimalOneTime", "OptimalToken"}
+    assert set(results.summary) == {"ChowMean", "OneTimeModel"} | references
+    assert [path.name for path in (tmp_path / "rejectors").iterdir()] == ["OneTimeModel-seed0"]
+    assert [(row.method, row.against) for row in results.comparisons] == [("OneTimeModel", "ChowMean")]
