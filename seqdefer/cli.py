@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import typing
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,8 @@ def _run(arguments: list[str]) -> int:
     given = {name: value for name, value in vars(chosen).items() if value is not None}
     options = _override(entry.presets[chosen.preset], given)
     settings = _override(experiment_settings(entry.name, chosen.preset), given)
+    if chosen.architecture is not None:
+        settings = dataclasses.replace(settings, token=_override(settings.token, given))
     folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
     _require_folder(folder)
     with _progress(quiet=chosen.quiet) as meter:
@@ -143,6 +146,7 @@ def _run_parser(entry: TaskEntry, presets: list[str]) -> _Parser:
     group.add_argument("--instances", type=int, metavar="N", help="test instances a run (100)")
     group.add_argument("--methods", type=_names, metavar="A,B", help="only these (all); Random and oracles come along")
     group = parser.add_argument_group("learning")
+    group.add_argument("--architecture", metavar="lstm|mlp", help="token-level network (lstm)")
     group.add_argument("--phi", metavar="|".join(PHIS), help="token-level surrogate (logistic)")
     group.add_argument("--psi", metavar="|".join(PSIS), help="one-time surrogate (cross_entropy)")
     group.add_argument("--strategy", metavar="|".join(STRATEGIES), help="how token-level training rollouts go on")
@@ -212,8 +216,10 @@ def _progress(*, quiet: bool) -> Iterator[Any]:
 
 
 class _Bars:
+    SHOWN = 10  # finished stages: more than a terminal has lines would hide the one that runs
+
     def __init__(self, bars: Any) -> None:
-        self.bars = bars
+        self.bars, self.finished = bars, deque[Any]()
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -221,6 +227,9 @@ class _Bars:
         yield lambda steps: self.bars.advance(bar, steps)
         self.bars.update(bar, completed=total)  # early stopping leaves epochs unused
         self.bars.stop_task(bar)
+        self.finished.append(bar)
+        if len(self.finished) > self.SHOWN:
+            self.bars.update(self.finished.popleft(), visible=False)
 
 
 # -- the others ----------------------------------------------------------------------------------------------------

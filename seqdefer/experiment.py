@@ -48,7 +48,7 @@ from seqdefer.labels import Calls, hand_off_table
 from seqdefer.losses import get_phi, get_psi, hand_off_grid, rule_of_thumb
 from seqdefer.paper import PAPER
 from seqdefer.policies import all_outcomes, sweep_thresholds
-from seqdefer.rejectors import DraftMLP, TokenNetwork, load_rejector
+from seqdefer.rejectors import TOKEN_NETWORKS, DraftMLP, TokenNetwork, load_rejector
 from seqdefer.report import write_report
 from seqdefer.results import (
     Comparison,
@@ -106,6 +106,8 @@ class ExperimentSettings:
                 raise OptionError(f"--{name} is {value}; it must be a cost, 0 or more")
         get_phi(self.phi)
         get_psi(self.psi)
+        if self.token.architecture not in TOKEN_NETWORKS:
+            raise unknown("token-level architecture", self.token.architecture, TOKEN_NETWORKS)
         if self.strategy not in STRATEGIES:
             raise unknown("training strategy", self.strategy, STRATEGIES)
         for method in self.methods or ():

@@ -191,8 +191,10 @@ def _perceptron(inputs: int, sizes: Sizes, outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(sizes.units, outputs))
 
 
+TOKEN_NETWORKS: dict[str, type[LSTMRejector] | type[MLPRejector]] = {"lstm": LSTMRejector, "mlp": MLPRejector}
 NETWORKS: dict[str, type[LSTMRejector] | type[MLPRejector] | type[DraftMLP]] = {
-    network.kind: network for network in (LSTMRejector, MLPRejector, DraftMLP)
+    **TOKEN_NETWORKS,
+    "draft_mlp": DraftMLP,
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.losses import Phi, Psi, get_phi, get_psi, one_time_surrogate, query_costs, token_surrogate
-from seqdefer.rejectors import NETWORKS, DraftMLP, Sizes, TokenNetwork, step_inputs
+from seqdefer.rejectors import NETWORKS, TOKEN_NETWORKS, DraftMLP, Sizes, TokenNetwork, step_inputs
 from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import Draft, HandOffTable
 
@@ -222,11 +222,11 @@ def fit_token(
     torch.manual_seed(seed)
     proposal = train.proposal(train.roots)
     sizes = _sizes(train.context, proposal.features, proposal.entropy, train.task.spec.length, settings)
-    network = NETWORKS[settings.architecture](
+    if settings.architecture not in TOKEN_NETWORKS:
+        raise unknown("token-level architecture", settings.architecture, TOKEN_NETWORKS)
+    network: TokenNetwork = TOKEN_NETWORKS[settings.architecture](
         sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy, "price": price}
     )
-    if not isinstance(network, TokenNetwork):
-        raise OptionError(f"architecture {settings.architecture!r} does not score by token; available: lstm, mlp")
     known = train.nodes.size
     sample = torch.arange(0, known, max(1, known // 100_000), device=train.device)
     seen = train.proposal(sample)

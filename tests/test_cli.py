@@ -182,6 +182,10 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "unknown psi": (["--psi", "logistic"], "unknown loss 'logistic'; available: cross_entropy"),
     "unknown strategy": (["--strategy", "luck"], "unknown training strategy 'luck'; available: explore"),
     "unknown method": (["--methods", "ChowMean,Magic"], "unknown method 'Magic'; available: ChowMean, "),
+    "unknown architecture": (
+        ["--architecture", "draft_mlp"],
+        "unknown token-level architecture 'draft_mlp'; available: lstm, mlp",
+    ),
     "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
     "unknown option": (["--sedes", "3"], "unrecognized arguments: --sedes 3; see: seqdefer run weather --help"),
     "abbreviated option": (["--seed", "3"], "unrecognized arguments: --seed 3"),

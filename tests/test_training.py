@@ -447,7 +447,7 @@ def test_a_rejector_knows_its_predictor_and_its_training_inputs(toy_trees: list[
 
 
 def test_draft_networks_do_not_score_by_token(toy_trees: list[DecisionTrees]) -> None:
-    with pytest.raises(OptionError, match="architecture 'draft_mlp' does not score by token; available: lstm, mlp"):
+    with pytest.raises(OptionError, match="unknown token-level architecture 'draft_mlp'; available: lstm, mlp"):
         fit_token(toy_trees[0], toy_trees[1], QUICK, seed=0)
 
 
