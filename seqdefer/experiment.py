@@ -195,9 +195,7 @@ class Experiment:
                 seeds.append(_seed_result(seed, test, rows, sweeps))
                 advance(1)
             runs.append(sweeps)
-        with self.clock.stage("bootstrap", 1) as advance:
-            comparisons = self.compare(runs)
-            advance(1)
+        comparisons = self.compare(runs)
         return self._results(preset, command, seeds, comparisons, self._alpha(train))
 
     def _test_rows(self) -> Tensor:
@@ -271,14 +269,19 @@ class Experiment:
 
     def compare(self, runs: list[Run]) -> list[Comparison]:
         """Each learned partial method against every method of its own or a coarser granularity."""
-        names = list(runs[0].sweeps)
         rank = {"whole": 0, "once": 1, "token": 2}
+        pairs = [
+            (method, other)
+            for method in ("OneTimeModel", "TokenwiseModel")
+            for other in runs[0].sweeps
+            if method in runs[0].sweeps and method != other and rank[GRANULARITY[other]] <= rank[GRANULARITY[method]]
+        ]
         comparisons = []
-        for method in ("OneTimeModel", "TokenwiseModel"):
-            for other in names if method in names else []:
-                if other != method and rank[GRANULARITY[other]] <= rank[GRANULARITY[method]]:
-                    interval = paired_bootstrap(runs, method, other, n_resamples=self.settings.resamples)
-                    comparisons.append(Comparison(method, other, interval.difference, interval.low, interval.high))
+        with self.clock.stage("bootstrap", len(pairs)) as advance:
+            for method, other in pairs:
+                interval = paired_bootstrap(runs, method, other, n_resamples=self.settings.resamples)
+                comparisons.append(Comparison(method, other, interval.difference, interval.low, interval.high))
+                advance(1)
         return comparisons
 
     def _notes(self, alpha: float) -> tuple[str, ...]:
