@@ -24,7 +24,7 @@ from benchmarks.weather import BENCHMARKS, DEFAULT, OURS, QUICK, Bench, Sizes
 from seqdefer import __version__
 from seqdefer.environment import machine
 from seqdefer.errors import OptionError, SeqdeferError, unknown
-from seqdefer.store import write_json
+from seqdefer.store import writable_folder, write_json
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,10 +48,11 @@ def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> 
 def _main(arguments: list[str], sizes: Sizes | None) -> int:
     chosen = _parser().parse_args(arguments)
     names = _names(chosen.only)
-    _require_writable(chosen.out)
+    if chosen.out.is_dir():
+        raise OptionError(f"--out {chosen.out} is a folder; name a file in it")
     sizes = sizes or (QUICK if chosen.quick else DEFAULT)
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with writable_folder(chosen.out.parent), tempfile.TemporaryDirectory() as folder:
         bench = Bench(sizes, Path(folder), data=chosen.data, full=chosen.full)
         rows = run(bench, names, begun)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
@@ -82,17 +83,6 @@ def _names(only: list[str] | None) -> list[str]:
         if name not in BENCHMARKS:
             raise unknown("benchmark", name, BENCHMARKS)
     return [name for name in BENCHMARKS if not only or name in only]
-
-
-def _require_writable(path: Path) -> None:
-    """Minutes of measuring should not end in a file that cannot be written."""
-    if path.is_dir():
-        raise OptionError(f"--out {path} is a folder; name a file in it")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror}; choose another file with --out") from error
 
 
 def run(bench: Bench, names: Sequence[str], begun: float) -> list[Row]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
+import shlex
 import sys
 import typing
 from collections import deque
@@ -18,12 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from seqdefer import __version__
-from seqdefer.errors import OptionError, SeqdeferError, unknown
+from seqdefer.errors import ContractError, OptionError, SeqdeferError, unknown
+from seqdefer.store import writable_folder
 
 if TYPE_CHECKING:
+    from seqdefer.experiment import ExperimentSettings
     from seqdefer.interfaces import TaskEntry
     from seqdefer.results import Results
 
+USUAL = "quick"  # the preset where none is named
 EXAMPLES = """\
 start here:
   seqdefer run weather --preset quick        a few minutes: fit, evaluate, report
@@ -44,10 +49,12 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     # PyTorch's threads spin while they wait, which on a busy machine costs more than the work; read when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without the degree sign still gets its table
+        sys.stdout.reconfigure(errors="replace")  # stderr never fails: it writes escapes
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
     except SeqdeferError as error:
-        print(f"seqdefer: {error}", file=sys.stderr)
+        print(f"seqdefer: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("seqdefer: stopped; the same command goes on from what is finished", file=sys.stderr)
@@ -55,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
         sys.stderr.close()
         return 0
+
+
+def _one_line(message: str) -> str:
+    """Names of files and options may hold line ends and escape sequences, which are not for the terminal to obey."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
 
 
 def _main(arguments: list[str]) -> int:
@@ -67,8 +79,7 @@ def _main(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"seqdefer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    run = commands.add_parser("run", help="fit and evaluate every method on a task, write a report", add_help=False)
-    run.set_defaults(command=_run)
+    commands.add_parser("run", help="fit and evaluate every method on a task, write a report", add_help=False)
     tasks = commands.add_parser("tasks", help="list the tasks that are installed")
     tasks.add_argument("--json", action="store_true", help="print JSON")
     tasks.set_defaults(command=_tasks)
@@ -87,24 +98,17 @@ def _main(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    entry, arguments = _task_of(arguments)
-    presets = sorted(entry.presets, reverse=True)
-    parser = _run_parser(entry, presets)
-    chosen = parser.parse_args(arguments)
+    from seqdefer.experiment import run_task
+
+    entry = _task_of(arguments)
+    chosen = _run_parser(entry).parse_args(arguments[1:])
     if chosen.preset not in entry.presets:
         raise unknown("preset", chosen.preset, entry.presets)
-
-    from seqdefer.experiment import experiment_settings, run_task
-
-    given = {name: value for name, value in vars(chosen).items() if value is not None}
-    options = _override(entry.presets[chosen.preset], given)
-    settings = _override(experiment_settings(entry.name, chosen.preset), given)
-    if chosen.architecture is not None:
-        settings = dataclasses.replace(settings, token=_override(settings.token, given))
+    options, settings = _chosen_settings(entry, chosen)
     folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
-    _require_folder(folder)
-    with _progress(quiet=chosen.quiet) as meter:
-        results = run_task(entry, options, settings, folder, preset=chosen.preset, device=chosen.device, meter=meter)
+    how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
+    with writable_folder(folder), _progress(quiet=chosen.quiet) as meter:
+        results = run_task(entry, options, settings, folder, **how, meter=meter)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
     else:
@@ -113,8 +117,8 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _task_of(arguments: list[str]) -> tuple[TaskEntry, list[str]]:
-    """The task named first among the arguments, and the rest."""
+def _task_of(arguments: list[str]) -> TaskEntry:
+    """The task named first among the arguments."""
     from seqdefer.experiment import find_tasks, load_task
 
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -123,54 +127,85 @@ def _task_of(arguments: list[str]) -> tuple[TaskEntry, list[str]]:
         raise SystemExit(0 if arguments else 2)
     if arguments[0].startswith("-"):
         raise OptionError(f"name the task first: seqdefer run TASK {arguments[0]} ...; see: seqdefer tasks")
-    return load_task(arguments[0]), arguments[1:]
+    return load_task(arguments[0])
 
 
-def _run_parser(entry: TaskEntry, presets: list[str]) -> _Parser:
+def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any, ExperimentSettings]:
+    """The preset's options of the task and settings of the experiment, with what was chosen on the command line."""
+    from seqdefer.experiment import experiment_settings
+
+    given = {name: value for name, value in vars(chosen).items() if value is not None}
+    defaults = entry.presets[chosen.preset]
+    # A task's option is nobody else's, even where the experiment has a setting of that name.
+    own = {field.name: given.pop(field.name) for field in dataclasses.fields(defaults) if field.name in given}
+    settings: ExperimentSettings = _override(experiment_settings(entry.name, chosen.preset), given)
+    if chosen.architecture is not None:
+        settings = dataclasses.replace(settings, token=_override(settings.token, given))
+    return dataclasses.replace(defaults, **own), settings
+
+
+def _run_parser(entry: TaskEntry) -> _Parser:
+    from seqdefer.experiment import experiment_settings
     from seqdefer.losses import PHIS, PSIS
     from seqdefer.training import STRATEGIES
 
+    presets, usual = sorted(entry.presets, reverse=True), experiment_settings(entry.name, USUAL)
     parser = _Parser(
         prog=f"seqdefer run {entry.name}",
-        description=f"{entry.summary[0].upper()}{entry.summary[1:]}. Fits every rejector, evaluates every method, and "
+        description=f"{entry.summary[:1].upper()}{entry.summary[1:]}. Fits every rejector, evaluates every method, and "
         "writes results.json, report.html and the fitted rejectors. Stopped runs go on where they were.",
+        epilog=f"In parentheses: what is used if an option is not given. Other presets than {USUAL} change it.",
         allow_abbrev=False,
     )
-    parser.add_argument("--preset", default="quick", metavar="|".join(presets), help="sizes to start from (quick)")
+    parser.add_argument("--preset", default=USUAL, metavar="|".join(presets), help=f"sizes to start from ({USUAL})")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"where to write (runs/{entry.name}-PRESET)")
-    parser.add_argument("--device", default="auto", help="auto (a GPU where there is one), cpu or cuda")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     group = parser.add_argument_group("evaluation")
-    group.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances and weights")
-    group.add_argument("--instances", type=int, metavar="N", help="test instances a run (100)")
+    words = f"runs, each with its own test instances and weights ({usual.seeds})"
+    group.add_argument("--seeds", type=int, metavar="N", help=words)
+    group.add_argument("--instances", type=int, metavar="N", help=f"test instances a run ({usual.instances})")
     group.add_argument("--methods", type=_names, metavar="A,B", help="only these (all); Random and oracles come along")
     group = parser.add_argument_group("learning")
-    group.add_argument("--architecture", metavar="lstm|mlp", help="token-level network (lstm)")
-    group.add_argument("--phi", metavar="|".join(PHIS), help="token-level surrogate (logistic)")
-    group.add_argument("--psi", metavar="|".join(PSIS), help="one-time surrogate (cross_entropy)")
-    group.add_argument("--strategy", metavar="|".join(STRATEGIES), help="how token-level training rollouts go on")
+    group.add_argument("--architecture", metavar="lstm|mlp", help=f"token-level network ({usual.token.architecture})")
+    group.add_argument("--phi", metavar="|".join(PHIS), help=f"token-level surrogate ({usual.phi})")
+    group.add_argument("--psi", metavar="|".join(PSIS), help=f"one-time surrogate ({usual.psi})")
+    words = f"how token-level training rollouts go on ({usual.strategy})"
+    group.add_argument("--strategy", metavar="|".join(STRATEGIES), help=words)
     group.add_argument("--hand-offs", type=int, metavar="N", help="how many hand-off points are allowed (all)")
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
     group.add_argument(
         "--price", type=float, metavar="X", help="cost added to each expert token (only where some is 0)"
     )
-    _add_task_options(parser.add_argument_group(f"the {entry.name} task"), next(iter(entry.presets.values())))
+    defaults = entry.presets.get(USUAL) or next(iter(entry.presets.values()))
+    group, hints = parser.add_argument_group(f"the {entry.name} task"), typing.get_type_hints(type(defaults))
+    for field in dataclasses.fields(defaults):
+        flag, words = "--" + field.name.replace("_", "-"), _help_of(field, getattr(defaults, field.name))
+        try:
+            group.add_argument(flag, help=words, **_kind_of_option(hints[field.name]))
+        except argparse.ArgumentError as error:  # it names the option that is there already
+            raise ContractError(
+                f"the field {field.name!r} of the options of task {entry.name!r} cannot become the option {flag}: "
+                f"{error.message}; rename the field"
+            ) from error
     return parser
 
 
-def _add_task_options(group: Any, defaults: Any) -> None:
-    """An option for each field of a task's dataclass of options."""
-    hints = typing.get_type_hints(type(defaults))
-    for field in dataclasses.fields(defaults):
-        flag, text = "--" + field.name.replace("_", "-"), field.metadata.get("help", "")
-        kinds = [kind for kind in (typing.get_args(hints[field.name]) or [hints[field.name]]) if kind is not type(None)]
-        if hints[field.name] is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-        elif typing.get_origin(hints[field.name]) is typing.Literal:
-            group.add_argument(flag, metavar="|".join(kinds), help=text)
-        else:
-            group.add_argument(flag, type=kinds[0], metavar=kinds[0].__name__.upper(), help=text)
+def _help_of(field: dataclasses.Field[Any], default: Any) -> str:
+    shown = {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
+    words = f"{field.metadata.get('help', '')}{'' if default is None else f' ({shown})'}"
+    return words.strip().replace("%", "%%")  # argparse would fill in what follows a single one
+
+
+def _kind_of_option(hint: Any) -> dict[str, Any]:
+    """What argparse is told of an option whose field has this type."""
+    kinds = [kind for kind in (typing.get_args(hint) or [hint]) if kind is not type(None)]
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction, "default": None}
+    if typing.get_origin(hint) is typing.Literal:
+        return {"metavar": "|".join(kinds)}
+    return {"type": kinds[0], "metavar": kinds[0].__name__.upper()}
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -180,13 +215,6 @@ def _names(text: str) -> tuple[str, ...]:
 def _override(defaults: Any, given: dict[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(defaults)}
     return dataclasses.replace(defaults, **{name: value for name, value in given.items() if name in known})
-
-
-def _require_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"cannot write into {folder}: {error.strerror}; choose another folder with --out") from error
 
 
 def _print_table(results: Results) -> None:
@@ -254,7 +282,8 @@ def _plot(chosen: argparse.Namespace) -> int:
 
     results = load_results(chosen.folder)
     folder = chosen.out or (chosen.folder if chosen.folder.is_dir() else chosen.folder.parent)
-    _require_folder(folder)
-    for path in [write_report(results, folder / "report.html"), *write_plots(results, folder)]:
+    with writable_folder(folder):
+        written = [write_report(results, folder / "report.html"), *write_plots(results, folder)]
+    for path in written:
         print(path)
     return 0

@@ -47,6 +47,7 @@ def interleave(
     predictor: Predictor[Any], expert: Expert | None, examples: Examples, policy: Policy[Any], spec: SequenceSpec
 ) -> Iterator[Step]:
     """Writes the sequences of one batch, yielding each position as soon as it is written."""
+    examples = examples.to(predictor.device)
     state, context = predictor.start(examples.inputs)
     policy_state = policy.start(context)
     proposal = predictor.propose(state)
@@ -147,7 +148,7 @@ class _TokenByToken:
 
     def write(self, page: _Page, position: int, asked: Tensor) -> None:
         tokens, self.state = self.expert.next(self.state, asked)
-        page.tokens[page.rows[asked], position] = tokens.to(page.tokens.dtype)
+        page.tokens[page.rows[asked], position] = tokens.to(page.tokens)
 
     def select(self, rows: Tensor) -> None:
         self.state = self.expert.select(self.state, rows)
@@ -168,7 +169,7 @@ class _ToTheEnd:
         rows = page.rows[asked]
         prefixes = Sequences(page.tokens[rows], torch.full_like(rows, position))
         completed = self.expert.complete(self.examples.select(rows), prefixes, page.spec)
-        page.tokens[rows], page.lengths[rows] = completed.tokens.to(page.tokens.dtype), completed.lengths
+        page.tokens[rows], page.lengths[rows] = completed.tokens.to(page.tokens), completed.lengths.to(page.lengths)
 
     def select(self, rows: Tensor) -> None:
         """Nothing is kept per row."""

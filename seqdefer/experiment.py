@@ -9,10 +9,10 @@ stopped goes on where it was. Nothing is chosen on test data: it enters in `_swe
 
 from __future__ import annotations
 
+import json
 import math
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -62,7 +62,17 @@ from seqdefer.results import (
     summarise,
 )
 from seqdefer.store import fingerprint
-from seqdefer.training import PRESETS, STRATEGIES, History, Settings, Strategy, fit_once, fit_token, fit_whole
+from seqdefer.training import (
+    PRESETS,
+    STRATEGIES,
+    History,
+    Settings,
+    Strategy,
+    default_price,
+    fit_once,
+    fit_token,
+    fit_whole,
+)
 from seqdefer.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.types import Draft, Examples, Granularity, HandOffTable
 
@@ -154,8 +164,8 @@ class Labelled:
 
     def seen(self) -> list[Tensor]:
         """What rejectors are fitted on, as far as it takes to tell two splits or two ways to count losses apart."""
-        roots = [] if self.trees is None else list(self.trees.losses(self.trees.roots))
-        return [self.examples.inputs, self.table.loss, *roots]
+        by_token = [] if self.trees is None else self.trees.losses(self.trees.typical_nodes())
+        return [self.examples.inputs, self.table.loss, *by_token]
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,7 @@ class Experiment:
         test_rows = self._test_rows()  # may be too many: then all that follows would be for nothing
         train, validation = self.label("train"), self.label("validation")
         test = self.label("test", test_rows)
+        self._require_applicable(test)
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
             rejectors = self.fit(train, validation, seed)
@@ -196,7 +207,20 @@ class Experiment:
                 advance(1)
             runs.append(sweeps)
         comparisons = self.compare(runs)
-        return self._results(preset, command, seeds, comparisons, self._alpha(train))
+        return self._results(preset, command, seeds, comparisons, self._notes(train))
+
+    def _require_applicable(self, test: Labelled) -> None:
+        available = [
+            name
+            for name in METHODS
+            if (test.trees is not None or GRANULARITY[name] != "token")
+            and (test.draft.entropy is not None or not name.endswith("Entropy"))
+        ]
+        for method in self.settings.methods or ():
+            if method not in available:
+                raise OptionError(
+                    f"method {method!r} does not apply to task {self.task.name!r}; available: {', '.join(available)}"
+                )
 
     def _test_rows(self) -> Tensor:
         """The test instances of all seeds, disjoint, in the order of the seeds."""
@@ -217,7 +241,8 @@ class Experiment:
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
             table, calls = hand_off_table(self.task, examples, drafted, progress=advance)
         self.table_calls = self.table_calls + calls
-        if not isinstance(self.task.expert, NextTokenExpert):
+        is_needed = name == "test" or self.settings.wants("TokenwiseModel")  # the oracle and the sweeps need test trees
+        if not (isinstance(self.task.expert, NextTokenExpert) and is_needed):
             return Labelled(examples, drafted, table, None)
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
             if self.task.spec.length <= MAX_ENUMERATED_LENGTH:
@@ -248,7 +273,7 @@ class Experiment:
             _Recipe("OneTimeModel", [once, grid.tolist(), alpha, settings.psi], settings.once.epochs, by_hand_off),
         ]
         if train.trees is not None and validation.trees is not None:
-            choices: dict[str, Any] = {"phi": settings.phi, "strategy": settings.strategy, "price": settings.price}
+            choices: dict[str, Any] = {"phi": settings.phi, "strategy": settings.strategy, "price": self._price(train)}
             by_token = partial(fit_token, train.trees, validation.trees, settings.token, seed=seed, **choices)
             recipes.append(_Recipe("TokenwiseModel", [token, *choices.values()], settings.token.epochs, by_token))
         return recipes
@@ -260,12 +285,19 @@ class Experiment:
             return found
         with self.clock.stage(f"fit {recipe.name} (seed {seed})", recipe.epochs) as advance:
             rejector, history = recipe.make(progress=advance)
-        rejector.notes.update(method=recipe.name, made_by=made_by, task=self.task.name, history=asdict(history))
+        rejector.notes.update(
+            method=recipe.name, made_by=made_by, task=self.task.name, history=_finite(asdict(history))
+        )
         rejector.save_pretrained(folder)
         return rejector
 
     def _alpha(self, train: Labelled) -> float:
         return rule_of_thumb(train.table) if self.settings.alpha is None else self.settings.alpha
+
+    def _price(self, train: Labelled) -> float:
+        if self.settings.price is not None:
+            return self.settings.price
+        return 0.0 if train.trees is None else default_price(train.trees)
 
     def compare(self, runs: list[Run]) -> list[Comparison]:
         """Each learned partial method against every method of its own or a coarser granularity."""
@@ -284,11 +316,11 @@ class Experiment:
                 advance(1)
         return comparisons
 
-    def _notes(self, alpha: float) -> tuple[str, ...]:
-        settings = self.settings
+    def _notes(self, train: Labelled) -> tuple[str, ...]:
+        settings, alpha, price = self.settings, self._alpha(train), self._price(train)
         by_token = (
             f"TokenwiseModel minimises the token surrogate with phi = {settings.phi}; its training rollouts follow the "
-            f"strategy '{settings.strategy}'.",
+            f"strategy '{settings.strategy}'{f'; each expert token costs {price:.3g} besides' if price else ''}.",
         )
         return (
             *(by_token if self.trees else ()),
@@ -298,11 +330,10 @@ class Experiment:
         )
 
     def _results(
-        self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], alpha: float
+        self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
     ) -> Results:
-        settings = asdict(self.settings)
+        settings = {**asdict(self.settings), "task": _described(getattr(self.task, "options", None))}
         calls = sum((trees.calls for trees in self.trees), start=self.table_calls)
-        options = getattr(self.task, "options", None)
         described = self.task.describe()
         models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
         return Results(
@@ -314,7 +345,7 @@ class Experiment:
             comparisons=tuple(comparisons),
             paper=PAPER.get(self.task.name, {}),
             units=Units(loss=self.task.loss_unit),
-            notes=self._notes(alpha),
+            notes=notes,
             provenance=Provenance(
                 version=__version__,
                 command=command,
@@ -324,9 +355,26 @@ class Experiment:
                 machine=machine(self.task.predictor.device),
                 seconds=self.clock.seconds,
                 expert_calls=ExpertCalls(calls.made, calls.saved),
-                settings={**settings, "task": asdict(options)} if options is not None else settings,
+                settings=settings,
             ),
         )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: an epoch that diverged is null."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _described(options: Any) -> dict[str, Any]:
+    """A task's options for the provenance, if it keeps them as `options`, a dataclass."""
+    if not is_dataclass(options) or isinstance(options, type):
+        return {}
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
+    return plain
 
 
 def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftMLP | TokenNetwork | None:
@@ -335,10 +383,7 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftMLP | TokenNet
         rejector = load_rejector(folder, task.predictor)
     except CheckpointError:
         return None
-    if rejector.notes.get("made_by") != made_by:
-        return None
-    # As after a fit: by token on the predictor's device, by draft on the CPU.
-    return rejector.to(task.predictor.device) if isinstance(rejector, TokenNetwork) else rejector
+    return rejector if rejector.notes.get("made_by") == made_by else None
 
 
 def _sweeps(
@@ -398,13 +443,13 @@ def run_task(
     folder: Path,
     *,
     preset: str = "custom",
+    command: str = "",
     device: str = "auto",
     meter: Meter | None = None,
 ) -> Results:
     """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
-    command = " ".join(["seqdefer", *sys.argv[1:]])
     results = Experiment(task, settings, folder, clock).run(preset=preset, command=command)
     save_results(results, folder)
     write_report(results, folder / "report.html")

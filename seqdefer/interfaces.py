@@ -101,7 +101,7 @@ class NextTokenExpert(Expert, Generic[State]):
                 written, state = self.next(state, rows)
                 tokens[rows, position] = written.to(tokens.dtype)
                 lengths[rows] = position + 1
-                ended[rows] = spec.is_end(written)
+                ended[rows] = spec.is_end(written) | (position + 1 >= spec.length)
             if bool(ended.all()):
                 break
             state = self.append(state, tokens[:, position])

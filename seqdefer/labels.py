@@ -62,7 +62,8 @@ def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut
         if len(rows):
             prefixes = Sequences(drafted.tokens[rows], torch.full_like(rows, kept))
             completed = task.expert.complete(examples.select(rows), prefixes, task.spec)
-            current.tokens[rows], current.lengths[rows] = completed.tokens.to(drafted.tokens.dtype), completed.lengths
+            current.tokens[rows] = completed.tokens.to(current.tokens)  # a solver may answer on the CPU
+            current.lengths[rows] = completed.lengths.to(current.lengths)
         # An expert that ignores prefixes wrote its part once; only the kept tokens change under it.
         current.tokens[is_open, :kept] = drafted.tokens[is_open, :kept]
         current.tokens[~is_open], current.lengths[~is_open] = drafted.tokens[~is_open], drafted.lengths[~is_open]

@@ -28,6 +28,7 @@ from torch.nn.functional import softplus
 from seqdefer.errors import OptionError, unknown
 from seqdefer.types import HandOffTable
 
+NO_MASS = -1e4  # a score that no softmax sees, yet finite, so that a weight of 0 makes it 0
 EXPONENTIAL_LIMIT = 20.0  # past a margin of -20 the exponential loss goes on as its tangent
 
 
@@ -329,6 +330,23 @@ def rule_of_thumb(table: HandOffTable) -> float:
     predictor alone, over the training examples; 0 where it does not improve."""
     gains = (table.loss[:, -1] - table.loss[:, 0]).double()
     return max(0.0, float(gains.quantile(0.5)))
+
+
+def is_ended(grid: Tensor, lengths: Tensor) -> Tensor:
+    """Hand-offs of `grid` (J,) at or past the end of a draft: they do what no deferral, the last, does. bool (n, J)
+
+    Without the last itself. lengths: (n,) of the drafts."""
+    ended = grid[None, :] >= lengths[:, None]
+    ended[:, -1] = False
+    return ended
+
+
+def merge_ended(scores: Tensor, ended: Tensor) -> Tensor:
+    """One-time scores (n, J) with the mass of ended hand-offs given to no deferral, which they are. Otherwise a softmax
+    would split no deferral's mass over its copies, and a policy would take a copy for a deferral."""
+    last = torch.where(ended, scores, -torch.inf).logsumexp(1).logaddexp(scores[:, -1])
+    merged = torch.where(ended, NO_MASS, scores)
+    return torch.cat([merged[:, :-1], last[:, None]], 1)
 
 
 def hand_off_grid(length: int, size: int) -> Tensor:

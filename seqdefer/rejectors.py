@@ -11,7 +11,7 @@ predictor it was fitted for and refuses another.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, unknown
 from seqdefer.interfaces import DraftRejector, Predictor, TokenRejector
+from seqdefer.losses import is_ended, merge_ended
 from seqdefer.store import read_json, read_weights, write_json, write_tensors
 from seqdefer.types import Draft, Proposal
 
@@ -37,7 +38,11 @@ class Sizes:
     layers: int
     units: int
     dropout: float
-    outputs: int = 1  # hand-offs it scores, for one-time rejectors
+    hand_offs: tuple[int, ...] = ()  # the grid that a one-time rejector scores; a whole one gives a single score
+
+    @property
+    def outputs(self) -> int:
+        return max(1, len(self.hand_offs))
 
 
 class _Network(nn.Module):
@@ -174,7 +179,10 @@ class DraftMLP(_Network, DraftRejector):
         """context (B, C), steps (B, L, F + confidence), mask bool (B, L) -> (B, J)"""
         seen = torch.where(mask[..., None], self._steps(steps), 0.0)
         scores: Tensor = self.body(torch.cat([self._context(context), seen.flatten(1)], 1))
-        return scores
+        if not self.sizes.hand_offs:
+            return scores
+        grid = torch.tensor(self.sizes.hand_offs, device=scores.device)
+        return merge_ended(scores, is_ended(grid, mask.sum(1)))
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Tensor:
@@ -214,8 +222,12 @@ def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -
         )
     try:
         sizes = Sizes(**{field.name: config[field.name] for field in fields(Sizes)})
+        sizes = replace(sizes, hand_offs=tuple(sizes.hand_offs))
         network = NETWORKS[kind](sizes, config["predictor"], config["notes"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{folder} does not hold a whole rejector: {error!r}; fit it again") from error
     read_weights(network, folder / "model.safetensors")
+    # By token it scores what the predictor has just computed; by draft it works on the CPU, where drafts are kept.
+    if predictor is not None and isinstance(network, TokenNetwork):
+        network.to(predictor.device)
     return network.eval()

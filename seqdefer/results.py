@@ -24,6 +24,8 @@ from seqdefer.store import write_json
 
 FORMAT = 1
 FILE_NAME = "results.json"
+LARGEST = 1e100  # of a number: no result comes near, and squares of what is below still fit a float
+DEEPEST = 20  # levels of a setting
 
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
@@ -129,8 +131,10 @@ class Results:
         """The reverse of `to_json`; a `DataError` names the first field that is missing or wrong."""
         found = value.get("format", "absent") if isinstance(value, dict) else "absent"
         if found != FORMAT:
-            raise DataError(f"field 'format' is {found!r}; this version of seqdefer reads format {FORMAT}")
+            raise DataError(f"field 'format' is {_shown(found)}; this version of seqdefer reads format {FORMAT}")
         decoded: Self = _decode(cls, value, "")
+        if decoded.length < 1:
+            raise DataError(f"field 'length' is {decoded.length}; it must be at least 1")
         return decoded
 
 
@@ -165,6 +169,8 @@ def load_results(path: Path | str) -> Results:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise DataError(f"{file} is nested too deeply to be the results of a run") from error
     try:
         return Results.from_json(value)
     except DataError as error:
@@ -203,10 +209,10 @@ def _plain(value: Any, where: str) -> Any:
 def _plain_number(value: Any, where: str) -> int | float:
     """Takes numpy's scalars too: they register with `numbers`."""
     if isinstance(value, numbers.Integral):
-        return int(value)
+        return int(_sane(int(value), where))
     if not isinstance(value, numbers.Real):
-        raise DataError(f"field {where!r} is a {type(value).__name__}, which JSON cannot hold")
-    return _finite(float(value), where)
+        raise DataError(f"field {_place(where)} is a {type(value).__name__}, which JSON cannot hold")
+    return _sane(float(value), where)
 
 
 # --- plain values to records -----------------------------------------------------------------------------------------
@@ -216,7 +222,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     """`value` as the annotated type `kind`: a record, a container of what follows, or a scalar."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
-        return value
+        return _decode_any(value, where, DEEPEST)
     if is_dataclass(kind):
         return _decode_record(kind, value, where)
     if origin is Mapping:
@@ -231,6 +237,16 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     return _decode_scalar(kind, value, where)
 
 
+def _decode_any(value: Any, where: str, levels: int) -> Any:
+    if isinstance(value, dict | list) and levels == 0:
+        raise DataError(f"field {_place(where)} is nested more than {DEEPEST} levels deep")
+    if isinstance(value, dict):
+        return {key: _decode_any(inner, _join(where, key), levels - 1) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_decode_any(inner, f"{where}[{index}]", levels - 1) for index, inner in enumerate(value)]
+    return value if value is None or isinstance(value, str) else _sane(value, where)
+
+
 def _decode_record(kind: Any, value: Any, where: str) -> Any:
     record = _expect(dict, "an object", value, where)
     hints = _hints(kind)
@@ -239,7 +255,7 @@ def _decode_record(kind: Any, value: Any, where: str) -> Any:
         if item.name in record:
             arguments[item.name] = _decode(hints[item.name], record[item.name], _join(where, item.name))
         elif item.default is MISSING and item.default_factory is MISSING:
-            raise DataError(f"field {_join(where, item.name)!r} is missing")
+            raise DataError(f"field {_place(_join(where, item.name))} is missing")
     return kind(**arguments)
 
 
@@ -248,14 +264,14 @@ def _decode_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[A
     if arguments[-1] is Ellipsis:
         arguments = (arguments[0],) * len(items)
     if len(items) != len(arguments):
-        raise DataError(f"field {where!r} must have {len(arguments)} values, not {len(items)}")
+        raise DataError(f"field {_place(where)} must have {len(arguments)} values, not {len(items)}")
     pairs = zip(arguments, items, strict=True)
     return tuple(_decode(kind, item, f"{where}[{index}]") for index, (kind, item) in enumerate(pairs))
 
 
 def _decode_choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if value not in choices:
-        raise DataError(f"field {where!r} is {value!r}; available: {', '.join(choices)}")
+        raise DataError(f"field {_place(where)} is {_shown(value)}; available: {', '.join(choices)}")
     return value
 
 
@@ -263,22 +279,34 @@ def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is str:
         return _expect(str, "a string", value, where)
     if isinstance(value, bool):  # a bool is an int to Python, and a mistake here
-        raise DataError(f"field {where!r} must be a number, not {value!r}")
+        raise DataError(f"field {_place(where)} must be a number, not {value!r}")
     if kind is int:
-        return _expect(int, "a whole number", value, where)
-    return _finite(float(_expect((int, float), "a number", value, where)), where)
+        return _sane(_expect(int, "a whole number", value, where), where)
+    return float(_sane(_expect((int, float), "a number", value, where), where))
 
 
 def _expect(kind: Any, words: str, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
-        raise DataError(f"field {where or 'results'!r} must be {words}, not {json.dumps(value)[:40]}")
+        raise DataError(f"field {_place(where or 'results')} must be {words}, not {_shown(value)}")
     return value
 
 
-def _finite(value: float, where: str) -> float:
-    if not math.isfinite(value):
-        raise DataError(f"field {where!r} is {value}; every number must be finite")
+def _sane(value: float, where: str) -> float:
+    if not abs(value) < LARGEST:  # nor is NaN
+        raise DataError(f"field {_place(where)} is {_shown(value)}; every number must be finite and below {LARGEST:g}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, however large or deep what the file holds."""
+    if value and isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return repr(value)[:40]
+
+
+def _place(where: str) -> str:
+    """A field for a message: its name may hold anything, and its end tells most."""
+    return repr(where if len(where) <= 200 else f"…{where[-199:]}")
 
 
 def _join(where: str, name: str) -> str:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import CheckpointError
+from seqdefer.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,7 +88,32 @@ def fingerprint(*parts: Any) -> str:
 def _bytes_of(part: Any) -> bytes:
     if isinstance(part, bytes):
         return part
-    if hasattr(part, "detach"):  # a tensor, without importing torch here
-        array = part.detach().cpu().contiguous().numpy()
-        return f"{array.dtype}{array.shape}".encode() + bytes(array.tobytes())
+    if hasattr(part, "detach"):  # a tensor; torch is loaded by whoever made it
+        from torch import uint8
+
+        raw = part.detach().cpu().contiguous().reshape(-1).view(uint8)  # numpy knows no bfloat16
+        return f"{part.dtype}{tuple(part.shape)}".encode() + bytes(raw.numpy().tobytes())
     return json.dumps(part, sort_keys=True).encode()
+
+
+@contextmanager
+def writable_folder(folder: Path) -> Iterator[None]:
+    """Makes `folder` and tries a file in it, because minutes of work should not end in what cannot be written.
+
+    Where the work within fails, the folders that were made for it go again unless something is in them.
+    """
+    made: list[Path] = []
+    try:
+        try:
+            made = [path for path in (folder, *folder.parents) if not path.exists()]  # the deepest first
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            reason = f"cannot write into {folder}: {error.strerror}"
+            raise OptionError(f"{reason}; choose another folder with --out") from error
+        yield
+    except BaseException:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.losses import Phi, Psi, get_phi, get_psi, one_time_surrogate, query_costs, token_surrogate
+from seqdefer.losses import Phi, Psi, get_phi, get_psi, is_ended, one_time_surrogate, query_costs, token_surrogate
 from seqdefer.rejectors import NETWORKS, TOKEN_NETWORKS, DraftMLP, Sizes, TokenNetwork, step_inputs
 from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import Draft, HandOffTable
@@ -72,6 +72,7 @@ class History:
     training: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     best: int = 0
+    batch_size: int = 0
 
 
 def fit(
@@ -88,9 +89,9 @@ def fit(
     """Minimises `batch_loss(rows)`; stops when `validation_loss()` has not improved by delta for `patience` epochs."""
     order = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    history, best_weights = History(), copy.deepcopy(network.state_dict())
-    lowest, waited = math.inf, 0
     batch_size = min(settings.batch_size, max(LEAST_BATCH, n_examples // LEAST_STEPS))
+    history, best_weights = History(batch_size=batch_size), copy.deepcopy(network.state_dict())
+    lowest, waited = math.inf, 0
     for epoch in range(settings.epochs):
         before_epoch(epoch)
         network.train()
@@ -174,10 +175,11 @@ class Steering:
 
 
 def default_price(trees: DecisionTrees) -> float:
-    """0 where every expert token costs something, as the paper's theorems ask (c_j >= c-bar > 0). Where some cost
-    nothing, 5 % of the predictor's mean token loss: with l = c = 0 a surrogate is flat, and its score arbitrary."""
-    losses = trees.nodes.losses[: trees.nodes.size]
-    return 0.0 if bool((losses[:, 1] > 0).all()) else 0.05 * float(losses[:, 0].mean())
+    """5 % of the predictor's mean token loss where more than one prefix in a hundred has l = c = 0: a surrogate is flat
+    there, and its score arbitrary (the paper's theorems ask for c_j >= c-bar > 0). 0 elsewhere."""
+    loss, cost = trees.losses(trees.typical_nodes())
+    is_flat = (loss + cost) == 0
+    return 0.05 * float(loss.mean()) if float(is_flat.float().mean()) > 0.01 else 0.0
 
 
 def token_risk(
@@ -227,9 +229,7 @@ def fit_token(
     network: TokenNetwork = TOKEN_NETWORKS[settings.architecture](
         sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy, "price": price}
     )
-    known = train.nodes.size
-    sample = torch.arange(0, known, max(1, known // 100_000), device=train.device)
-    seen = train.proposal(sample)
+    seen = train.proposal(train.typical_nodes())
     network.to(train.device).standardise(train.context, step_inputs(seen.features, seen.uncertainty, seen.entropy))
     loss_of, steering, judge = get_phi(phi), Steering(strategy, seed), Steering("free", seed)
     everyone = torch.arange(len(validation))
@@ -264,15 +264,17 @@ def fit_once(
     """OneTimeModel: minimises the one-time surrogate over the hand-offs in `grid`; alpha is alpha_1 of the paper."""
     loss_of: Psi = get_psi(psi)
 
-    def total(table: HandOffTable) -> Tensor:
+    def total(drafted: Draft, table: HandOffTable) -> Tensor:
         length = table.loss.shape[1] - 1
-        return (table.loss + query_costs(table.deferred, alpha, length))[:, grid]
+        totals = (table.loss + query_costs(table.deferred, alpha, length))[:, grid]
+        # Weight 0 for hand-offs past a draft's end: they are no deferral again, which has its weight already.
+        return torch.where(is_ended(grid, drafted.sequences.lengths), totals.amax(1, keepdim=True), totals)
 
     notes = {"grid": grid.tolist(), "alpha": alpha, "psi": psi}
     return _fit_draft(
-        train[0], validation[0], total(train[1]), total(validation[1]),
+        train[0], validation[0], total(*train), total(*validation),
         lambda scores, totals: one_time_surrogate(scores, totals, loss_of),
-        len(grid), settings, fingerprint, notes, seed, progress,
+        tuple(grid.tolist()), settings, fingerprint, notes, seed, progress,
     )  # fmt: skip
 
 
@@ -292,7 +294,7 @@ def fit_whole(
 
     return _fit_draft(
         train[0], validation[0], expert_wins(train[1]), expert_wins(validation[1]),
-        nn.functional.binary_cross_entropy_with_logits, 1, settings, fingerprint, {}, seed, progress,
+        nn.functional.binary_cross_entropy_with_logits, (), settings, fingerprint, {}, seed, progress,
     )  # fmt: skip
 
 
@@ -302,7 +304,7 @@ def _fit_draft(
     train_labels: Tensor,
     validation_labels: Tensor,
     loss_of: Callable[[Tensor, Tensor], Tensor],
-    outputs: int,
+    hand_offs: tuple[int, ...],
     settings: Settings,
     fingerprint: str,
     notes: dict[str, Any],
@@ -311,7 +313,7 @@ def _fit_draft(
 ) -> tuple[DraftMLP, History]:
     torch.manual_seed(seed)
     length = train.features.shape[1]
-    sizes = _sizes(train.context, train.features, train.entropy, length, settings, outputs)
+    sizes = _sizes(train.context, train.features, train.entropy, length, settings, hand_offs)
     network = DraftMLP(sizes, fingerprint, notes)
 
     def inputs(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
@@ -333,7 +335,12 @@ def _fit_draft(
 
 
 def _sizes(
-    context: Tensor, features: Tensor, entropy: Tensor | None, length: int, settings: Settings, outputs: int = 1
+    context: Tensor,
+    features: Tensor,
+    entropy: Tensor | None,
+    length: int,
+    settings: Settings,
+    hand_offs: tuple[int, ...] = (),
 ) -> Sizes:
     return Sizes(
         context=context.shape[1],
@@ -343,5 +350,5 @@ def _sizes(
         layers=settings.layers,
         units=settings.units,
         dropout=settings.dropout,
-        outputs=outputs,
+        hand_offs=hand_offs,
     )

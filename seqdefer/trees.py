@@ -113,6 +113,21 @@ class DecisionTrees:
             found = self.nodes.children[nodes, choice]
         return found
 
+    def typical_nodes(self, most: int = 100_000) -> Tensor:
+        """Nodes to take statistics from: of complete trees all (evenly thinned), else those that predictor alone and
+        expert alone pass, so that it does not matter what has been grown before."""
+        if not self.is_complete:
+            return torch.cat([self._path(defer=False), self._path(defer=True)])[:most]
+        return torch.arange(0, self.nodes.size, max(1, self.nodes.size // most), device=self.device)
+
+    def _path(self, *, defer: bool) -> Tensor:
+        nodes, passed = self.roots, []
+        while len(nodes):
+            passed.append(nodes)
+            following = self.children(nodes, torch.full_like(nodes, int(defer), dtype=torch.bool))
+            nodes = following[following != END]
+        return torch.cat(passed)
+
     def sequences(self, nodes: Tensor, defer: Tensor) -> Sequences:
         """The sequences that end with deciding `defer` (B,) at `nodes` (B,)."""
         table, spec = self.nodes, self.task.spec
@@ -155,7 +170,7 @@ class DecisionTrees:
         losses = [self.task.token_loss(batch, position, kept), self.task.token_cost(batch, position, deferred)]
         ends = spec.is_end(tokens) | (position[:, None] + 1 >= spec.length)
         n = len(example)
-        entropy = torch.zeros(n, 0) if proposal.entropy is None else proposal.entropy
+        entropy = torch.zeros(n, 0, device=self.device) if proposal.entropy is None else proposal.entropy
         new = _Nodes(
             n, example, position, parent, tokens, torch.stack(losses, 1), torch.where(ends, END, UNKNOWN),
             proposal.features, proposal.uncertainty, entropy,

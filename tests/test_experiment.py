@@ -413,3 +413,21 @@ def test_only_the_methods_that_are_asked_for(tmp_path: Path) -> None:
     assert set(results.summary) == {"ChowMean", "OneTimeModel"} | references
     assert [path.name for path in (tmp_path / "rejectors").iterdir()] == ["OneTimeModel-seed0"]
     assert [(row.method, row.against) for row in results.comparisons] == [("OneTimeModel", "ChowMean")]
+
+
+def test_a_method_that_does_not_apply_is_refused(tmp_path: Path) -> None:
+    settings = replace(experiment_settings("toy", "quick"), seeds=1, instances=8, methods=("TokenwiseModel",))
+    with pytest.raises(OptionError, match="'TokenwiseModel' does not apply to task 'toy'; available: ChowMean, "):
+        Experiment(WithExpert(completing, n=20), settings, tmp_path).run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_resumed_equals_fresh_with_lazily_grown_trees(tmp_path: Path) -> None:
+    """What earlier fits had grown used to enter the next fit's standardisation."""
+    task = ToyTask(n=40, length=14)
+    settings = replace(experiment_settings("toy", "quick"), seeds=2, instances=10, methods=("TokenwiseModel",))
+    settings = replace(settings, token=replace(settings.token, epochs=2))
+    fresh = Experiment(task, settings, tmp_path).run()
+    shutil.rmtree(tmp_path / "rejectors" / "TokenwiseModel-seed1")
+    resumed = Experiment(task, settings, tmp_path).run()
+    assert [seed.methods for seed in resumed.seeds] == [seed.methods for seed in fresh.seeds]

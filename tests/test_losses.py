@@ -24,6 +24,8 @@ from seqdefer.losses import (
     get_psi,
     hand_off_grid,
     invert_entropy,
+    is_ended,
+    merge_ended,
     one_time_loss,
     one_time_surrogate,
     query_costs,
@@ -531,3 +533,41 @@ def test_unknown_names() -> None:
 
 def test_examples_in_the_docstrings_run() -> None:
     assert doctest.testmod(losses).failed == 0
+
+
+def test_ended_hand_offs_are_no_deferral() -> None:
+    """Their mass was counted as deferring: a draft of one token was "handed off" after its end, which does nothing."""
+    grid, lengths = torch.tensor([0, 1, 3, 5]), torch.tensor([1, 4, 5])
+    ended = is_ended(grid, lengths)
+    assert ended.tolist() == [[False, True, True, False], [False, False, False, False], [False, False, False, False]]
+    scores = torch.randn(3, 4, dtype=torch.double, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    merged = merge_ended(scores, ended)
+    chances, expected = merged.softmax(1), scores.softmax(1).detach()
+    torch.testing.assert_close(chances[1:], expected[1:])
+    torch.testing.assert_close(
+        chances[0], torch.stack([expected[0, 0], *torch.zeros(2), expected[0, 1:].sum()]).double()
+    )
+    gradient = torch.autograd.grad(chances[:, -1].sum(), scores)[0]
+    assert gradient.isfinite().all()
+
+
+def test_ended_hand_offs_learn_the_bayes_decision() -> None:
+    """One token drafted, the expert better with p = 0.45: the surrogate's minimiser keeps it, copies or not."""
+    grid, lengths = torch.arange(6), torch.ones(2, dtype=torch.long)
+    ended = is_ended(grid, lengths)
+    totals = torch.tensor([[0.0, 1, 1, 1, 1, 1], [1.0, 0, 0, 0, 0, 0]])  # expert better, expert worse
+    totals = torch.where(ended, totals.amax(1, keepdim=True), totals)
+    scores = torch.zeros(6, requires_grad=True)
+    optimizer = torch.optim.Adam([scores], lr=0.1)
+    weight = torch.tensor([0.45, 0.55])
+    for _ in range(500):
+        both = merge_ended(scores.expand(2, 6), ended)
+        risk = sum(
+            weight[i] * one_time_surrogate(both[i : i + 1], totals[i : i + 1], get_psi("cross_entropy")) for i in (0, 1)
+        )
+        optimizer.zero_grad()
+        risk.backward()
+        optimizer.step()
+    chances = merge_ended(scores.detach()[None], ended[:1]).softmax(1)[0]
+    assert chances[0] == pytest.approx(0.45, abs=0.01)
+    assert chances[-1] == pytest.approx(0.55, abs=0.01)

@@ -140,9 +140,9 @@ def test_a_score_is_a_function_of_the_prefix(kind: Any) -> None:
     assert torch.equal(changed, plain[:, 1:]) == (kind is MLPRejector)
 
 
-@pytest.mark.parametrize("outputs", [1, 4])
-def test_draft_scores_ignore_what_stands_past_the_end(outputs: int) -> None:
-    network, plain = make(DraftMLP, outputs=outputs), drafted()
+@pytest.mark.parametrize("hand_offs", [(), (0, 1, 2, 4)])
+def test_draft_scores_ignore_what_stands_past_the_end(hand_offs: tuple[int, ...]) -> None:
+    network, plain = make(DraftMLP, hand_offs=hand_offs), drafted()
     mask = plain.sequences.mask()
     spoilt = replace(
         plain,
@@ -150,7 +150,7 @@ def test_draft_scores_ignore_what_stands_past_the_end(outputs: int) -> None:
         uncertainty=plain.uncertainty.masked_fill(~mask, torch.nan),
     )
     scores = network.score(plain)
-    assert scores.shape == ((10,) if outputs == 1 else (10, outputs))
+    assert scores.shape == ((10, 4) if hand_offs else (10,))
     assert not mask.all()
     assert torch.equal(network.score(spoilt), scores)
     rows = torch.tensor([3, 3, 1])
@@ -184,7 +184,7 @@ def test_one_example_has_no_spread() -> None:
 
 @each_network
 def test_what_is_saved_is_what_is_loaded(kind: Any, tmp_path: Path) -> None:
-    network = make(kind, outputs=3 if kind is DraftMLP else 1)
+    network = make(kind, hand_offs=(0, 2, 4) if kind is DraftMLP else ())
     assert network.save_pretrained(tmp_path / "rejector") == tmp_path / "rejector"
     loaded = load_rejector(tmp_path / "rejector", TASK.predictor)
     assert type(loaded) is kind

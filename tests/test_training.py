@@ -12,6 +12,7 @@ import torch
 from oracles import expert_after, proposal_after, rows_of, score_after, write
 from torch import Tensor, nn
 
+from seqdefer.baselines import Confidence
 from seqdefer.curves import Ends, GridSweep, curve_of, improvement, once_sweep, optimal_once, random_curve, whole_sweep
 from seqdefer.engine import draft, roll_out
 from seqdefer.errors import OptionError, SeqdeferError
@@ -422,6 +423,24 @@ def test_a_price_is_added_where_some_tokens_cost_nothing() -> None:
     with torch.no_grad():
         plain, dearer = (token_risk(rejector, free, rows, get_phi("logistic"), steering, price) for price in (0.0, 1.0))
     assert dearer > plain
+
+
+def test_a_cost_that_rounds_to_nothing_is_no_reason_for_a_price() -> None:
+    """With noise of 0.1 degrees one reading in some hundred thousand is exact; it switched the price on for all."""
+    trees = enumerate_trees(task := ToyTask(n=50), task.split("train"))
+    trees.nodes.losses[5] = 0.0
+    assert default_price(trees) == 0.0
+
+
+def test_statistics_of_lazy_trees_do_not_depend_on_what_was_grown() -> None:
+    task = ToyTask(n=20, length=6)
+    fresh, grown = DecisionTrees(task, task.split("train")), DecisionTrees(task, task.split("train"))
+    sweep_thresholds(Confidence(), grown)
+    nodes = [trees.typical_nodes() for trees in (fresh, grown)]
+    for name in ("losses", "features", "uncertainty"):
+        first, second = (getattr(trees.nodes, name)[at] for trees, at in zip((fresh, grown), nodes, strict=True))
+        assert torch.equal(first, second)
+    assert len(nodes[0]) > 2 * len(fresh)
 
 
 def test_little_data_is_cut_into_smaller_batches() -> None:

@@ -27,6 +27,16 @@ from seqdefer.types import Examples, Sequences, SequenceSpec
 
 YEAR = 365.2425 * 24 * 60  # minutes
 DAY = 24 * 60
+FETCHED = ("mast", "jena")  # records that need no file
+# The least and the most of each whole number: beyond, memory or an integer of the machine would end the run.
+RANGES = {
+    "stride": (1, 10_080),
+    "hidden": (1, 4096),
+    "epochs": (1, 10_000),
+    "passes": (2, 1000),
+    "split_seed": (0, 2**63 - 1),
+}
+LARGEST_NOISE = 1000.0  # degrees
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,12 @@ class WeatherOptions:
         default="mast",
         metadata={
             "help": "a CSV file (plain or gzip) with a time and a temperature column; or 'jena' to download the "
-            "official 2009-2016 record; or 'mast', the default, a met-mast record fetched once with pip"
+            "official 2009-2016 record; or 'mast', a met-mast record fetched once with pip"
         },
     )
-    column: str | None = field(default=None, metadata={"help": "name of the temperature column (default: found)"})
+    column: str | None = field(
+        default=None, metadata={"help": "name of the temperature column, if it is not a usual one"}
+    )
     split: SplitMethod = field(
         default="weeks",
         metadata={"help": "'weeks' deals out whole weeks of the record; 'chronological' is the harder test"},
@@ -48,7 +60,7 @@ class WeatherOptions:
     stride: int = field(default=1, metadata={"help": "10-minute steps between windows; 6 makes hourly windows"})
     noise: float = field(
         default=0.1,
-        metadata={"help": "standard deviation of the expert's error in degrees Celsius (a good thermometer: 0.1)"},
+        metadata={"help": "standard deviation of the expert's error in degrees Celsius; a good thermometer has 0.1"},
     )
     facts: bool = field(
         default=True,
@@ -60,11 +72,20 @@ class WeatherOptions:
     split_seed: int = field(default=0, metadata={"help": "seed of the split, the predictor and the expert's errors"})
 
     def __post_init__(self) -> None:
-        for name, least in (("stride", 1), ("hidden", 1), ("epochs", 1), ("passes", 2), ("split_seed", 0)):
-            if getattr(self, name) < least:
-                raise OptionError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}")
-        if not (math.isfinite(self.noise) and self.noise >= 0):
-            raise OptionError(f"--noise is {self.noise}; it must be a number of degrees, 0 or more")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                bound = f"at least {least}" if value < least else f"at most {most}"
+                raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
+        if not 0 <= self.noise <= LARGEST_NOISE:
+            raise OptionError(
+                f"--noise is {self.noise}; it must be a number of degrees, 0 or more and at most {LARGEST_NOISE:g}"
+            )
+        if self.column is not None and self.data in FETCHED:
+            raise OptionError(
+                f"--column is {self.column!r}, but the column of the record {self.data!r} is known; leave it out, or "
+                "give a file with --data"
+            )
 
 
 class SimulatedHuman(NextTokenExpert["_Reading"]):

@@ -140,7 +140,7 @@ def parse_series(content: bytes, name: str, column: str | None = None) -> Series
     if len(minutes) < 2:
         raise DataError(
             f"{name}: only {len(minutes)} of {rows} rows have a temperature between {COLDEST:g} and {HOTTEST:g} degrees"
-            f" Celsius in column {table.column!r}, at least 2 are needed: name another column, or convert its unit"
+            f" Celsius in column {_quoted(table.column)}, at least 2 are needed: name another column, or convert its unit"
         )
     distinct = len(minutes)
     on_step = _on_step(minutes, name)
@@ -203,9 +203,19 @@ def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: 
     for candidate in wanted:
         if candidate.casefold() in folded:
             return folded.index(candidate.casefold())
-    raise DataError(
-        f"{name} has no {kind} column: looked for {', '.join(wanted)}; the columns are: {', '.join(header) or 'none'}"
-    )
+    raise DataError(f"{name} has no {kind} column: looked for {_listed(wanted)}; the columns are: {_listed(header)}")
+
+
+def _listed(cells: Iterable[str], most: int = 10) -> str:
+    """Names for a message."""
+    quoted = [_quoted(cell) for cell in cells]
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return (", ".join(quoted[:most]) or "none") + more
+
+
+def _quoted(cell: str, longest: int = 40) -> str:
+    """A cell for a message: a file can hold line ends, escape sequences and cells without end."""
+    return repr(cell if len(cell) <= longest else f"{cell[: longest - 1]}…")
 
 
 def _minutes_of(table: _Table, name: str) -> Minutes:
@@ -215,7 +225,7 @@ def _minutes_of(table: _Table, name: str) -> Minutes:
     except ValueError:
         bad = next(row for row, time in enumerate(table.times) if not _is_time(time))
         raise DataError(
-            f"{name}, line {table.lines[bad]}: cannot read the time {table.times[bad]!r};"
+            f"{name}, line {table.lines[bad]}: cannot read the time {_quoted(table.times[bad])};"
             " write yyyy-mm-dd HH:MM:SS or dd.mm.yyyy HH:MM:SS"
         ) from None
 
@@ -276,9 +286,10 @@ def make_windows(series: Series, *, n_in: int = 12, n_out: int = 6, stride: int 
     whole = runs[length - 1 :] == runs[: len(last_input)]
     rows = np.flatnonzero(whole & (last_input // STEP % stride == 0))
     if len(rows) == 0:
+        hint = ": give a smaller stride" if whole.any() else ": give a longer record, or one with fewer gaps"
         raise DataError(
             f"{series.name}: {len(series)} rows, {series.cleaning.gaps} gaps and no window; one needs {length} rows"
-            f" without a gap ({n_in} in, {n_out} out): give a longer record or shorter windows"
+            f" without a gap ({n_in} in, {n_out} out){hint}"
         )
     cut = np.lib.stride_tricks.sliding_window_view(series.celsius.astype(np.float32), length)[rows]  # (n, length)
     return Windows(cut[:, :n_in].copy(), cut[:, n_in:].copy(), last_input[rows])
