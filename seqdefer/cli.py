@@ -62,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
         sys.stderr.close()
         return 0
+    except OSError as error:  # a full disk, a folder in the place of a file
+        print(f"seqdefer: {_one_line(str(error))}; mend that and run again", file=sys.stderr)
+        return 2
 
 
 def _one_line(message: str) -> str:

@@ -126,7 +126,8 @@ def _ranked(results: Results, block: Block, names: Sequence[str]) -> list[str]:
 def extent(results: Results) -> float:
     """Where the x axis ends: L, or the mean length of what the expert writes where sequences end before L."""
     longest = max((x for seed in results.seeds for row in seed.methods.values() for x, _ in row.curve), default=0.0)
-    return longest if longest > 0 and abs(longest - results.length) > 0.01 * results.length else float(results.length)
+    is_drawn = longest > 1e-6 * results.length  # otherwise nothing was deferred
+    return longest if is_drawn and abs(longest - results.length) > 0.01 * results.length else float(results.length)
 
 
 def sample(points: Sequence[Point], end: float) -> list[float]:
@@ -157,7 +158,7 @@ def default_names(results: Results, curves: Mapping[str, Curve]) -> list[str]:
 
 def ticks(low: float, high: float, count: int = 6, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, ...]:
     """About `count` round numbers that lie within [low, high]: multiples of a factor times a power of ten."""
-    rough = (high - low) / count
+    rough = max((high - low) / count, 1e-300)  # less has no logarithm
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(factor for factor in factors if factor * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -172,7 +173,8 @@ def fit_axes(curves: Iterable[Curve], end: float) -> Axes:
     if lowest >= 0 and lowest < 0.5 * high:  # a band may dip below zero where a loss cannot
         low = 0.0
     if high - low < 1e-9 * max(abs(high), 1.0):  # every curve is level: any window will do
-        low, high = low - 0.5, high + 0.5
+        half = max(0.5, 0.05 * abs(high))  # half a unit would be lost in a large number
+        low, high = low - half, high + half
     pad = 0.04 * (high - low)
     low, high = low if low == 0 else low - pad, high + pad
     decimals = min(max(2 - math.floor(math.log10(high - low)), 0), 6)

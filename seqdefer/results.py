@@ -10,7 +10,6 @@ not finite never gets in or out, so that a file that exists can be drawn, compar
 from __future__ import annotations
 
 import json
-import math
 import numbers
 import statistics
 from collections.abc import Mapping, Sequence

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from dataclasses import field, make_dataclass, replace
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from oracles import temperatures, write_record
 
 import seqdefer
 from seqdefer import cli, experiment
+from seqdefer.interfaces import TaskEntry
 from seqdefer.results import load_results
 from seqdefer.tasks.weather import ENTRY
 
@@ -132,6 +137,79 @@ def test_every_option_of_the_task_has_help(capsys: Capture) -> None:
         assert option.metadata["help"][:20] in shown
 
 
+def test_help_shows_what_is_used_if_nothing_is_given(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        run("run", "weather", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("weights (3)", "a run (100)", "go on (explore)", "windows (3)", "pip (mast)", "states (yes)"):
+        assert words in shown
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **fields: tuple[type, Any]) -> None:
+    """Puts the task "made" with these options in the place of every other."""
+    kind = make_dataclass("Options", [(name, *rest) for name, rest in fields.items()], frozen=True)
+    entry = TaskEntry("made", "a task", {"quick": kind()}, ENTRY.prepare)
+    monkeypatch.setattr(experiment, "load_task", lambda name: entry)
+
+
+def test_percent_signs_in_the_help_of_a_task(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, share=(str, field(default="5 %", metadata={"help": "100 % of %(prog)s"})))
+    with pytest.raises(SystemExit):
+        run("run", "made", "--help")
+    assert "100 % of %(prog)s (5 %)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["seeds", "hand_offs", "help", "out"])
+def test_an_option_that_is_taken(name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, **{name: (int, field(default=1))})
+    line = fails_with(capsys, "run", "made")
+    flag = "--" + name.replace("_", "-")
+    assert f"the field {name!r} of the options of task 'made' cannot become the option {flag}" in line
+    assert f"conflicting option string: {flag}" in line
+
+
+def captured_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> tuple[Any, Any, dict[str, Any]]:
+    """The options, the settings and the rest with which a command would run."""
+    calls: list[Any] = []
+
+    def note(entry: Any, options: Any, settings: Any, folder: Path, **rest: Any) -> None:
+        calls.append((options, settings, rest))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "run_task", note)
+    assert run("run", *arguments, "--out", tmp_path / "a b") == 130
+    (call,) = calls
+    return call  # type: ignore[no-any-return]
+
+
+def test_the_command_is_kept_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = captured_run(monkeypatch, tmp_path, "weather", "--data", "my file.csv")[2]
+    expected = ["seqdefer", "run", "weather", "--data", "my file.csv", "--out", str(tmp_path / "a b")]
+    assert shlex.split(rest["command"]) == expected
+
+
+def test_options_of_the_task_are_not_those_of_the_rejectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --architecture, the predictor's --epochs became those of the token-level rejector as well."""
+    options, settings, _ = captured_run(monkeypatch, tmp_path, "weather", "--architecture", "mlp", "--epochs", "7")
+    usual = experiment.experiment_settings("weather", "quick").token
+    assert options.epochs == 7
+    assert settings.token == replace(usual, architecture="mlp")
+
+
+def test_a_terminal_that_knows_ascii_alone(
+    record: Path, done: tuple[Path, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's degree sign was a UnicodeEncodeError."""
+    monkeypatch.setattr(experiment, "run_task", lambda *arguments, **options: load_results(done[0]))
+    raw = BytesIO()
+    with TextIOWrapper(raw, encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run("run", "weather", "--data", record, "--out", tmp_path, "--quiet") == 0
+        stream.flush()
+        assert b"TokenwiseModel" in raw.getvalue()
+        monkeypatch.undo()
+
+
 def test_it_is_a_module_too() -> None:
     command = [sys.executable, "-m", "seqdefer", "--version"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -207,9 +285,21 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "one pass": (["--passes", "1"], "--passes is 1; it must be at least 2"),
     "stride 0": (["--stride", "0"], "--stride is 0"),
     "split seed negative": (["--split-seed", "-1"], "--split-seed is -1"),
+    "split seed too large": (["--split-seed", str(2**63)], f"it must be at most {2**63 - 1}"),
+    "stride too large": (["--stride", str(10**27)], "it must be at most 10080"),
+    "hidden too large": (["--hidden", "1000000000"], "--hidden is 1000000000; it must be at most 4096"),
+    "passes too many": (["--passes", "2000000000"], "--passes is 2000000000; it must be at most 1000"),
+    "epochs too many": (["--epochs", "10001"], "--epochs is 10001; it must be at most 10000"),
+    "noise too large": (["--noise", "1e308"], "--noise is 1e+308"),
+    "a column of a known record": (["--data", "mast", "--column", "T2m"], "--column is 'T2m', but"),
+    "line ends and escapes": (["--split", "a\n\x1b[31m"], r"unknown split 'a\n\x1b[31m'"),
+    "line ends in a flag": (["--a\nb"], r"unrecognized arguments: --a\nb"),
     "unknown device": (["--device", "abacus"], "device"),
     "device that is not here": (["--device", "meta"], "device 'meta' is not on this machine"),
-    "no such column": (["--column", "dew point"], "no temperature column: looked for dew point; the columns are: Date"),
+    "no such column": (
+        ["--column", "dew point"],
+        "no temperature column: looked for 'dew point'; the columns are: 'Date",
+    ),
 }
 
 
@@ -218,6 +308,7 @@ def test_bad_options(options: list[str], message: str, record: Path, tmp_path: P
     line = fails_with(capsys, "run", "weather", "--data", record, "--out", tmp_path / "out", *SMALL, *options)
     assert message in line
     check_nothing_half_written(tmp_path / "out")
+    assert not (tmp_path / "out").exists() or content(tmp_path / "out")  # a folder that was made for nothing is gone
 
 
 def test_a_gpu_that_is_not_here(record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +374,60 @@ def test_out_that_is_a_file(record: Path, tmp_path: Path, capsys: Capture) -> No
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.fixture(params=["no permission", "vanishes"])
+def unwritable(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that exists and takes no file, also from a user who may do everything."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    folder = tmp_path / "closed"
+    if request.param == "no permission":
+        folder.mkdir()
+    return folder
+
+
+def test_out_that_takes_no_file(
+    unwritable: Path, record: Path, done: tuple[Path, str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found out after minutes of training, in a traceback."""
+    existed = unwritable.exists()
+    monkeypatch.setattr(experiment, "run_task", lambda *arguments, **options: pytest.fail("it began to work"))
+    for command in (["run", "weather", "--data", record], ["plot", done[0]]):
+        line = fails_with(capsys, *command, "--out", unwritable)
+        assert f"cannot write into {unwritable}: Permission denied; choose another folder with --out" in line
+        assert unwritable.exists() == existed
+
+
+def test_a_run_that_fails_leaves_no_empty_folder(tmp_path: Path, capsys: Capture) -> None:
+    fails_with(capsys, "run", "weather", "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    fails_with(capsys, "run", "weather", "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "mine")
+    assert (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('"length": 6', '"length": 0', "'length'"),
+        ('"length": 6', f'"length": {10**400}', "'length'"),
+        ('"audc": ', '"audc": 1e308, "old": ', "audc'"),
+        ('"low": ', '"low": -1e308, "old": ', "low'"),
+        ('"task": ', f'"task": {"[" * 100_000}, "old": ', "nested too deeply"),
+    ],
+)
+def test_plot_of_hostile_results(
+    old: str, new: str, field: str, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture
+) -> None:
+    whole = (done[0] / "results.json").read_text()
+    assert old in whole
+    (tmp_path / "results.json").write_text(whole.replace(old, new, 1))
+    assert field in fails_with(capsys, "plot", tmp_path)
+    assert set(content(tmp_path)) == {"results.json"}
+
+
 def test_plot_needs_results(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
     assert "does not exist" in fails_with(capsys, "plot", tmp_path / "nowhere")
     assert "holds no results.json; make it with: seqdefer run TASK" in fails_with(capsys, "plot", tmp_path)
@@ -302,3 +447,16 @@ def test_a_damaged_predictor(record: Path, done: tuple[Path, str, str], tmp_path
     weights.write_bytes(weights.read_bytes()[:50])
     line = fails_with(capsys, "run", "weather", "--data", record, "--out", folder, *SMALL)
     assert str(weights) in line
+
+
+def test_a_disk_that_fails_in_mid_run(
+    record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "model.safetensors"))
+
+    monkeypatch.setattr("seqdefer.tasks.forecaster.write_tensors", full)
+    assert cli.main(["run", "weather", "--data", str(record), "--epochs", "1", "--out", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "No space left on device" in error

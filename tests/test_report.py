@@ -10,16 +10,19 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from seqdefer.errors import InputError, OptionError
 from seqdefer.markup import Markup, element, number
 from seqdefer.plots import (
+    BLOCKS,
     STEPS,
     curves_svg,
     default_names,
@@ -44,6 +47,7 @@ from seqdefer.results import (
     Units,
     summarise,
 )
+from seqdefer.tables import results_table
 
 LENGTH = 6
 # How strongly each method's curve sags below the straight line of Random; below zero it is worse than a coin.
@@ -217,6 +221,10 @@ def test_ticks(low: float, high: float, expected: tuple[float, ...]) -> None:
     assert ticks(low, high) == pytest.approx(expected)
 
 
+def test_ticks_of_almost_nothing() -> None:
+    assert ticks(0, 5e-324) == (0,)
+
+
 @pytest.mark.parametrize(("title", "words"), [("error (°C²)", "1.25 °C²;"), ("100 × (1 − ROUGE-1)", "1.25;")])
 def test_headline_has_a_unit_where_the_title_ends_in_one(results: Results, title: str, words: str) -> None:
     page = render_report(replace(results, units=Units(title)))
@@ -237,6 +245,22 @@ def test_window_holds_level_and_negative_curves(results: Results) -> None:
     deep = fit_axes([replace(level, mean=tuple(-i / 10 for i in range(STEPS + 1)))], 6)
     assert deep.low <= -10
     assert deep.high >= 0
+
+
+@pytest.mark.parametrize("point", [(0.0, 1e50), (0.0, -9e99), (5e-324, 1.0), (-3.0, 1.0), (9e99, 0.0)])
+def test_extreme_curves_are_drawn(point: tuple[float, float]) -> None:
+    """Half a unit around a level curve was lost in a large loss, and an axis that ended at almost 0 had no ticks."""
+    seed = SeedResult(0, {"ChowSum": MethodResult("whole", 1.0, 0.0, (point, point))})
+    ElementTree.fromstring(curves_svg(Results("toy", "p", 2, (seed,), summarise([seed]))))
+
+
+def test_the_terminal_has_the_blocks_and_the_names_of_the_page(results: Results) -> None:
+    seeds = [SeedResult(0, {"[/red] mine": results.seeds[0].methods["ChowSum"], **results.seeds[0].methods})]
+    table = results_table(replace(results, summary=summarise(seeds), units=Units("error [K]")))
+    out = StringIO()
+    Console(file=out, width=120).print(table)
+    for words in (*BLOCKS.values(), "[/red] mine", "error [K]"):
+        assert words in out.getvalue()
 
 
 def test_svg_is_well_formed_and_complete(results: Results) -> None:

@@ -128,13 +128,20 @@ def damage(value: Any, path: list[Any], new: Any) -> None:
         value[path[-1]] = new
 
 
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("path", "new", "words"),
     [
         (["format"], 2, "field 'format' is 2; this version of seqdefer reads format 1"),
         (["format"], ..., "field 'format' is 'absent'"),
         (["task"], ..., "field 'task' is missing"),
-        (["length"], "six", "field 'length' must be a whole number, not \"six\""),
+        (["length"], "six", "field 'length' must be a whole number, not 'six'"),
         (["length"], True, "field 'length' must be a number"),
         (["seeds"], {}, "field 'seeds' must be a list, not {}"),
         (["seeds", 0, "methods", "Random", "audc"], ..., "field 'seeds[0].methods.Random.audc' is missing"),
@@ -143,6 +150,19 @@ def damage(value: Any, path: list[Any], new: Any) -> None:
         (["paper", "TokenwiseModel", "improvement"], None, "'paper.TokenwiseModel.improvement' must be a number"),
         (["provenance", "expert_calls"], 3, "field 'provenance.expert_calls' must be an object, not 3"),
         (["notes"], [1], "field 'notes[0]' must be a string, not 1"),
+        (["length"], 0, "field 'length' is 0; it must be at least 1"),
+        (["length"], -6, "field 'length' is -6; it must be at least 1"),
+        (["length"], 10**400, "field 'length' is 1000"),
+        (["seeds", 0, "methods", "Random", "audc"], 10**400, "field 'seeds[0].methods.Random.audc' is 1000"),
+        (["seeds", 0, "methods", "Random", "curve", 1, 1], -1e308, "curve[1][1]' is -1e+308; every number must be"),
+        (
+            ["comparisons", 0, "low"],
+            1e308,
+            "field 'comparisons[0].low' is 1e+308; every number must be finite and below",
+        ),
+        (["provenance", "settings", "rate"], [1e308], "field 'provenance.settings.rate[0]' is 1e+308"),
+        (["provenance", "settings", "rate"], nested(60), "is nested more than 20 levels deep"),
+        (["length"], nested(900), "field 'length' must be a whole number, not a list"),
     ],
 )
 def test_a_wrong_field_is_named_in_one_line(
@@ -163,6 +183,13 @@ def test_a_wrong_field_is_named_in_one_line(
 def test_broken_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(DataError, match="is not valid JSON"):
+        load_results(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_json_without_a_bottom(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(DataError, match="is nested too deeply"):
         load_results(tmp_path)
 
 

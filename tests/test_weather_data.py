@@ -164,10 +164,10 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         (
             "date,p,wind\n",
             None,
-            r"no temperature column: looked for T \(degC\), T2m, .*; the columns are: date, p, wind$",
+            r"no temperature column: looked for 'T \(degC\)', 'T2m', .*; the columns are: 'date', 'p', 'wind'$",
         ),
-        ("date,p,temp\n", "tmp", r"no temperature column: looked for tmp; the columns are: date, p, temp$"),
-        ("p,temp\n", None, r"no time column: looked for Date Time, date, .*; the columns are: p, temp$"),
+        ("date,p,temp\n", "tmp", r"no temperature column: looked for 'tmp'; the columns are: 'date', 'p', 'temp'$"),
+        ("p,temp\n", None, r"no time column: looked for 'Date Time', 'date', .*; the columns are: 'p', 'temp'$"),
         ("", None, r"no time column: .*; the columns are: none$"),
         ("date,temp\n", None, r"only 0 of 0 rows have a temperature"),
         (
@@ -187,6 +187,10 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         ("temp,date\n1\n", None, r"line 2: cannot read the time ''"),
         (f"date,temp\n{'x' * 140000},1\n", None, r"line 2: not a CSV file"),
         ("PK\x03\x04", None, r"is a zip archive: unpack it"),
+        ('date,"a\nb",\x1b[31m\n', None, r"the columns are: 'date', 'a\\nb', '\\x1b\[31m'$"),
+        (f"{','.join('abcdefghijklm')}\n", None, r"'i', 'j' and 3 more$"),
+        (f"date,{'x' * 1000}\n", None, r"'x{39}…'$"),
+        (f"date,temp\n{'x' * 1000},1\n", None, r"cannot read the time 'x{39}…';"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, text: str, column: str | None, message: str) -> None:
@@ -256,10 +260,15 @@ def test_stride_six_means_the_full_hour_whatever_was_lost() -> None:
 
 
 def test_windows_that_cannot_be_made() -> None:
-    with pytest.raises(DataError, match=r"made: 17 rows, 0 gaps and no window; one needs 18 rows .*12 in, 6 out"):
+    with pytest.raises(
+        DataError,
+        match=r"made: 17 rows, 0 gaps and no window; one needs 18 rows .*12 in, 6 out\): give a longer record",
+    ):
         make_windows(series_of(list(range(0, 170, 10))))
     with pytest.raises(DataError, match=r"20 rows, 1 gaps and no window"):
         make_windows(series_of([*range(0, 100, 10), *range(200, 300, 10)]))
+    with pytest.raises(DataError, match=r"no window; .*: give a smaller stride"):
+        make_windows(series_of(list(range(10, 310, 10))), stride=1000)
     for wrong in ({"n_in": 0}, {"n_out": 0}, {"stride": 0}):
         with pytest.raises(OptionError, match="must be at least 1"):
             make_windows(series_of(list(range(0, 300, 10))), **wrong)

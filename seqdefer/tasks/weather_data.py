@@ -140,7 +140,8 @@ def parse_series(content: bytes, name: str, column: str | None = None) -> Series
     if len(minutes) < 2:
         raise DataError(
             f"{name}: only {len(minutes)} of {rows} rows have a temperature between {COLDEST:g} and {HOTTEST:g} degrees"
-            f" Celsius in column {_quoted(table.column)}, at least 2 are needed: name another column, or convert its unit"
+            f" Celsius in column {_quoted(table.column)}, at least 2 are needed: name another column, or convert its"
+            " unit"
         )
     distinct = len(minutes)
     on_step = _on_step(minutes, name)
