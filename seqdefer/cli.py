@@ -179,7 +179,10 @@ def _run_parser(entry: TaskEntry) -> _Parser:
     group.add_argument("--hand-offs", type=int, metavar="N", help="how many hand-off points are allowed (all)")
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
     group.add_argument(
-        "--price", type=float, metavar="X", help="cost added to each expert token (only where some is 0)"
+        "--price",
+        type=float,
+        metavar="X",
+        help="cost added to each expert token (0, or a little where losses are flat)",
     )
     defaults = entry.presets.get(USUAL) or next(iter(entry.presets.values()))
     group, hints = parser.add_argument_group(f"the {entry.name} task"), typing.get_type_hints(type(defaults))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,3 +82,14 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[Any,
         return calls
 
     return watch
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For tensors of a few numbers: on a busy machine, threads that wait for each other take most of the time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

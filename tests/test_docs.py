@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from seqdefer.cli import main
 from seqdefer.interfaces import TaskEntry
@@ -41,14 +40,11 @@ def run_blocks(page: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Path]:
     """The current folder of these tests: examples write where they stand."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # small tensors: threads that wait for each other take most of the time
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("docs"))
         yield Path.cwd()
-    torch.set_num_threads(before)
 
 
 def test_blocks_are_found(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -41,13 +40,7 @@ few = settings(max_examples=30)  # each example is a batch of random cases
 seeds = st.integers(0, 2**32 - 1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers: on a busy machine, threads that wait for each other take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Draw:

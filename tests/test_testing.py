@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -40,13 +40,7 @@ EXAMPLES, SPEC = TOY.split("train"), TOY.spec
 LENGTH, END = SPEC.length, 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers: on a busy machine, threads that wait for each other take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cases(table: list[tuple[str, Any]]) -> Any:
