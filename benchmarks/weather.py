@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.measure import Row, Seconds, peak_gigabytes, race, require_same
 from seqdefer.baselines import ChowSum
-from seqdefer.curves import SwitchSweep, whole_sweep
+from seqdefer.curves import StepSweep, whole_sweep
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.interfaces import Policy, Silent, SplitName, Task
 from seqdefer.labels import hand_off_table
@@ -394,23 +394,23 @@ def curve(bench: Bench) -> list[Row]:
     ]
 
 
-def _falling_thresholds(swept: SwitchSweep) -> np.ndarray:
+def _falling_thresholds(swept: StepSweep) -> np.ndarray:
     return np.append(np.inf, np.unique(swept.scores)[::-1])
 
 
-def curve_by_loop(swept: SwitchSweep) -> np.ndarray:
+def curve_by_loop(swept: StepSweep) -> np.ndarray:
     """Mean deferred and mean loss, (2, T): the whole test set anew for each threshold."""
     points = []
     for threshold in _falling_thresholds(swept):
         defer = swept.scores >= threshold
-        points.append([np.where(defer, swept.defer[i], swept.keep[i]).mean() for i in (0, 1)])
+        points.append([(swept.start[i] + np.where(defer, swept.change[i], 0)).mean() for i in (0, 1)])
     return np.array(points).T
 
 
-def curve_by_broadcast(swept: SwitchSweep) -> np.ndarray:
+def curve_by_broadcast(swept: StepSweep) -> np.ndarray:
     """The same as one array of thresholds by instances."""
     defer = swept.scores >= _falling_thresholds(swept)[:, None]  # (T, n)
-    return np.stack([np.where(defer, swept.defer[i], swept.keep[i]).mean(1) for i in (0, 1)])
+    return np.stack([(swept.start[i] + np.where(defer, swept.change[i], 0)).mean(1) for i in (0, 1)])
 
 
 # -- engine --------------------------------------------------------------------------------------------------------

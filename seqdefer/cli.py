@@ -34,6 +34,7 @@ start here:
   seqdefer run weather --preset quick        a few minutes: fit, evaluate, report
   seqdefer run weather --data my.csv.gz      the same on your own temperature record
   seqdefer run weather --help                everything that can be chosen
+  seqdefer run tsp --preset quick            tours: a pointer network and a solver
   seqdefer plot runs/weather-quick           draw the report and the figures of a run again
 
 A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run`
@@ -83,6 +84,7 @@ def _main(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"seqdefer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
     commands.add_parser("run", help="fit and evaluate every method on a task, write a report", add_help=False)
+    commands.add_parser("train-predictor", help="train the predictor of a task that has one to train", add_help=False)
     tasks = commands.add_parser("tasks", help="list the tasks that are installed")
     tasks.add_argument("--json", action="store_true", help="print JSON")
     tasks.set_defaults(command=_tasks)
@@ -92,6 +94,8 @@ def _main(arguments: list[str]) -> int:
     plot.set_defaults(command=_plot)
     if arguments[:1] == ["run"]:  # its options depend on the task, so it has a parser of its own
         return _run(arguments[1:])
+    if arguments[:1] == ["train-predictor"]:
+        return _train_predictor(arguments[1:])
     chosen = parser.parse_args(arguments)
     status: int = chosen.command(chosen)
     return status
@@ -103,7 +107,7 @@ def _main(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     from seqdefer.experiment import run_task
 
-    entry = _task_of(arguments)
+    entry = _task_of("run", arguments)
     chosen = _run_parser(entry).parse_args(arguments[1:])
     if chosen.preset not in entry.presets:
         raise unknown("preset", chosen.preset, entry.presets)
@@ -120,16 +124,17 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _task_of(arguments: list[str]) -> TaskEntry:
-    """The task named first among the arguments."""
+def _task_of(command: str, arguments: list[str]) -> TaskEntry:
+    """The task named first among the arguments of a command."""
     from seqdefer.experiment import find_tasks, load_task
 
     if not arguments or arguments[0] in ("-h", "--help"):
         names = ", ".join(sorted(find_tasks()))
-        print(f"usage: seqdefer run TASK [options]\n\ntasks: {names}\n\noptions of a task: seqdefer run TASK --help")
+        usage = f"seqdefer {command} TASK"
+        print(f"usage: {usage} [options]\n\ntasks: {names}\n\noptions of a task: {usage} --help")
         raise SystemExit(0 if arguments else 2)
     if arguments[0].startswith("-"):
-        raise OptionError(f"name the task first: seqdefer run TASK {arguments[0]} ...; see: seqdefer tasks")
+        raise OptionError(f"name the task first: seqdefer {command} TASK {arguments[0]} ...; see: seqdefer tasks")
     return load_task(arguments[0])
 
 
@@ -141,7 +146,8 @@ def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any,
     defaults = entry.presets[chosen.preset]
     # A task's option is nobody else's, even where the experiment has a setting of that name.
     own = {field.name: given.pop(field.name) for field in dataclasses.fields(defaults) if field.name in given}
-    settings: ExperimentSettings = _override(experiment_settings(entry.name, chosen.preset), given)
+    usual = experiment_settings(entry, chosen.preset, chosen.draft_architecture)
+    settings: ExperimentSettings = _override(usual, given)
     if chosen.architecture is not None:
         settings = dataclasses.replace(settings, token=_override(settings.token, given))
     return dataclasses.replace(defaults, **own), settings
@@ -150,9 +156,10 @@ def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any,
 def _run_parser(entry: TaskEntry) -> _Parser:
     from seqdefer.experiment import experiment_settings
     from seqdefer.losses import PHIS, PSIS
+    from seqdefer.rejectors import DRAFT_NETWORKS
     from seqdefer.training import STRATEGIES
 
-    presets, usual = sorted(entry.presets, reverse=True), experiment_settings(entry.name, USUAL)
+    presets, usual = sorted(entry.presets, reverse=True), experiment_settings(entry, USUAL)
     parser = _Parser(
         prog=f"seqdefer run {entry.name}",
         description=f"{entry.summary[:1].upper()}{entry.summary[1:]}. Fits every rejector, evaluates every method, and "
@@ -172,6 +179,8 @@ def _run_parser(entry: TaskEntry) -> _Parser:
     group.add_argument("--methods", type=_names, metavar="A,B", help="only these (all); Random and oracles come along")
     group = parser.add_argument_group("learning")
     group.add_argument("--architecture", metavar="lstm|mlp", help=f"token-level network ({usual.token.architecture})")
+    words = f"network that scores whole drafts ({usual.once.architecture})"
+    group.add_argument("--draft-architecture", metavar="|".join(DRAFT_NETWORKS), help=words)
     group.add_argument("--phi", metavar="|".join(PHIS), help=f"token-level surrogate ({usual.phi})")
     group.add_argument("--psi", metavar="|".join(PSIS), help=f"one-time surrogate ({usual.psi})")
     words = f"how token-level training rollouts go on ({usual.strategy})"
@@ -185,17 +194,22 @@ def _run_parser(entry: TaskEntry) -> _Parser:
         help="cost added to each expert token (0, or a little where losses are flat)",
     )
     defaults = entry.presets.get(USUAL) or next(iter(entry.presets.values()))
-    group, hints = parser.add_argument_group(f"the {entry.name} task"), typing.get_type_hints(type(defaults))
+    _add_options(parser, f"the {entry.name} task", entry.name, defaults)
+    return parser
+
+
+def _add_options(parser: _Parser, title: str, task: str, defaults: Any) -> None:
+    """An option for each field of a task's dataclass."""
+    group, hints = parser.add_argument_group(title), typing.get_type_hints(type(defaults))
     for field in dataclasses.fields(defaults):
         flag, words = "--" + field.name.replace("_", "-"), _help_of(field, getattr(defaults, field.name))
         try:
             group.add_argument(flag, help=words, **_kind_of_option(hints[field.name]))
         except argparse.ArgumentError as error:  # it names the option that is there already
             raise ContractError(
-                f"the field {field.name!r} of the options of task {entry.name!r} cannot become the option {flag}: "
+                f"the field {field.name!r} of the options of task {task!r} cannot become the option {flag}: "
                 f"{error.message}; rename the field"
             ) from error
-    return parser
 
 
 def _help_of(field: dataclasses.Field[Any], default: Any) -> str:
@@ -266,6 +280,38 @@ class _Bars:
             self.bars.update(self.finished.popleft(), visible=False)
 
 
+# -- train-predictor -----------------------------------------------------------------------------------------------
+
+
+def _train_predictor(arguments: list[str]) -> int:
+    from seqdefer.environment import choose_device
+
+    entry = _task_of("train-predictor", arguments)
+    if entry.training is None:
+        raise OptionError(
+            f"the predictor of {entry.name} has no training of its own: seqdefer run {entry.name} makes it"
+        )
+    parser = _Parser(
+        prog=f"seqdefer train-predictor {entry.name}",
+        description="Trains the predictor and tells how good it is. Stopped training goes on where it was.",
+        epilog="In parentheses: what is used if an option is not given.",
+        allow_abbrev=False,
+    )
+    folder = Path("predictors") / entry.name
+    parser.add_argument("--out", type=Path, default=folder, metavar="DIR", help=f"where to write ({folder})")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--json", action="store_true", help="print what was reached as JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    _add_options(parser, "training", entry.name, entry.training.options)
+    chosen = parser.parse_args(arguments[1:])
+    given = {name: value for name, value in vars(chosen).items() if value is not None}
+    options = _override(entry.training.options, given)
+    with writable_folder(chosen.out), _progress(quiet=chosen.quiet) as meter:
+        reached = entry.training.train(options, chosen.out, choose_device(chosen.device), meter)
+    print(json.dumps(dict(reached)) if chosen.json else "\n".join(f"{key}: {text}" for key, text in reached.items()))
+    return 0
+
+
 # -- the others ----------------------------------------------------------------------------------------------------
 
 
@@ -283,13 +329,15 @@ def _tasks(chosen: argparse.Namespace) -> int:
 
 def _plot(chosen: argparse.Namespace) -> int:
     from seqdefer.plots import write_plots
-    from seqdefer.report import write_report
+    from seqdefer.report import panels_of, write_report
     from seqdefer.results import load_results
 
     results = load_results(chosen.folder)
-    folder = chosen.out or (chosen.folder if chosen.folder.is_dir() else chosen.folder.parent)
+    home = chosen.folder if chosen.folder.is_dir() else chosen.folder.parent
+    folder = chosen.out or home
     with writable_folder(folder):
-        written = [write_report(results, folder / "report.html"), *write_plots(results, folder)]
+        report = write_report(results, folder / "report.html", panels=panels_of(home))
+        written = [report, *write_plots(results, folder)]
     for path in written:
         print(path)
     return 0

@@ -5,7 +5,7 @@ instances (a bootstrap resample is a weighting). x is the mean number of deferre
 Every curve of a test set runs from x = 0, the predictor alone, to the x of the expert alone, so that areas compare.
 
 >>> ends = Ends(predictor_loss=[4.0, 0.0], expert_loss=[0.0, 0.0], expert_deferred=[3, 3])
->>> sweep = SwitchSweep([0.9, 0.1], keep=([0, 0], [4.0, 0.0]), defer=([3, 3], [0.0, 0.0]))
+>>> sweep = switch_sweep([0.9, 0.1], keep=([0, 0], [4.0, 0.0]), defer=([3, 3], [0.0, 0.0]))
 >>> curve, random = curve_of(sweep, ends), random_curve(ends)
 >>> curve.area, random.area, improvement(curve, random)
 (1.5, 3.0, 50.0)
@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from seqdefer.errors import DataError, OptionError, unknown
+from seqdefer.hulls import Floats, Integers, first_vertices, hull_edges
 from seqdefer.types import HandOffTable
 
-Floats: TypeAlias = NDArray[np.float64]
-Integers: TypeAlias = NDArray[np.int64]
 Values: TypeAlias = ArrayLike | Tensor
 Outcome: TypeAlias = tuple[Values, Values]  # tokens deferred (n,) and loss (n,) of one decision per instance
 
@@ -129,36 +128,43 @@ class GridSweep(Sweep):
 
 
 @final
-class SwitchSweep(Sweep):
-    """Whole and one-time deferral: as the threshold falls, instances switch from `keep` to `defer` in the order of
-    falling scores (n,), equal scores together. T is the number of distinct scores, and one for deferring nothing."""
+class StepSweep(Sweep):
+    """Anything that goes step by step: as the threshold falls, steps are taken in the order of falling scores (E,),
+    equal scores together. Step e belongs to instance rows[e] and adds to what it defers and loses; `start` is the
+    outcome before any step. T is the number of distinct scores, and one for no step. A row's own steps must have
+    falling scores.
+    """
 
-    def __init__(self, scores: Values, keep: Outcome, defer: Outcome) -> None:
-        self.scores = _floats(scores)
-        self.keep = (_floats(keep[0]), _floats(keep[1]))
-        self.defer = (_floats(defer[0]), _floats(defer[1]))
-        _require_same_shape(
-            scores=self.scores,
-            keep_deferred=self.keep[0],
-            keep_loss=self.keep[1],
-            defer_deferred=self.defer[0],
-            defer_loss=self.defer[1],
-        )
+    def __init__(self, scores: Values, rows: Values, change: Outcome, start: Outcome) -> None:
+        self.scores, self.rows = _floats(scores), _floats(rows).astype(np.int64)
+        self.change = (_floats(change[0]), _floats(change[1]))
+        self.start = (_floats(start[0]), _floats(start[1]))
+        _require_same_shape(scores=self.scores, deferred=self.change[0], loss=self.change[1])
+        _require_same_shape(start_deferred=self.start[0], start_loss=self.start[1])
         if np.isnan(self.scores).any():
             raise DataError(f"{int(np.isnan(self.scores).sum())} scores are NaN and have no place in the order")
 
     def curves(self, weights: Floats) -> tuple[Floats, Floats]:
         order = np.argsort(-self.scores, kind="stable")
         falling = self.scores[order]
-        last = np.append(falling[:-1] != falling[1:], True)  # the last of each run of equal scores
+        last = np.append(falling[:-1] != falling[1:], True) if len(order) else np.empty(0, bool)  # of equal scores
         total = weights.sum(1, keepdims=True)
 
-        def path(keep: Floats, defer: Floats) -> Floats:
-            start = (weights @ keep)[:, None]  # (R, 1)
-            gained = np.cumsum(weights[:, order] * (defer - keep)[order], axis=1)[:, last]
-            return np.asarray(np.hstack([start, start + gained]) / total)
+        def path(start: Floats, change: Floats) -> Floats:
+            first = (weights @ start)[:, None]  # (R, 1)
+            gained = np.cumsum(weights[:, self.rows[order]] * change[order], axis=1)[:, last]
+            return np.asarray(np.hstack([first, first + gained]) / total)
 
-        return path(self.keep[0], self.defer[0]), path(self.keep[1], self.defer[1])
+        return path(self.start[0], self.change[0]), path(self.start[1], self.change[1])
+
+
+def switch_sweep(scores: Values, keep: Outcome, defer: Outcome) -> StepSweep:
+    """Whole and one-time deferral by a threshold: instance i switches from `keep` to `defer` at scores[i]. (n,) each"""
+    arrays = {"scores": _floats(scores), "keep_deferred": _floats(keep[0]), "keep_loss": _floats(keep[1]),
+              "defer_deferred": _floats(defer[0]), "defer_loss": _floats(defer[1])}  # fmt: skip
+    _require_same_shape(**arrays)
+    change = (arrays["defer_deferred"] - arrays["keep_deferred"], arrays["defer_loss"] - arrays["keep_loss"])
+    return StepSweep(scores, np.arange(len(arrays["scores"])), change, keep)
 
 
 def curve_of(sweep: Sweep, ends: Ends) -> Curve:
@@ -202,12 +208,12 @@ def _improvements(areas: Floats, random: Floats) -> Floats:
     return np.asarray(100 * (1 - shares))
 
 
-def whole_sweep(scores: Values, table: HandOffTable) -> SwitchSweep:
+def whole_sweep(scores: Values, table: HandOffTable) -> StepSweep:
     """Whole deferral: the instances of the highest scores (n,) go to the expert from the first token on."""
     return _hand_off(scores, np.zeros(len(table), dtype=np.int64), table)
 
 
-def once_sweep(scores: Values, grid: Values, table: HandOffTable) -> SwitchSweep:
+def once_sweep(scores: Values, grid: Values, table: HandOffTable) -> StepSweep:
     """One-time deferral by a rejector's scores (n, J) for the hand-offs `grid` (J,), whose last is no deferral.
 
     An instance is kept while its no-deferral score, the last column of log_softmax(scores), exceeds the threshold;
@@ -219,7 +225,29 @@ def once_sweep(scores: Values, grid: Values, table: HandOffTable) -> SwitchSweep
     return _hand_off(np.logaddexp.reduce(odds, axis=1), allowed[odds.argmax(1)], table)
 
 
-def once_confidence_sweep(uncertainty: Values, lengths: Values, grid: Values, table: HandOffTable) -> SwitchSweep:
+def once_cost_sweep(scores: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:
+    """One-time deferral by estimated losses: scores (n, J) are minus the loss expected of each hand-off in `grid` (J,).
+
+    At a price a token, the hand-off of the least estimated loss + price x tokens deferred is taken; as the price falls,
+    the choice walks along the lower hull of an instance's estimates. lengths (n,) are the drafts': what a hand-off will
+    defer is taken to be what the draft has left. -inf marks a hand-off that is none.
+    """
+    kept = np.append(_allowed(grid, table), table.loss.shape[1] - 1)
+    ahead = np.maximum(_floats(lengths)[:, None] - kept, 0.0)  # (n, J) tokens the draft has left
+    estimates, deferred, loss = -_floats(scores), _floats(table.deferred)[:, kept], _floats(table.loss)[:, kept]
+    if np.isnan(estimates).any():
+        raise DataError(f"{int(np.isnan(estimates).sum())} scores are NaN and have no place in the order")
+    steps = [np.empty((4, 0))]
+    for row, here, there in hull_edges(ahead, estimates):
+        price = (estimates[row, here] - estimates[row, there]) / (ahead[row, there] - ahead[row, here])
+        change = deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]
+        steps.append(np.stack([price, row, *change]))
+    price, row, more, lost = np.hstack(steps)
+    rows, first = np.arange(len(table)), first_vertices(ahead, estimates)
+    return StepSweep(price, row, (more, lost), (deferred[rows, first], loss[rows, first]))
+
+
+def once_confidence_sweep(uncertainty: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:
     """One-time deferral by confidence (OneTimeScore, OneTimeEntropy): hand off before the least sure token.
 
     uncertainty (n, L) of the draft's tokens, larger is less sure; lengths (n,) of the drafts. Among the allowed
@@ -240,10 +268,10 @@ def _allowed(grid: Values, table: HandOffTable) -> Integers:
     return kept[:-1]
 
 
-def _hand_off(scores: Values, kept: Integers, table: HandOffTable) -> SwitchSweep:
+def _hand_off(scores: Values, kept: Integers, table: HandOffTable) -> StepSweep:
     """Instance i switches from the whole draft to a hand-off after kept[i] tokens."""
     deferred, loss, rows = _floats(table.deferred), _floats(table.loss), np.arange(len(table))
-    return SwitchSweep(scores, (deferred[:, -1], loss[:, -1]), (deferred[rows, kept], loss[rows, kept]))
+    return switch_sweep(scores, (deferred[:, -1], loss[:, -1]), (deferred[rows, kept], loss[rows, kept]))
 
 
 def optimal_curve(loss: Values, deferred: Values, until: float | None = None) -> Curve:
@@ -261,7 +289,7 @@ def optimal_curve(loss: Values, deferred: Values, until: float | None = None) ->
     usable = np.isfinite(loss)
     if not usable.any(1).all():
         raise DataError("an instance has no decision of finite loss; every instance needs one at least")
-    start, edges = _hulls(loss, np.where(usable, deferred, np.inf))
+    start, edges = _falling_hulls(loss, deferred)
     edges = edges[np.argsort(edges[:, 1] / edges[:, 0], kind="stable")]
     path = np.cumsum(np.vstack([start, edges]), 0) / len(loss)  # (P, 2)
     if until is None:
@@ -271,24 +299,16 @@ def optimal_curve(loss: Values, deferred: Values, until: float | None = None) ->
     return Curve(np.append(path[inside, 0], until), np.append(path[inside, 1], last))
 
 
-def _hulls(loss: Floats, deferred: Floats) -> tuple[Floats, Floats]:
-    """The falling part of the lower convex hull of each row's points, by gift wrapping all rows in step.
+def _falling_hulls(loss: Floats, deferred: Floats) -> tuple[Floats, Floats]:
+    """The falling part of each row's lower convex hull.
 
     Returns the sum of the rows' leftmost points (2,), and all rows' edges (E, 2), each as (more deferred, loss change).
     """
-    start = np.lexsort((loss, deferred), axis=-1)[:, :1]  # least deferred, then least loss
-    x, y = np.take_along_axis(deferred, start, 1), np.take_along_axis(loss, start, 1)  # (n, 1)
-    origin, edges = np.array([x.sum(), y.sum()]), [np.empty((0, 2))]
-    while len(x):
-        run, fall = deferred - x, loss - y
-        slopes = np.divide(fall, run, out=np.zeros_like(fall), where=(run > 0) & (fall < 0))
-        best = slopes.argmin(1)[:, None]
-        moving = np.take_along_axis(slopes, best, 1)[:, 0] < 0  # a row is done when nothing ahead is lower
-        loss, deferred, x, y, best = loss[moving], deferred[moving], x[moving], y[moving], best[moving]
-        next_x, next_y = np.take_along_axis(deferred, best, 1), np.take_along_axis(loss, best, 1)
-        edges.append(np.hstack([next_x - x, next_y - y]))
-        x, y = next_x, next_y
-    return origin, np.vstack(edges)
+    rows, first, edges = np.arange(len(loss)), first_vertices(deferred, loss), [np.empty((0, 2))]
+    for row, here, there in hull_edges(deferred, loss):
+        edge = np.stack([deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]], 1)
+        edges.append(edge[edge[:, 1] < 0])
+    return np.array([deferred[rows, first].sum(), loss[rows, first].sum()]), np.vstack(edges)
 
 
 def optimal_whole(table: HandOffTable) -> Curve:

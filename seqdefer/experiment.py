@@ -32,6 +32,7 @@ from seqdefer.curves import (
     curve_of,
     improvement,
     once_confidence_sweep,
+    once_cost_sweep,
     once_sweep,
     optimal_curve,
     optimal_once,
@@ -40,16 +41,16 @@ from seqdefer.curves import (
     random_curve,
     whole_sweep,
 )
-from seqdefer.engine import draft
+from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.environment import Clock, choose_device, machine
 from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
 from seqdefer.interfaces import Meter, NextTokenExpert, Silent, SplitName, Task, TaskEntry
 from seqdefer.labels import Calls, hand_off_table
 from seqdefer.losses import get_phi, get_psi, hand_off_grid, rule_of_thumb
 from seqdefer.paper import PAPER
-from seqdefer.policies import all_outcomes, sweep_thresholds
-from seqdefer.rejectors import TOKEN_NETWORKS, DraftMLP, TokenNetwork, load_rejector
-from seqdefer.report import write_report
+from seqdefer.policies import all_outcomes, choose_by_cost, cost_price_for, sweep_thresholds
+from seqdefer.rejectors import DRAFT_NETWORKS, TOKEN_NETWORKS, DraftNetwork, TokenNetwork, load_rejector
+from seqdefer.report import PICTURES, panels_of, write_report
 from seqdefer.results import (
     Comparison,
     ExpertCalls,
@@ -61,14 +62,17 @@ from seqdefer.results import (
     save_results,
     summarise,
 )
-from seqdefer.store import fingerprint
+from seqdefer.store import fingerprint, write_text
 from seqdefer.training import (
+    PERCEPTRON,
     PRESETS,
     STRATEGIES,
+    TRANSFORMER,
     History,
     Settings,
     Strategy,
     default_price,
+    fit_cost,
     fit_once,
     fit_token,
     fit_whole,
@@ -78,11 +82,13 @@ from seqdefer.types import Draft, Examples, Granularity, HandOffTable
 
 GRANULARITY: dict[str, Granularity] = {
     "Random": "whole", "OptimalWhole": "whole", **dict.fromkeys(CHOW, "whole"), "WholeModelEmbed": "whole",
-    "OptimalOneTime": "once", "OneTimeModel": "once", "OneTimeScore": "once", "OneTimeEntropy": "once",
+    "OptimalOneTime": "once", "OneTimeModel": "once", "OneTimeCost": "once",
+    "OneTimeScore": "once", "OneTimeEntropy": "once",
     "OptimalToken": "token", "TokenwiseModel": "token", "TokenwiseScore": "token", "TokenwiseEntropy": "token",
 }  # fmt: skip
 
 
+SHOWN_EXAMPLES, SHOWN_BUDGETS = 3, (0.1, 0.25, 0.5, 0.75)
 METHODS = [name for name in GRANULARITY if name != "Random" and not name.startswith("Optimal")]
 
 
@@ -94,6 +100,7 @@ class ExperimentSettings:
     instances: int = 100  # test instances a seed
     token: Settings = PRESETS["mwp-token"]
     once: Settings = PRESETS["mwp-once"]
+    cost: Settings = PERCEPTRON
     phi: str = "logistic"
     psi: str = "cross_entropy"
     strategy: Strategy = "explore"
@@ -125,19 +132,38 @@ class ExperimentSettings:
                 raise unknown("method", method, METHODS)
 
 
-# Which columns of the paper's hyperparameter table a task starts from; tasks the paper has not get weather's.
-COLUMNS = {"weather": ("mwp-token", "mwp-once")}
+# What rejectors start from: token level, one-time and whole, estimates of losses. By the columns of the paper's table.
+STARTING_POINTS: dict[str, tuple[Settings, Settings, Settings]] = {
+    "mwp": (PRESETS["mwp-token"], PRESETS["mwp-once"], PERCEPTRON),
+    "xsum": (PRESETS["xsum-token"], TRANSFORMER, TRANSFORMER),
+    "tsp": (PRESETS["mwp-token"], TRANSFORMER, TRANSFORMER),
+}
 
 
-def experiment_settings(task: str, preset: str) -> ExperimentSettings:
-    """The paper's hyperparameters for a task; `quick` stops after fewer epochs and seeds."""
-    token, once = (PRESETS[column] for column in COLUMNS.get(task, ("mwp-token", "mwp-once")))
-    settings = ExperimentSettings(token=token, once=once)
-    if preset == "paper":
+def experiment_settings(entry: TaskEntry, preset: str, draft_architecture: str | None = None) -> ExperimentSettings:
+    """The hyperparameters of a task; `quick` stops after fewer epochs and seeds, and takes smaller transformers.
+
+    `draft_architecture` changes what scores whole drafts: the paper's perceptron, or attention over the steps."""
+    if entry.hyperparameters not in STARTING_POINTS:
+        raise unknown(f"hyperparameters of task {entry.name!r}", entry.hyperparameters, STARTING_POINTS)
+    token, once, cost = STARTING_POINTS[entry.hyperparameters]
+    if draft_architecture not in (None, *DRAFT_NETWORKS):
+        raise unknown("architecture by draft", draft_architecture, DRAFT_NETWORKS)
+    if draft_architecture == "draft_mlp":
+        once, cost = PRESETS[f"{entry.hyperparameters}-once"], PERCEPTRON
+    elif draft_architecture is not None:
+        once = cost = TRANSFORMER
+    settings = ExperimentSettings(token=token, once=once, cost=cost)
+    if preset != "quick":
         return settings
-    return replace(
-        settings, seeds=3, token=replace(token, epochs=20, learning_rate=2e-3), once=replace(once, epochs=30)
-    )
+    token = replace(token, epochs=20, learning_rate=2e-3)
+    return replace(settings, seeds=3, token=token, once=_quick(once), cost=_quick(cost))
+
+
+def _quick(settings: Settings) -> Settings:
+    if settings.architecture == "draft_transformer":
+        return replace(settings, layers=2, units=32, epochs=25, learning_rate=2e-3, patience=5)
+    return replace(settings, epochs=30)
 
 
 def find_tasks() -> dict[str, Any]:
@@ -175,7 +201,7 @@ class _Recipe:
     name: str
     words: Any
     epochs: int
-    make: Callable[..., tuple[DraftMLP | TokenNetwork, History]]
+    make: Callable[..., tuple[DraftNetwork | TokenNetwork, History]]
 
 
 class Experiment:
@@ -187,6 +213,7 @@ class Experiment:
         self.task, self.settings, self.folder = task, settings, Path(folder)
         self.clock = clock or Clock()
         self.table_calls = Calls()
+        self.drawn = ""
         self.trees: list[DecisionTrees] = []  # they go on counting expert calls as they grow
         length = task.spec.length
         self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
@@ -206,6 +233,11 @@ class Experiment:
                 seeds.append(_seed_result(seed, test, rows, sweeps))
                 advance(1)
             runs.append(sweeps)
+            drawing = rejectors.get("OneTimeCost")
+            if seed == 0 and isinstance(drawing, DraftNetwork) and type(self.task).draw is not Task.draw:
+                with self.clock.stage("draw examples", 1) as advance:
+                    self.drawn = self.draw_examples(validation, test, drawing)
+                    advance(1)
         comparisons = self.compare(runs)
         return self._results(preset, command, seeds, comparisons, self._notes(train))
 
@@ -239,7 +271,7 @@ class Experiment:
         with self.clock.stage(f"draft ({name})", len(examples)) as advance:
             drafted = draft(self.task.predictor, examples, self.task.spec, progress=advance)
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
-            table, calls = hand_off_table(self.task, examples, drafted, progress=advance)
+            table, calls = hand_off_table(self.task, examples, drafted, folder=self.folder / "labels", progress=advance)
         self.table_calls = self.table_calls + calls
         is_needed = name == "test" or self.settings.wants("TokenwiseModel")  # the oracle and the sweeps need test trees
         if not (isinstance(self.task.expert, NextTokenExpert) and is_needed):
@@ -252,7 +284,7 @@ class Experiment:
         self.trees.append(trees)
         return Labelled(examples, drafted, table, trees)
 
-    def fit(self, train: Labelled, validation: Labelled, seed: int) -> dict[str, DraftMLP | TokenNetwork]:
+    def fit(self, train: Labelled, validation: Labelled, seed: int) -> dict[str, DraftNetwork | TokenNetwork]:
         """The trained rejectors of a seed, from the folder where they are already there."""
         data = fingerprint(*train.seen(), *validation.seen(), self.task.predictor.fingerprint, __version__)
         rejectors = {}
@@ -264,13 +296,16 @@ class Experiment:
     def _recipes(self, train: Labelled, validation: Labelled, seed: int) -> list[_Recipe]:
         settings, alpha, grid = self.settings, self._alpha(train), self.grid
         drafts = ((train.draft, train.table), (validation.draft, validation.table))
-        common: dict[str, Any] = {"fingerprint": self.task.predictor.fingerprint, "seed": seed}
-        once, token = asdict(settings.once), asdict(settings.token)
+        predictor = self.task.predictor
+        common: dict[str, Any] = {"fingerprint": predictor.fingerprint, "seed": seed, "device": predictor.device}
+        once, cost, token = asdict(settings.once), asdict(settings.cost), asdict(settings.token)
         whole = partial(fit_whole, *drafts, settings.once, **common)
         by_hand_off = partial(fit_once, *drafts, grid, settings.once, alpha=alpha, psi=settings.psi, **common)
+        by_cost = partial(fit_cost, *drafts, grid, settings.cost, **common)
         recipes = [
             _Recipe("WholeModelEmbed", once, settings.once.epochs, whole),
             _Recipe("OneTimeModel", [once, grid.tolist(), alpha, settings.psi], settings.once.epochs, by_hand_off),
+            _Recipe("OneTimeCost", [cost, grid.tolist()], settings.cost.epochs, by_cost),
         ]
         if train.trees is not None and validation.trees is not None:
             choices: dict[str, Any] = {"phi": settings.phi, "strategy": settings.strategy, "price": self._price(train)}
@@ -278,7 +313,7 @@ class Experiment:
             recipes.append(_Recipe("TokenwiseModel", [token, *choices.values()], settings.token.epochs, by_token))
         return recipes
 
-    def _follow(self, recipe: _Recipe, made_by: str, seed: int) -> DraftMLP | TokenNetwork:
+    def _follow(self, recipe: _Recipe, made_by: str, seed: int) -> DraftNetwork | TokenNetwork:
         folder = self.folder / "rejectors" / f"{recipe.name}-seed{seed}"
         found = _load_if_same(folder, made_by, self.task)
         if found is not None:
@@ -304,7 +339,7 @@ class Experiment:
         rank = {"whole": 0, "once": 1, "token": 2}
         pairs = [
             (method, other)
-            for method in ("OneTimeModel", "TokenwiseModel")
+            for method in ("OneTimeModel", "OneTimeCost", "TokenwiseModel")
             for other in runs[0].sweeps
             if method in runs[0].sweeps and method != other and rank[GRANULARITY[other]] <= rank[GRANULARITY[method]]
         ]
@@ -316,6 +351,21 @@ class Experiment:
                 advance(1)
         return comparisons
 
+    def draw_examples(self, validation: Labelled, test: Labelled, rejector: DraftNetwork) -> str:
+        """What the task draws of a few test examples at rising budgets, as OneTimeCost hands them off.
+
+        Budgets are met on validation data, as users meet them; the examples are the first, whatever they show."""
+        rows = torch.arange(min(SHOWN_EXAMPLES, len(test.draft)))
+        examples, drafted = test.examples.select(rows), test.draft.select(rows)
+        scores, judged = rejector.score(drafted), rejector.score(validation.draft)
+        known = validation.draft.sequences.lengths, validation.table
+        rollouts = {}
+        for budget in SHOWN_BUDGETS:
+            price = cost_price_for(budget, judged, self.grid, *known).threshold
+            policy = HandOff(choose_by_cost(scores, self.grid, drafted.sequences.lengths, price))
+            rollouts[budget] = roll_out(self.task.predictor, self.task.expert, examples, policy, self.task.spec)
+        return self.task.draw(examples, rollouts)
+
     def _notes(self, train: Labelled) -> tuple[str, ...]:
         settings, alpha, price = self.settings, self._alpha(train), self._price(train)
         by_token = (
@@ -326,6 +376,7 @@ class Experiment:
             *(by_token if self.trees else ()),
             f"OneTimeModel minimises the one-time surrogate with psi = {settings.psi} over {len(self.grid)} hand-offs; "
             f"alpha_1 = {alpha:.4g}{' by the rule of thumb' if settings.alpha is None else ''}.",
+            "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token, swept, decides.",
             "The paper's figures are for its own pair and data; compare orders of methods, not digits.",
         )
 
@@ -377,7 +428,7 @@ def _described(options: Any) -> dict[str, Any]:
     return plain
 
 
-def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftMLP | TokenNetwork | None:
+def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftNetwork | TokenNetwork | None:
     """The rejector in `folder` if the very same recipe made it."""
     try:
         rejector = load_rejector(folder, task.predictor)
@@ -405,6 +456,7 @@ def _sweeps(
     }
     make["WholeModelEmbed"] = lambda: whole_sweep(rejectors["WholeModelEmbed"].score(drafted), table)
     make["OneTimeModel"] = lambda: once_sweep(rejectors["OneTimeModel"].score(drafted), grid, table)
+    make["OneTimeCost"] = lambda: once_cost_sweep(rejectors["OneTimeCost"].score(drafted), lengths, grid, table)
     for suffix, measure in measures.items():
         values = confidence_of(drafted, measure)
         make[f"OneTime{suffix}"] = partial(once_confidence_sweep, values, lengths, grid, table)
@@ -450,7 +502,10 @@ def run_task(
     """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
-    results = Experiment(task, settings, folder, clock).run(preset=preset, command=command)
+    experiment = Experiment(task, settings, folder, clock)
+    results = experiment.run(preset=preset, command=command)
     save_results(results, folder)
-    write_report(results, folder / "report.html")
+    if experiment.drawn:
+        write_text(folder / PICTURES, experiment.drawn)
+    write_report(results, folder / "report.html", panels=panels_of(folder))
     return results

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.types import Draft, Examples, Proposal, Sequences, SequenceSpec
+from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
@@ -55,15 +55,30 @@ class Expert(ABC):
     `deterministic`: the same prefix always gets the same completion, and a completion that begins with some token
     is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
     does not depend on what was written before (someone who reads a thermometer). Labelling then skips the calls whose
-    answers it can foresee.
+    answers it can foresee. `fingerprint` names everything its answers depend on besides the examples; labels made by an
+    expert that has a name are kept and found again.
     """
 
     deterministic: bool = True
     reads_prefix: bool = True
+    fingerprint: str = ""
+    batch_size: int = 4096  # examples to label at once; what is labelled is kept batch by batch
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         """The whole sequences that begin with `prefixes`. A prefix that has ended comes back as it is."""
+
+
+class DraftExpert(Expert):
+    """An expert that completes many prefixes of one draft faster than one after the other: a solver that starts from
+    the solution of the last prefix and knows that a completion of a longer prefix completes the shorter ones too."""
+
+    @abstractmethod
+    def hand_offs(
+        self, examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
+    ) -> tuple[Sequences, int]:
+        """Completions of the first `kept` (int64 (J,), rising) tokens of every draft: n x J rows, a draft's together,
+        and how often the expert was run. As good as `complete` of each."""
 
 
 class NextTokenExpert(Expert, Generic[State]):
@@ -139,6 +154,11 @@ class Task(ABC):
         """Fingerprints of data and models, for the provenance."""
         return {}
 
+    def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
+        """A few examples as they come out at rising budgets, their two authors told apart: HTML for the report, made
+        with `seqdefer.markup`, which escapes. Nothing by default."""
+        return ""
+
 
 class Policy(ABC, Generic[State]):
     """Scores in, decisions out, one position at a time. Stateless like the models: the state goes in and out.
@@ -212,9 +232,24 @@ class TaskEntry:
     expected. The fields become command-line options (`metadata={"help": ...}`).
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is kept in `folder` and found again there.
+    `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp or xsum.
+    `training` is there where the predictor can be trained by a command of its own.
     """
 
     name: str
     summary: str
     presets: Mapping[str, Any]
     prepare: Callable[[Any, Path, torch.device, Meter], Task]
+    hyperparameters: str = "mwp"
+    training: PredictorTraining | None = None
+
+
+@dataclass(frozen=True)
+class PredictorTraining:
+    """`seqdefer train-predictor TASK`: the fields of `options`, a frozen dataclass, become options of the command.
+
+    `train(options, folder, device, meter)` leaves the predictor in `folder`, goes on from what is there, and returns
+    what the user should know of it, in words."""
+
+    options: Any
+    train: Callable[[Any, Path, torch.device, Meter], Mapping[str, str]]

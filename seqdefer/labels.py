@@ -1,19 +1,26 @@
 """What each hand-off would have cost: the table a one-time rejector learns from, made with the fewest expert runs.
 
 Row i, column k of a table: keep the first k tokens of the predictor's draft, let the expert write the rest. Exact
-short-cuts (`Expert.deterministic`, `Expert.reads_prefix`) skip the runs whose outcome is already known.
+short-cuts (`Expert.deterministic`, `Expert.reads_prefix`) skip the runs whose outcome is already known; a `DraftExpert`
+knows short-cuts of its own. In a folder, the labels of an expert that has a name are kept batch by batch, each under a
+name made of all that it depends on: labelling that was stopped goes on, and nothing stale is ever read.
 The labels of token-level deferral are in `seqdefer.trees`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from seqdefer import __version__
 from seqdefer.engine import Progress
-from seqdefer.interfaces import Task
+from seqdefer.errors import CheckpointError
+from seqdefer.interfaces import DraftExpert, Task
+from seqdefer.store import fingerprint, read_tensors, write_tensors
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences
 
 
@@ -35,14 +42,14 @@ def hand_off_table(
     draft: Draft,
     *,
     shortcut: bool = True,
-    batch_size: int = 4096,
+    batch_size: int | None = None,
+    folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> tuple[HandOffTable, Calls]:
     """Loss and deferred tokens of every hand-off kept = 0..L. `shortcut=False` asks the expert every time."""
     losses, deferred, calls = [], [], Calls()
-    for rows in torch.arange(len(examples)).split(batch_size):
-        part = examples.select(rows).to(task.predictor.device)
-        loss, count, made = _table_of_batch(task, part, draft.sequences.select(rows), shortcut)
+    for rows in torch.arange(len(examples)).split(batch_size or task.expert.batch_size):
+        loss, count, made = _kept_batch(task, examples.select(rows), draft.sequences.select(rows), shortcut, folder)
         losses.append(loss)
         deferred.append(count)
         calls = calls + made
@@ -50,9 +57,30 @@ def hand_off_table(
     return HandOffTable(torch.cat(losses), torch.cat(deferred)), calls
 
 
+def _kept_batch(
+    task: Task, examples: Examples, drafted: Sequences, shortcut: bool, folder: Path | None
+) -> tuple[Tensor, Tensor, Calls]:
+    """The table of a batch, from the folder where it is there already."""
+    if folder is None or not task.expert.fingerprint:
+        return _table_of_batch(task, examples, drafted, shortcut)
+    parts = (examples.inputs, examples.targets, drafted.tokens, drafted.lengths)
+    name = fingerprint(__version__, task.name, task.loss_unit, task.expert.fingerprint, shortcut, *parts)
+    path = folder / f"{name}.safetensors"
+    if path.is_file():
+        with suppress(CheckpointError, KeyError):  # a damaged file is made again
+            found = read_tensors(path)
+            return found["loss"], found["deferred"], Calls(*found["calls"].tolist())
+    loss, deferred, calls = _table_of_batch(task, examples, drafted, shortcut)
+    made = torch.tensor([calls.made, calls.saved])
+    write_tensors(path, {"loss": loss, "deferred": deferred, "calls": made})
+    return loss, deferred, calls
+
+
 def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut: bool) -> tuple[Tensor, Tensor, Calls]:
-    device = examples.ids.device
+    examples, device = examples.to(task.predictor.device), task.predictor.device
     drafted = Sequences(drafted.tokens.to(device), drafted.lengths.to(device))
+    if shortcut and isinstance(task.expert, DraftExpert):
+        return _table_by_draft(task, task.expert, examples, drafted)
     current = Sequences(drafted.tokens.clone(), drafted.lengths.clone())
     losses, deferred, calls = [], [], Calls()
     for kept in range(task.spec.length):
@@ -73,6 +101,23 @@ def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut
     losses.append(task.sequence_loss(examples, drafted).cpu())
     deferred.append(torch.zeros_like(deferred[0]))
     return torch.stack(losses, 1), torch.stack(deferred, 1), calls
+
+
+def _table_by_draft(
+    task: Task, expert: DraftExpert, examples: Examples, drafted: Sequences
+) -> tuple[Tensor, Tensor, Calls]:
+    """The expert completes all prefixes of a draft in its own way."""
+    n, length = len(drafted), task.spec.length
+    kept = torch.arange(length, device=drafted.tokens.device)
+    completed, runs = expert.hand_offs(examples, drafted, kept, task.spec)
+    each = torch.arange(n, device=kept.device).repeat_interleave(length)
+    completed = Sequences(completed.tokens.to(drafted.tokens), completed.lengths.to(drafted.lengths))
+    is_open = drafted.lengths[:, None] > kept  # (n, L)
+    own = task.sequence_loss(examples, drafted)[:, None]
+    loss = torch.where(is_open, task.sequence_loss(examples.select(each), completed).view(n, length), own)
+    deferred = torch.where(is_open, completed.lengths.view(n, length) - kept, 0)
+    loss, deferred = torch.cat([loss, own], 1), torch.nn.functional.pad(deferred, (0, 1))
+    return loss.cpu(), deferred.cpu(), Calls(runs, int(is_open.sum()) - runs)
 
 
 def _is_news(task: Task, drafted: Sequences, current: Sequences, kept: int) -> Tensor:

@@ -20,6 +20,22 @@ _WEATHER = {
     "TokenwiseScore": (707.51, 203.38, -28.50, 6.20),
 }
 
+_TSP = {
+    "Random": (306.12, 6.31, 0.0, 0.0),
+    "OptimalOneTime": (0.0, 0.0, 100.0, 0.0),
+    "ChowMean": (287.01, 7.73, 6.23, 2.14),
+    "ChowSum": (287.01, 7.73, 6.23, 2.14),
+    "ChowQuantile0.0": (301.18, 9.40, 1.63, 1.18),
+    "ChowQuantile0.4": (287.74, 5.91, 6.00, 1.16),
+    "ChowQuantile0.8": (288.86, 9.35, 5.65, 2.12),
+    "ChowQuantile1.0": (295.71, 6.12, 3.39, 1.42),
+    "WholeModelEmbed": (307.88, 8.73, -0.58, 2.02),
+    "OneTimeModel": (270.92, 10.67, 11.52, 2.41),
+    "OneTimeScore": (319.79, 14.53, -4.44, 3.63),
+    "OneTimeEntropy": (324.23, 13.48, -5.93, 4.15),
+}
+
 PAPER: dict[str, dict[str, PaperFigure]] = {
+    "tsp": {name: PaperFigure(*figures) for name, figures in _TSP.items()},
     "weather": {name: PaperFigure(*figures) for name, figures in _WEATHER.items()},
 }

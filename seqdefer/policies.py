@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError
+from seqdefer.hulls import hull_edges
 from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import HandOffTable, Proposal
@@ -50,6 +52,16 @@ def choose_hand_off(scores: Tensor, grid: Tensor, threshold: float) -> Tensor:
     """kept (n,): the best-scored kept < L where the odds of deferring reach the threshold, else all."""
     best = grid[scores[:, :-1].argmax(1)]
     return torch.where(deferral_odds(scores) >= threshold, best, grid[-1])
+
+
+def choose_by_cost(scores: Tensor, grid: Tensor, lengths: Tensor, price: float) -> Tensor:
+    """kept (n,): the hand-off of the least estimated loss + price x tokens deferred; among equals the smallest.
+
+    scores (n, J): minus the loss expected of each hand-off; lengths (n,) of the drafts: what a hand-off will defer is
+    taken to be what the draft has left."""
+    ahead = (lengths[:, None] - grid).clamp(min=0)  # (n, J)
+    spent = torch.where(ahead > 0, price * ahead.double(), 0.0)  # at an infinite price, what is free stays free
+    return grid[(spent - scores.double()).argmin(1)]
 
 
 def choose_whole(scores: Tensor, length: int, threshold: float) -> Tensor:
@@ -179,6 +191,28 @@ def whole_threshold_for(budget: float, scores: Tensor, table: HandOffTable) -> C
 def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, table: HandOffTable) -> Calibrated:
     """As `threshold_for`, for one-time scores (n, J): a threshold on the odds of deferring."""
     return _hand_off_threshold(budget, deferral_odds(scores), grid[scores[:, :-1].argmax(1)], table)
+
+
+def cost_price_for(budget: float, scores: Tensor, grid: Tensor, lengths: Tensor, table: HandOffTable) -> Calibrated:
+    """As `threshold_for`, for estimated losses: the price of a token at which `choose_by_cost` spends the budget."""
+    _check_budget(budget)
+    estimates, ahead = -scores.double().numpy(), (lengths[:, None] - grid).clamp(min=0).double().numpy()
+    prices = [np.array([np.inf])]
+    for row, here, there in hull_edges(ahead, estimates):
+        prices.append((estimates[row, here] - estimates[row, there]) / (ahead[row, there] - ahead[row, here]))
+    candidates = np.unique(np.concatenate(prices))[::-1]
+    low, high = 0, len(candidates) - 1  # the lower the price, the more is deferred: a search by halves
+
+    def spent(place: int) -> float:
+        kept = choose_by_cost(scores, grid, lengths, float(candidates[place]))
+        deferred = table.deferred.gather(1, kept[:, None]).squeeze(1)
+        return float(deferred.sum() / (torch.minimum(kept, lengths) + deferred).sum())
+
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if spent(middle) < budget else (low, middle)
+    best = min({max(low - 1, 0), low}, key=lambda place: abs(spent(place) - budget))
+    return Calibrated(float(candidates[best]), spent(best))
 
 
 def _hand_off_threshold(budget: float, scores: Tensor, kept: Tensor, table: HandOffTable) -> Calibrated:

@@ -1,4 +1,5 @@
-"""The networks that score where to defer: `LSTMRejector` and `MLPRejector` by token, `DraftMLP` by draft.
+"""The networks that score where to defer: `LSTMRejector` and `MLPRejector` by token, `DraftMLP` and
+`DraftTransformer` by draft.
 
 Features in, scores out, nothing else: thresholds belong to `seqdefer.policies`. Each network standardises what it sees
 with statistics of the training set that it carries along, and is saved as safetensors and JSON. A checkpoint names the
@@ -11,19 +12,22 @@ predictor it was fitted for and refuses another.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from seqdefer.errors import CheckpointError, unknown
+from seqdefer.errors import CheckpointError, OptionError, unknown
 from seqdefer.interfaces import DraftRejector, Predictor, TokenRejector
 from seqdefer.losses import is_ended, merge_ended
 from seqdefer.store import read_json, read_weights, write_json, write_tensors
 from seqdefer.types import Draft, Proposal
 
+RULES = ("odds", "cost")
+HEAD_SIZE = 16  # of a transformer's attention heads
+SCORED_AT_ONCE = 1024  # drafts
 LARGEST = 10.0  # standard deviations; what lies further out is cut, so that one wild input cannot rule a score
 
 
@@ -39,6 +43,7 @@ class Sizes:
     units: int
     dropout: float
     hand_offs: tuple[int, ...] = ()  # the grid that a one-time rejector scores; a whole one gives a single score
+    rule: str = "odds"  # how one-time scores are turned into decisions: policies.choose_hand_off or choose_by_cost
 
     @property
     def outputs(self) -> int:
@@ -166,8 +171,53 @@ class MLPRejector(TokenNetwork):
         return self.body(torch.cat([state, steps, where], 1)).squeeze(1), state
 
 
-class DraftMLP(_Network, DraftRejector):
-    """One-time and whole deferral: context, all decoder states and confidences of a draft in, all scores out."""
+class DraftNetwork(_Network, DraftRejector):
+    """What the networks that score whole drafts share: one output for each hand-off, or a single one.
+
+    By the rule `odds` an output is a score as it is. By the rule `cost` it is, standardised, the loss expected of the
+    hand-off, and its score is minus that loss."""
+
+    loss_mean: Tensor
+    loss_scale: Tensor
+
+    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__(sizes, predictor, notes)
+        if sizes.rule not in RULES:
+            raise unknown("decision rule", sizes.rule, RULES)
+        if sizes.rule == "cost":
+            self.register_buffer("loss_mean", torch.zeros(sizes.outputs))
+            self.register_buffer("loss_scale", torch.ones(()))
+
+    @abstractmethod
+    def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+        """(B, J) from standardised context (B, C) and steps (B, L, F + confidence), mask bool (B, L)."""
+
+    def forward(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+        """Scores (B, J), from what a draft shows: context (B, C), steps (B, L, F + confidence), mask bool (B, L)"""
+        seen = torch.where(mask[..., None], self._steps(steps), 0.0)
+        scores = self.outputs(self._context(context), seen, mask)
+        if not self.sizes.hand_offs:
+            return scores
+        ended = is_ended(torch.tensor(self.sizes.hand_offs, device=scores.device), mask.sum(1))
+        if self.sizes.rule == "cost":
+            return torch.where(ended, -torch.inf, -(self.loss_mean + self.loss_scale * scores))
+        return merge_ended(scores, ended)
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Tensor:
+        scores = [self(*(tensor.to(self.device) for tensor in draft_inputs(draft.select(rows)))).cpu()
+                  for rows in torch.arange(len(draft)).split(SCORED_AT_ONCE)]  # fmt: skip
+        joined = torch.cat(scores)
+        return joined.squeeze(1) if self.sizes.outputs == 1 else joined
+
+
+def draft_inputs(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+    """What the networks by draft see: context, steps, mask."""
+    return draft.context, step_inputs(draft.features, draft.uncertainty, draft.entropy), draft.sequences.mask()
+
+
+class DraftMLP(DraftNetwork):
+    """The paper's for one-time deferral: all steps of a draft in one row, one perceptron."""
 
     kind = "draft_mlp"
 
@@ -175,21 +225,38 @@ class DraftMLP(_Network, DraftRejector):
         super().__init__(sizes, predictor, notes)
         self.body = _perceptron(sizes.context + sizes.length * self.step_size, sizes, sizes.outputs)
 
-    def forward(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
-        """context (B, C), steps (B, L, F + confidence), mask bool (B, L) -> (B, J)"""
-        seen = torch.where(mask[..., None], self._steps(steps), 0.0)
-        scores: Tensor = self.body(torch.cat([self._context(context), seen.flatten(1)], 1))
-        if not self.sizes.hand_offs:
-            return scores
-        grid = torch.tensor(self.sizes.hand_offs, device=scores.device)
-        return merge_ended(scores, is_ended(grid, mask.sum(1)))
+    def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+        scores: Tensor = self.body(torch.cat([context, steps.flatten(1)], 1))
+        return scores
 
-    @torch.no_grad()
-    def score(self, draft: Draft) -> Tensor:
-        steps = step_inputs(draft.features, draft.uncertainty, draft.entropy)
-        inputs = (draft.context, steps, draft.sequences.mask())
-        scores: Tensor = self(*(tensor.to(self.device) for tensor in inputs)).cpu()
-        return scores.squeeze(1) if self.sizes.outputs == 1 else scores
+
+class DraftTransformer(DraftNetwork):
+    """Attention over the steps of a draft and one token of context. The output of a hand-off after k tokens is read
+    where token k stands; that of no deferral, and of a whole draft, at the context."""
+
+    kind = "draft_transformer"
+
+    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__(sizes, predictor, notes)
+        if sizes.units % HEAD_SIZE:
+            raise OptionError(f"{sizes.units} units; a transformer needs a multiple of {HEAD_SIZE}")
+        self.read_context = nn.Linear(sizes.context, sizes.units)
+        self.read_step = nn.Linear(self.step_size, sizes.units)
+        self.places = nn.Parameter(0.02 * torch.randn(sizes.length + 1, sizes.units))
+        layer = nn.TransformerEncoderLayer(
+            sizes.units, sizes.units // HEAD_SIZE, 2 * sizes.units, sizes.dropout, "gelu",
+            batch_first=True, norm_first=True,
+        )  # fmt: skip
+        self.body = nn.TransformerEncoder(layer, sizes.layers, nn.LayerNorm(sizes.units), enable_nested_tensor=False)
+        self.head = nn.Linear(sizes.units, 1)
+
+    def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+        tokens = torch.cat([self.read_step(steps), self.read_context(context)[:, None]], 1) + self.places  # (B, L+1, D)
+        hidden = nn.functional.pad(~mask, (0, 1), value=False)
+        scores: Tensor = self.head(self.body(tokens, src_key_padding_mask=hidden)).squeeze(2)  # (B, L + 1)
+        if not self.sizes.hand_offs:
+            return scores[:, -1:]
+        return scores[:, torch.tensor(self.sizes.hand_offs, device=scores.device)]
 
 
 def _perceptron(inputs: int, sizes: Sizes, outputs: int) -> nn.Sequential:
@@ -200,13 +267,17 @@ def _perceptron(inputs: int, sizes: Sizes, outputs: int) -> nn.Sequential:
 
 
 TOKEN_NETWORKS: dict[str, type[LSTMRejector] | type[MLPRejector]] = {"lstm": LSTMRejector, "mlp": MLPRejector}
-NETWORKS: dict[str, type[LSTMRejector] | type[MLPRejector] | type[DraftMLP]] = {
-    **TOKEN_NETWORKS,
+DRAFT_NETWORKS: dict[str, type[DraftMLP] | type[DraftTransformer]] = {
     "draft_mlp": DraftMLP,
+    "draft_transformer": DraftTransformer,
+}
+NETWORKS: dict[str, type[LSTMRejector] | type[MLPRejector] | type[DraftMLP] | type[DraftTransformer]] = {
+    **TOKEN_NETWORKS,
+    **DRAFT_NETWORKS,
 }
 
 
-def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -> LSTMRejector | MLPRejector | DraftMLP:
+def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -> TokenNetwork | DraftNetwork:
     """Reads what `save_pretrained` wrote, ready to score. With `predictor`, refuses a checkpoint made for another."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -221,7 +292,8 @@ def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -
             "load that predictor, or fit a rejector for this one"
         )
     try:
-        sizes = Sizes(**{field.name: config[field.name] for field in fields(Sizes)})
+        wanted = [field.name for field in fields(Sizes) if field.name in config or field.default is MISSING]
+        sizes = Sizes(**{name: config[name] for name in wanted})
         sizes = replace(sizes, hand_offs=tuple(sizes.hand_offs))
         network = NETWORKS[kind](sizes, config["predictor"], config["notes"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

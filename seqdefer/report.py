@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from seqdefer.sections import (
 )
 from seqdefer.store import write_text
 
+PICTURES = "examples.html"  # what a task has drawn of a run
 HEADLINE = 20  # the budget, in percent, that the page opens at
 _CANVAS = Frame(0, 0, 1000, 1000)  # stretched to the plot's box by the page, so one drawing fits phone and desk
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -84,6 +86,100 @@ class _Page:
 
     def loss(self, value: float) -> str:
         return number(value, self.axes.decimals)
+
+
+def panels_of(folder: Path) -> list[Panel]:
+    """The drawings that a run left in its folder. Those that could do more than be looked at are not ours: left out."""
+    path = folder / PICTURES
+    html = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [Panel("Examples along the budget", html)] if html and is_harmless(html) else []
+
+
+def is_harmless(html: str) -> bool:
+    """Whether a fragment draws and writes only: no scripts, no handlers, no links, nothing fetched or embedded."""
+    checker = _Checker()
+    checker.feed(html)
+    checker.close()
+    return not checker.found and not checker.open
+
+
+class _Checker(HTMLParser):
+    """Finds whatever is not plain drawing. A style inside a drawing is not: browsers read it as tags."""
+
+    TAGS = frozenset(
+        [
+            "div",
+            "section",
+            "p",
+            "span",
+            "b",
+            "i",
+            "em",
+            "strong",
+            "br",
+            "ul",
+            "ol",
+            "li",
+            "dl",
+            "dt",
+            "dd",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "figure",
+            "figcaption",
+            "svg",
+            "g",
+            "path",
+            "circle",
+            "rect",
+            "line",
+            "polyline",
+            "polygon",
+            "text",
+            "tspan",
+            "title",
+            "desc",
+            "style",
+            "mark",
+            "small",
+            "code",
+        ]
+    )
+    NAMES = re.compile(r"(?!on)[a-z][a-z0-9:-]*\Z", re.IGNORECASE)
+    FETCHING = frozenset({"href", "src", "srcset", "xlink:href", "action", "formaction", "background", "data"})
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found, self.open = False, 0  # drawings that are open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        names = {name for name, _ in attributes}
+        is_plain = all(self.NAMES.match(name) for name in names) and not names & self.FETCHING
+        self.found |= tag not in self.TAGS or not is_plain or (tag == "style" and self.open > 0)
+        self.open += tag == "svg"
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self.open -= tag == "svg"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open -= tag == "svg"
+
+    def handle_comment(self, data: str) -> None:
+        self.found = True
+
+    def handle_decl(self, decl: str) -> None:
+        self.found = True
+
+    def unknown_decl(self, data: str) -> None:
+        self.found = True
+
+    def handle_pi(self, data: str) -> None:
+        self.found = True
 
 
 def write_report(results: Results, path: Path | str, *, panels: Sequence[Panel] = ()) -> Path:

@@ -1,7 +1,7 @@
 """Fitting rejectors: one straight loop with early stopping, and what each granularity minimises in it.
 
 The loop always ends with the weights of its best validation epoch. Validation decides when to stop and nothing else;
-test data never comes here. `PRESETS` is the paper's hyperparameter table, by its column names.
+test data never comes here. `PRESETS` is the paper's hyperparameter table, by its column names; what follows it is ours.
 """
 
 from __future__ import annotations
@@ -17,11 +17,20 @@ from torch import Tensor, nn
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.losses import Phi, Psi, get_phi, get_psi, is_ended, one_time_surrogate, query_costs, token_surrogate
-from seqdefer.rejectors import NETWORKS, TOKEN_NETWORKS, DraftMLP, Sizes, TokenNetwork, step_inputs
+from seqdefer.rejectors import (
+    DRAFT_NETWORKS,
+    NETWORKS,
+    TOKEN_NETWORKS,
+    DraftNetwork,
+    Sizes,
+    TokenNetwork,
+    draft_inputs,
+    step_inputs,
+)
 from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import Draft, HandOffTable
 
-LEAST_STEPS, LEAST_BATCH = 16, 16  # little data is cut into smaller batches, or an epoch would hardly move the weights
+LEAST_BATCH = 16
 
 Strategy = Literal["free", "teacher", "scheduled", "explore"]
 STRATEGIES: tuple[Strategy, ...] = ("free", "teacher", "scheduled", "explore")
@@ -43,6 +52,7 @@ class Settings:
     delta: float = 1e-4
     clip_norm: float = 1.0
     batch_size: int = 256
+    least_steps: int = 16  # little data is cut into smaller batches, or an epoch would hardly move the weights
 
     def __post_init__(self) -> None:
         if self.architecture not in NETWORKS:
@@ -63,6 +73,9 @@ PRESETS: dict[str, Settings] = {
     "mwp-token": Settings(5e-4, 7, "lstm", 2, 64, 0.4, 100, 0.001, 70080),
     "mwp-once": Settings(5e-4, 20, "draft_mlp", 1, 8, 0.2, 200, 0.005, 70080),
 }
+# Ours, for what the paper has not: attention over the steps of a draft, and the estimates of OneTimeCost.
+TRANSFORMER = Settings(1e-3, 8, "draft_transformer", 3, 64, 0.1, 40, 0.1, 2400, least_steps=32)
+PERCEPTRON = Settings(1e-3, 8, "draft_mlp", 2, 64, 0.2, 60, 0.01, 2400, least_steps=32)
 
 
 @dataclass
@@ -89,7 +102,7 @@ def fit(
     """Minimises `batch_loss(rows)`; stops when `validation_loss()` has not improved by delta for `patience` epochs."""
     order = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    batch_size = min(settings.batch_size, max(LEAST_BATCH, n_examples // LEAST_STEPS))
+    batch_size = min(settings.batch_size, max(LEAST_BATCH, n_examples // settings.least_steps))
     history, best_weights = History(batch_size=batch_size), copy.deepcopy(network.state_dict())
     lowest, waited = math.inf, 0
     for epoch in range(settings.epochs):
@@ -249,9 +262,12 @@ def fit_token(
 # -- whole drafts --------------------------------------------------------------------------------------------------
 
 
+Labelled = tuple[Draft, HandOffTable]  # drafts, and what handing them off would have cost
+
+
 def fit_once(
-    train: tuple[Draft, HandOffTable],
-    validation: tuple[Draft, HandOffTable],
+    train: Labelled,
+    validation: Labelled,
     grid: Tensor,
     settings: Settings,
     *,
@@ -259,8 +275,9 @@ def fit_once(
     fingerprint: str,
     seed: int,
     psi: str = "cross_entropy",
+    device: torch.device | str = "cpu",
     progress: Callable[[int], None] = lambda _: None,
-) -> tuple[DraftMLP, History]:
+) -> tuple[DraftNetwork, History]:
     """OneTimeModel: minimises the one-time surrogate over the hand-offs in `grid`; alpha is alpha_1 of the paper."""
     loss_of: Psi = get_psi(psi)
 
@@ -271,76 +288,111 @@ def fit_once(
         return torch.where(is_ended(grid, drafted.sequences.lengths), totals.amax(1, keepdim=True), totals)
 
     notes = {"grid": grid.tolist(), "alpha": alpha, "psi": psi}
-    return _fit_draft(
-        train[0], validation[0], total(*train), total(*validation),
-        lambda scores, totals: one_time_surrogate(scores, totals, loss_of),
-        tuple(grid.tolist()), settings, fingerprint, notes, seed, progress,
-    )  # fmt: skip
+    sizes = _draft_sizes(train[0], settings, hand_offs=tuple(grid.tolist()))
+    torch.manual_seed(seed)
+    network = _draft_network(sizes, settings, fingerprint, notes)
+
+    def surrogate(scores: Tensor, totals: Tensor) -> Tensor:
+        return one_time_surrogate(scores, totals, loss_of)
+
+    labels = total(*train), total(*validation)
+    return network, _fit_draft(network, train[0], validation[0], labels, surrogate, settings, seed, device, progress)
 
 
-def fit_whole(
-    train: tuple[Draft, HandOffTable],
-    validation: tuple[Draft, HandOffTable],
+def fit_cost(
+    train: Labelled,
+    validation: Labelled,
+    grid: Tensor,
     settings: Settings,
     *,
     fingerprint: str,
     seed: int,
+    device: torch.device | str = "cpu",
     progress: Callable[[int], None] = lambda _: None,
-) -> tuple[DraftMLP, History]:
+) -> tuple[DraftNetwork, History]:
+    """OneTimeCost: estimates the loss of every hand-off in `grid` by least squares. What a token is worth is not known
+    here; the policy (`choose_by_cost`) brings the price."""
+    sizes = _draft_sizes(train[0], settings, hand_offs=tuple(grid.tolist()), rule="cost")
+    torch.manual_seed(seed)
+    network = _draft_network(sizes, settings, fingerprint, {"grid": grid.tolist()})
+    losses = train[1].loss[:, grid].float()
+    network.loss_mean.copy_(losses.mean(0))
+    if len(losses) > 1:
+        network.loss_scale.copy_(losses.std(0).mean().clamp(min=1e-6))
+
+    def squares(scores: Tensor, losses: Tensor) -> Tensor:
+        error = torch.where(scores.isfinite(), (scores + losses) / network.loss_scale, 0.0)
+        return error.square().mean()
+
+    labels = losses, validation[1].loss[:, grid].float()
+    return network, _fit_draft(network, train[0], validation[0], labels, squares, settings, seed, device, progress)
+
+
+def fit_whole(
+    train: Labelled,
+    validation: Labelled,
+    settings: Settings,
+    *,
+    fingerprint: str,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], None] = lambda _: None,
+) -> tuple[DraftNetwork, History]:
     """WholeModelEmbed: learns whether the expert is more accurate than the predictor on the whole sequence."""
 
     def expert_wins(table: HandOffTable) -> Tensor:
         return (table.loss[:, :1] < table.loss[:, -1:]).float()
 
-    return _fit_draft(
-        train[0], validation[0], expert_wins(train[1]), expert_wins(validation[1]),
-        nn.functional.binary_cross_entropy_with_logits, (), settings, fingerprint, {}, seed, progress,
-    )  # fmt: skip
+    torch.manual_seed(seed)
+    network = _draft_network(_draft_sizes(train[0], settings), settings, fingerprint, {})
+    loss_of = nn.functional.binary_cross_entropy_with_logits
+    labels = expert_wins(train[1]), expert_wins(validation[1])
+    return network, _fit_draft(network, train[0], validation[0], labels, loss_of, settings, seed, device, progress)
+
+
+def _draft_network(sizes: Sizes, settings: Settings, fingerprint: str, notes: dict[str, Any]) -> DraftNetwork:
+    if settings.architecture not in DRAFT_NETWORKS:
+        raise unknown("architecture by draft", settings.architecture, DRAFT_NETWORKS)
+    return DRAFT_NETWORKS[settings.architecture](sizes, fingerprint, notes)
 
 
 def _fit_draft(
+    network: DraftNetwork,
     train: Draft,
     validation: Draft,
-    train_labels: Tensor,
-    validation_labels: Tensor,
+    labels: tuple[Tensor, Tensor],
     loss_of: Callable[[Tensor, Tensor], Tensor],
-    hand_offs: tuple[int, ...],
     settings: Settings,
-    fingerprint: str,
-    notes: dict[str, Any],
     seed: int,
+    device: torch.device | str,
     progress: Callable[[int], None],
-) -> tuple[DraftMLP, History]:
-    torch.manual_seed(seed)
-    length = train.features.shape[1]
-    sizes = _sizes(train.context, train.features, train.entropy, length, settings, hand_offs)
-    network = DraftMLP(sizes, fingerprint, notes)
-
-    def inputs(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
-        return draft.context, step_inputs(draft.features, draft.uncertainty, draft.entropy), draft.sequences.mask()
-
-    context, steps, mask = inputs(train)
+) -> History:
+    """Fits on `device`; the network comes back to the CPU, where drafts are kept."""
+    context, steps, mask = draft_inputs(train)
     network.standardise(context, steps[mask])
-    judged = inputs(validation)
-    history = fit(
-        network,
-        len(train),
-        lambda rows: loss_of(network(context[rows], steps[rows], mask[rows]), train_labels[rows]),
-        lambda: loss_of(network(*judged), validation_labels),
-        settings,
-        seed=seed,
-        progress=progress,
-    )
-    return network, history
+    network.to(device)
+    inputs, judged = ([part.to(device) for part in draft_inputs(draft)] for draft in (train, validation))
+    wanted, judged_labels = (part.to(device) for part in labels)
+
+    def batch_loss(rows: Tensor) -> Tensor:
+        rows = rows.to(device)
+        return loss_of(network(*(part[rows] for part in inputs)), wanted[rows])
+
+    def validation_loss() -> Tensor:
+        scores = [network(*(part[rows] for part in judged)) for rows in torch.arange(len(validation)).split(1024)]
+        return loss_of(torch.cat(scores), judged_labels)
+
+    history = fit(network, len(train), batch_loss, validation_loss, settings, seed=seed, progress=progress)
+    network.cpu()
+    return history
+
+
+def _draft_sizes(draft: Draft, settings: Settings, **kind: Any) -> Sizes:
+    return _sizes(draft.context, draft.features, draft.entropy, draft.features.shape[1], settings, **kind)
 
 
 def _sizes(
-    context: Tensor,
-    features: Tensor,
-    entropy: Tensor | None,
-    length: int,
-    settings: Settings,
-    hand_offs: tuple[int, ...] = (),
+    context: Tensor, features: Tensor, entropy: Tensor | None, length: int, settings: Settings, **kind: Any
 ) -> Sizes:
     return Sizes(
         context=context.shape[1],
@@ -350,5 +402,5 @@ def _sizes(
         layers=settings.layers,
         units=settings.units,
         dropout=settings.dropout,
-        hand_offs=hand_offs,
+        **kind,
     )

@@ -120,6 +120,6 @@ def test_one_time_confidence_hands_off_before_the_least_sure_token(size: int, me
         inside = [k for k in grid[:-1].tolist() if k < drafted.sequences.lengths[row]]
         best = max(inside, key=lambda k: (float(values[row, k]), -k))
         assert swept.scores[row] == float(values[row, best])
-        assert swept.defer[0][row] == float(table.deferred[row, best])
-        assert swept.defer[1][row] == float(table.loss[row, best])
-    assert np.array_equal(swept.keep[1], table.loss[:, -1].double().numpy())
+        assert (swept.start[0] + swept.change[0])[row] == float(table.deferred[row, best])
+        assert (swept.start[1] + swept.change[1])[row] == float(table.loss[row, best])
+    assert np.array_equal(swept.start[1], table.loss[:, -1].double().numpy())

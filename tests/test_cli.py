@@ -65,7 +65,10 @@ def test_options_reach_the_run(record: Path, done: tuple[Path, str, str]) -> Non
     chosen = {"data": str(record), "stride": 12, "hidden": 2, "epochs": 1, "passes": 2}
     assert {name: settings["task"][name] for name in chosen} == chosen
     assert settings["task"]["noise"] == ENTRY.presets["quick"].noise
-    assert settings["token"]["epochs"] == experiment.experiment_settings("weather", "quick").token.epochs
+    assert (
+        settings["token"]["epochs"]
+        == experiment.experiment_settings(experiment.load_task("weather"), "quick").token.epochs
+    )
 
 
 def test_the_same_command_again_goes_on_and_prints_a_table(
@@ -191,7 +194,7 @@ def test_the_command_is_kept_as_a_shell_takes_it(tmp_path: Path, monkeypatch: py
 def test_options_of_the_task_are_not_those_of_the_rejectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --architecture, the predictor's --epochs became those of the token-level rejector as well."""
     options, settings, _ = captured_run(monkeypatch, tmp_path, "weather", "--architecture", "mlp", "--epochs", "7")
-    usual = experiment.experiment_settings("weather", "quick").token
+    usual = experiment.experiment_settings(experiment.load_task("weather"), "quick").token
     assert options.epochs == 7
     assert settings.token == replace(usual, architecture="mlp")
 

@@ -20,8 +20,8 @@ from seqdefer.curves import (
     Floats,
     GridSweep,
     Run,
+    StepSweep,
     Sweep,
-    SwitchSweep,
     curve_of,
     improvement,
     once_confidence_sweep,
@@ -31,6 +31,7 @@ from seqdefer.curves import (
     optimal_whole,
     paired_bootstrap,
     random_curve,
+    switch_sweep,
     whole_sweep,
 )
 from seqdefer.errors import DataError, OptionError
@@ -259,7 +260,7 @@ def test_improvement_where_there_is_nothing_to_save() -> None:
 def test_tensors_are_welcome() -> None:
     scores = torch.tensor([0.5, 0.25], requires_grad=True)
     column = torch.tensor([1, 1])
-    sweep = SwitchSweep(scores, keep=(column * 0, column), defer=(column, column * 0))
+    sweep = switch_sweep(scores, keep=(column * 0, column), defer=(column, column * 0))
     assert curve_of(sweep, Ends(column, column * 0, column)).area == 0.5
 
 
@@ -338,7 +339,7 @@ def simulated_run(random: np.random.Generator, n: int) -> Run:
     """Losses uniform on (0, 1), one token, a perfect expert: oracle saves a third of Random's area, coin nothing."""
     loss = random.random(n)
     keep, defer = (np.zeros(n), loss), (np.ones(n), np.zeros(n))
-    sweeps = {"oracle": SwitchSweep(loss, keep, defer), "coin": SwitchSweep(random.random(n), keep, defer)}
+    sweeps = {"oracle": switch_sweep(loss, keep, defer), "coin": switch_sweep(random.random(n), keep, defer)}
     return Run(Ends(loss, np.zeros(n), np.ones(n)), sweeps)
 
 
@@ -376,9 +377,9 @@ def test_interval_equals_a_loop_over_resamples() -> None:
             ends = Ends(run.ends.predictor_loss[copies], run.ends.expert_loss[copies], run.ends.expert_deferred[copies])
             for sign, name in ((1, "oracle"), (-1, "coin")):
                 sweep = run.sweeps[name]
-                assert isinstance(sweep, SwitchSweep)
-                keep, defer = ((x[copies], y[copies]) for x, y in (sweep.keep, sweep.defer))
-                copied = SwitchSweep(sweep.scores[copies], keep, defer)
+                assert isinstance(sweep, StepSweep)
+                keep, change = ((x[copies], y[copies]) for x, y in (sweep.start, sweep.change))
+                copied = StepSweep(sweep.scores[copies], np.arange(n), change, keep)
                 differences[row, column] += sign * improvement(curve_of(copied, ends), random_curve(ends))
     assert [interval.low, interval.high] == pytest.approx(np.percentile(differences.mean(0), [2.5, 97.5]))
     plain = [improvement(curve_of(run.sweeps["oracle"], run.ends), random_curve(run.ends)) for run in runs]

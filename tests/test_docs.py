@@ -93,6 +93,7 @@ def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
         "OneTimeModel-seed0",
         "TokenwiseModel-seed0",
         "WholeModelEmbed-seed0",
+        "OneTimeCost-seed0",
     }
 
 

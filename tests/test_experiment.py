@@ -35,12 +35,13 @@ TINY = ExperimentSettings(
     instances=15,
     token=Settings(1e-2, 5, "lstm", 1, 4, 0.1, 2, 0.0, 0, batch_size=64),
     once=Settings(1e-2, 5, "draft_mlp", 1, 4, 0.1, 3, 0.0, 0, batch_size=64),
+    cost=Settings(1e-2, 5, "draft_mlp", 1, 4, 0.1, 3, 0.0, 0, batch_size=64),
     resamples=30,
 )
-FITTED = ("WholeModelEmbed", "OneTimeModel", "TokenwiseModel")
+FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel")
 OPTIMAL = {"whole": "OptimalWhole", "once": "OptimalOneTime", "token": "OptimalToken"}
 WHOLE = {"Random", "OptimalWhole", "WholeModelEmbed", *CHOW}
-ONCE = {"OptimalOneTime", "OneTimeModel", "OneTimeScore"}
+ONCE = {"OptimalOneTime", "OneTimeModel", "OneTimeCost", "OneTimeScore"}
 TOKEN = {"OptimalToken", "TokenwiseModel", "TokenwiseScore"}
 
 
@@ -208,7 +209,7 @@ def test_alpha_is_the_rule_of_thumb_unless_given(tmp_path: Path) -> None:
 def test_an_expert_that_only_completes_has_no_token_level_methods(tmp_path: Path) -> None:
     results = run_toy(WithExpert(completing, n=30, length=4), tmp_path, instances=10)
     assert set(results.summary) == WHOLE | ONCE | {"OneTimeEntropy"}
-    assert {one.method for one in results.comparisons} == {"OneTimeModel"}
+    assert {one.method for one in results.comparisons} == {"OneTimeModel", "OneTimeCost"}
     assert not list((tmp_path / "rejectors").glob("Token*"))
     plain = run_toy(ToyTask(n=30, length=4), tmp_path / "plain", instances=10)
     for name in ("Random", "OptimalOneTime", "OneTimeScore", "ChowSum"):  # the same expert, asked in another way
@@ -272,7 +273,7 @@ class Stops:
 
 @pytest.mark.parametrize(
     ("stage", "finished_before"),
-    [("train the predictor", 0), ("fit OneTimeModel (seed 0)", 1), ("fit TokenwiseModel (seed 1)", 5)],
+    [("train the predictor", 0), ("fit OneTimeModel (seed 0)", 1), ("fit TokenwiseModel (seed 1)", 7)],
 )
 def test_an_interrupted_run_goes_on_where_it_was(
     stage: str, finished_before: int, finished: Path, record: Path, tmp_path: Path
@@ -298,7 +299,7 @@ class OtherCosts(ToyTask):
     [
         (ToyTask(n=40, length=3), {}, []),
         (ToyTask(n=40, length=3), {"alpha": 0.3}, ["OneTimeModel"]),
-        (ToyTask(n=40, length=3), {"hand_offs": 2}, ["OneTimeModel"]),
+        (ToyTask(n=40, length=3), {"hand_offs": 2}, ["OneTimeModel", "OneTimeCost"]),
         (ToyTask(n=40, length=3), {"phi": "square"}, ["TokenwiseModel"]),
         (ToyTask(n=40, length=3), {"strategy": "free"}, ["TokenwiseModel"]),
         (ToyTask(n=40, length=3), {"once": replace(TINY.once, units=5)}, ["OneTimeModel", "WholeModelEmbed"]),
@@ -380,7 +381,7 @@ def test_too_many_instances_are_refused_before_labelling(tmp_path: Path) -> None
 
 
 def test_presets_are_the_papers() -> None:
-    paper, quick = experiment_settings("weather", "paper"), experiment_settings("weather", "quick")
+    paper, quick = (experiment_settings(load_task("weather"), preset) for preset in ("paper", "quick"))
     assert (paper.token, paper.once) == (PRESETS["mwp-token"], PRESETS["mwp-once"])
     assert (paper.seeds, paper.instances) == (5, 100)
     assert (quick.token.units, quick.once.units) == (paper.token.units, paper.once.units)
@@ -407,7 +408,7 @@ def test_devices() -> None:
 
 
 def test_only_the_methods_that_are_asked_for(tmp_path: Path) -> None:
-    settings = replace(experiment_settings("toy", "quick"), seeds=1, instances=8, methods=("ChowMean", "OneTimeModel"))
+    settings = replace(ExperimentSettings(), seeds=1, instances=8, methods=("ChowMean", "OneTimeModel"))
     results = Experiment(ToyTask(n=40), settings, tmp_path).run()
     references = {"Random", "OptimalWhole", "OptimalOneTime", "OptimalToken"}
     assert set(results.summary) == {"ChowMean", "OneTimeModel"} | references
@@ -416,7 +417,7 @@ def test_only_the_methods_that_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_method_that_does_not_apply_is_refused(tmp_path: Path) -> None:
-    settings = replace(experiment_settings("toy", "quick"), seeds=1, instances=8, methods=("TokenwiseModel",))
+    settings = replace(ExperimentSettings(), seeds=1, instances=8, methods=("TokenwiseModel",))
     with pytest.raises(OptionError, match="'TokenwiseModel' does not apply to task 'toy'; available: ChowMean, "):
         Experiment(WithExpert(completing, n=20), settings, tmp_path).run()
     assert not list(tmp_path.iterdir())
@@ -425,7 +426,7 @@ def test_a_method_that_does_not_apply_is_refused(tmp_path: Path) -> None:
 def test_resumed_equals_fresh_with_lazily_grown_trees(tmp_path: Path) -> None:
     """What earlier fits had grown used to enter the next fit's standardisation."""
     task = ToyTask(n=40, length=14)
-    settings = replace(experiment_settings("toy", "quick"), seeds=2, instances=10, methods=("TokenwiseModel",))
+    settings = replace(ExperimentSettings(), seeds=2, instances=10, methods=("TokenwiseModel",))
     settings = replace(settings, token=replace(settings.token, epochs=2))
     fresh = Experiment(task, settings, tmp_path).run()
     shutil.rmtree(tmp_path / "rejectors" / "TokenwiseModel-seed1")

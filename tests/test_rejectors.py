@@ -20,6 +20,7 @@ from seqdefer.rejectors import (
     LARGEST,
     NETWORKS,
     DraftMLP,
+    DraftTransformer,
     LSTMRejector,
     MLPRejector,
     Sizes,
@@ -348,5 +349,5 @@ def test_what_is_written_aside_appears_whole_or_not_at_all(error: type[BaseExcep
 
 def test_all_networks_are_known_by_kind() -> None:
     assert {kind: network.kind for kind, network in NETWORKS.items()} == {kind: kind for kind in NETWORKS}
-    assert set(NETWORKS.values()) == {LSTMRejector, MLPRejector, DraftMLP}
+    assert set(NETWORKS.values()) == {LSTMRejector, MLPRejector, DraftMLP, DraftTransformer}
     assert issubclass(CheckpointError, InputError)

@@ -28,6 +28,7 @@ ORDER = [
     "losses",
     "rejectors",
     "training",
+    "hulls",
     "policies",
     "baselines",
     "curves",
@@ -46,7 +47,7 @@ ORDER = [
     "__init__",
 ]
 # Tasks and deferral are strangers: tasks see only these, nobody imports tasks, and only these two look them up.
-TASKS_IMPORT = {"errors", "store", "types", "interfaces", "tasks"}
+TASKS_IMPORT = {"errors", "store", "types", "interfaces", "markup", "tasks"}
 FIND_TASKS = {"experiment", "cli"}
 
 PUBLIC = [

@@ -1,0 +1,285 @@
+"""Files of cities: TSPLIB (.tsp) and CSV, plain or gzip, read with care. What the cities are for is not known here.
+
+    source = read_source("berlin52.tsp")
+    source.instances[0].cities  # float64 (52, 2)
+
+Whatever is wrong with a file is a DataError that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqdefer.errors import DataError
+
+Reals = NDArray[np.float64]
+
+FEWEST = 4  # cities: every tour of three is the same
+LARGEST = 1e100  # a coordinate: the square of 1e155 is no number any more
+LARGEST_FILE = 128  # MiB of text, unpacked: about three million cities
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Cities as they stand in a file."""
+
+    label: str  # what to call it in messages
+    cities: Reals  # (N, 2)
+    lines: Sequence[int]  # (N,) of the file, where each city stands
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file or a folder holds."""
+
+    name: str
+    instances: Sequence[Instance]
+
+
+def read_source(path: Path | str) -> Source:
+    """Whatever is there; every number is finite, every instance has enough cities."""
+    if not str(path):
+        raise DataError("the name of the data is empty: give a TSPLIB or CSV file, or a folder of TSPLIB files")
+    path = Path(path)
+    # os.path.isdir: a path that cannot be looked at is reported when it is opened
+    source = _read_folder(path) if os.path.isdir(path) else Source(path.name, _read_file(path))
+    for instance in source.instances:
+        if len(instance.cities) < FEWEST:
+            raise DataError(f"{instance.label}: {count_cities(len(instance.cities))}; a tour needs at least {FEWEST}")
+    return source
+
+
+def _read_folder(folder: Path) -> Source:
+    name = folder.resolve().name or str(folder)
+    try:
+        paths = sorted(path for path in folder.iterdir() if _is_tsplib_name(path.name) and path.is_file())
+        size = sum(path.stat().st_size for path in paths)
+    except OSError as error:
+        raise DataError(f"cannot read {folder}: {error.strerror}") from error
+    if not paths:
+        raise DataError(f"the folder {folder} has no TSPLIB files: looked for *.tsp and *.tsp.gz")
+    _check_size(size, str(folder))
+    return Source(name, [instance for path in paths for instance in _read_file(path)])
+
+
+def _is_tsplib_name(name: str) -> bool:
+    return name.lower().removesuffix(".gz").endswith(".tsp") and not name.startswith(".")  # ._x.tsp is no instance
+
+
+def _read_file(path: Path) -> list[Instance]:
+    name = path.name
+    lines = list(io.StringIO(_decode(_read_content(path), name), newline=None))
+    if not any(line.strip() for line in lines):
+        raise DataError(f"{name} is empty: give a TSPLIB or CSV file of coordinates")
+    if _is_tsplib_name(name) or any(_KEYWORD.fullmatch(line.strip()) for line in lines[:50]):
+        return [_parse_tsplib([line.strip() for line in lines], name)]
+    return _parse_csv(lines, name)
+
+
+def _read_content(path: Path) -> bytes:
+    """The bytes of a file, unpacked if they are gzip's; never more than `LARGEST_FILE` of them."""
+    try:
+        with path.open("rb") as file:
+            content = _unpacked(file).read(LARGEST_FILE * _MIB + 1)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    _check_size(len(content), path.name)
+    return content
+
+
+def _unpacked(file: io.BufferedReader) -> io.BufferedIOBase:
+    return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
+
+
+def _check_size(n_bytes: int, name: str) -> None:
+    if n_bytes > LARGEST_FILE * _MIB:
+        raise DataError(f"{name} is larger than {LARGEST_FILE} MiB; give fewer cities, or fewer instances")
+
+
+def _decode(content: bytes, name: str) -> str:
+    if content.startswith(b"PK\x03\x04"):
+        raise DataError(f"{name} is a zip archive: unpack it and give the files inside")
+    if b"\x00" in content:
+        raise DataError(f"{name} is not a text file: give a TSPLIB or CSV file (UTF-8)")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:  # old files have names in latin-1 in their comments
+        return content.decode("latin-1")
+
+
+# --- numbers and words -----------------------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+
+
+def _coordinate(cell: str, name: str, line: int) -> float:
+    """Python's own reader would also take 1_000 and digits of other scripts."""
+    if not _NUMBER.fullmatch(cell):
+        what = "is not finite" if _NOT_FINITE.fullmatch(cell) else "is not a number"
+        raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} {what}")
+    value = float(cell)
+    if abs(value) > LARGEST:
+        raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} is beyond ±{LARGEST:g}; choose a unit")
+    return value
+
+
+def _quoted(cell: str, longest: int = 40) -> str:
+    """A cell for a message: a file can hold escape sequences and cells without end."""
+    return repr(cell if len(cell) <= longest else f"{cell[: longest - 1]}…")
+
+
+def _listed(cells: Iterable[str], most: int = 10) -> str:
+    quoted = [_quoted(cell) for cell in cells]
+    return ", ".join(quoted[:most]) + (f" and {len(quoted) - most} more" if len(quoted) > most else "")
+
+
+def count_cities(n_cities: int) -> str:
+    return "1 city" if n_cities == 1 else f"{n_cities} cities"
+
+
+# --- TSPLIB ----------------------------------------------------------------------------------------------------------
+
+_COORDINATES = "NODE_COORD_SECTION"
+_KEYWORD = re.compile(r"(NAME|TYPE|COMMENT|DIMENSION|EDGE_WEIGHT_TYPE)\s*:.*|[A-Z_]+_SECTION\s*:?")
+_HEADER = re.compile(r"(?P<key>[A-Za-z][A-Za-z_0-9]*)\s*(:\s*(?P<value>.*))?")
+# What a symmetric problem in the plane may say about itself; everything else would change the problem.
+_SUPPORTED = {"TYPE": "TSP", "EDGE_WEIGHT_TYPE": "EUC_2D", "NODE_COORD_TYPE": "TWOD_COORDS"}
+_REQUIRED = ("TYPE", "DIMENSION", "EDGE_WEIGHT_TYPE")
+
+
+def _parse_tsplib(lines: Sequence[str], name: str) -> Instance:
+    header: dict[str, str] = {}
+    cities: dict[int, tuple[float, float, int]] = {}  # by number: x, y, line
+    in_coordinates = False
+    for number, line in enumerate(lines, start=1):
+        if line.upper() == "EOF":
+            break
+        if in_coordinates and line[:1] and not line[0].isalpha() and line[0] != "#":
+            _add_city(cities, line, name, number)
+        elif line and not line.startswith("#"):
+            key, value = _header_line(line, name, number)
+            in_coordinates = key == _COORDINATES
+            header[key] = value
+    _check_header(header, name)
+    dimension = header["DIMENSION"]
+    if dimension != str(len(cities)):
+        raise DataError(
+            f"{name}: DIMENSION is {_quoted(dimension)}, but {count_cities(len(cities))} stand in the {_COORDINATES};"
+            " the file is cut short, or its header is wrong"
+        )
+    ordered = [cities[number] for number in sorted(cities)]
+    return Instance(name, np.array([(x, y) for x, y, _ in ordered]), [line for _, _, line in ordered])
+
+
+def _header_line(line: str, name: str, number: int) -> tuple[str, str]:
+    """A keyword and its value, which must be one that we can solve."""
+    found = _HEADER.fullmatch(line)
+    if found is None:
+        raise DataError(f"{name}, line {number}: cannot read {_quoted(line)}; write 'KEYWORD : value' or 'number x y'")
+    key, value = found["key"].upper(), (found["value"] or "").strip()
+    if key.endswith("_SECTION") and key != _COORDINATES:
+        raise DataError(f"{name}, line {number}: {_quoted(key)} is not supported; only {_COORDINATES} is")
+    if not key.endswith("_SECTION") and found["value"] is None:
+        raise DataError(f"{name}, line {number}: cannot read {_quoted(line)}; write 'KEYWORD : value' or 'number x y'")
+    word = (value.split() or [""])[0]  # some files name the author after the type
+    if key in _SUPPORTED and word.upper() != _SUPPORTED[key]:
+        raise DataError(
+            f"{name}, line {number}: {key} is {_quoted(word)}; supported is {_SUPPORTED[key]}: a symmetric problem with"
+            " Euclidean distances in the plane"
+        )
+    return key, value
+
+
+def _add_city(cities: dict[int, tuple[float, float, int]], line: str, name: str, number: int) -> None:
+    cells = line.split()
+    if len(cells) != 3:
+        raise DataError(f"{name}, line {number}: expected a number, x and y, not {_quoted(line)}")
+    if not re.fullmatch(r"[+-]?\d{1,18}", cells[0], re.ASCII):
+        raise DataError(f"{name}, line {number}: the city's number is {_quoted(cells[0])}, not a whole number")
+    index = int(cells[0])
+    if index in cities:
+        raise DataError(f"{name}, line {number}: city {index} stands on line {cities[index][2]} already")
+    cities[index] = (_coordinate(cells[1], name, number), _coordinate(cells[2], name, number), number)
+
+
+def _check_header(header: Mapping[str, str], name: str) -> None:
+    missing = [key for key in (*_REQUIRED, _COORDINATES) if key not in header]
+    if missing:
+        raise DataError(f"{name} has no {' and no '.join(missing)}: is it a whole TSPLIB file?")
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def _parse_csv(lines: Sequence[str], name: str) -> list[Instance]:
+    """Rows with the same word under `instance` are one instance, wherever they stand; without such a column all are."""
+    rows = _csv_rows(lines, name)
+    head = next(rows, None)
+    if head is None:
+        raise DataError(f"{name} holds nothing but comments: give rows of x and y")
+    columns = _columns(head[1], name)
+    groups: dict[str, tuple[list[tuple[float, float]], list[int]]] = {}  # cities, lines
+    for number, row in rows if columns.has_header else chain([head], rows):
+        cells = [row[place] if place < len(row) else "" for place in columns.places]
+        if "" in cells:
+            raise DataError(f"{name}, line {number}: a cell is empty or missing; the row is {_listed(row)}")
+        cities, at = groups.setdefault(cells[0] if columns.has_instance else "", ([], []))
+        cities.append((_coordinate(cells[-2], name, number), _coordinate(cells[-1], name, number)))
+        at.append(number)
+    if not groups:
+        raise DataError(f"{name} has a header and no rows: give rows of x and y")
+    return [
+        Instance(f"{name}, instance {_quoted(key)}" if columns.has_instance else name, np.array(cities), at)
+        for key, (cities, at) in groups.items()
+    ]
+
+
+def _csv_rows(lines: Sequence[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Rows with something in them, and the lines they stand on."""
+    plain = ["" if line.startswith("#") else line for line in lines]
+    head = next((line for line in plain if line.strip()), "")
+    delimiter = next((mark for mark in ";\t," if mark in head), " ")
+    if delimiter == " ":  # any number of them stands for one
+        plain = [" ".join(line.split()) for line in plain]
+    reader = csv.reader(plain, delimiter=delimiter, skipinitialspace=True)
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):  # with semicolons, a comma can only be the decimal point
+                yield reader.line_num, [cell.replace(",", ".") for cell in cells] if delimiter == ";" else cells
+    except csv.Error as error:
+        raise DataError(f"{name}, line {reader.line_num}: not a CSV file ({error})") from error
+
+
+@dataclass(frozen=True)
+class _Columns:
+    places: Sequence[int]  # of the instance, if there is one, of x and of y
+    has_header: bool
+    has_instance: bool
+
+
+def _columns(first: Sequence[str], name: str) -> _Columns:
+    if all(_NUMBER.fullmatch(cell) or _NOT_FINITE.fullmatch(cell) for cell in first):
+        if len(first) != 2:
+            raise DataError(f"{name} has {len(first)} columns and no header: begin with a line such as 'instance,x,y'")
+        return _Columns((0, 1), has_header=False, has_instance=False)
+    folded = [cell.casefold() for cell in first]
+    has_instance = "instance" in folded
+    wanted = ("instance", "x", "y") if has_instance else ("x", "y")
+    if not set(wanted) <= set(folded):
+        raise DataError(f"{name} has no columns 'x' and 'y' (and 'instance'): its first line is {_listed(first)}")
+    return _Columns([folded.index(column) for column in wanted], has_header=True, has_instance=has_instance)

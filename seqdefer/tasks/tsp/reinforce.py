@@ -1,0 +1,179 @@
+"""Training the pointer network: REINFORCE with the mean of several sampled tours of an instance as the baseline.
+
+The instances are turned and mirrored at random each time they are seen: a tour's length does not change. Every epoch
+is kept in the folder, and draws from a generator of its own, so that training that was stopped goes on as if it had
+not been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.tasks.tsp.pointer import Encoded, PointerNet
+from seqdefer.tasks.tsp.tours import tour_lengths
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What `seqdefer train-predictor tsp` can be told. The defaults made the checkpoint that is shipped."""
+
+    cities: int = _option(50, "cities of an instance")
+    instances: int = _option(10_000, "instances to learn from")
+    hidden: int = _option(64, "size of the network")
+    epochs: int = _option(8, "times each instance is seen")
+    samples: int = _option(8, "tours sampled for each instance; their mean is the baseline")
+    batch_size: int = _option(128, "instances in a step")
+    learning_rate: float = _option(1e-3, "at its highest: it rises in the first twentieth, then falls to 0")
+    clip_norm: float = _option(1.0, "longest gradient")
+    seed: int = _option(0, "of instances, weights and samples")
+
+    def __post_init__(self) -> None:
+        least = {"cities": 4, "instances": 1, "hidden": 1, "epochs": 1, "samples": 2, "batch_size": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                flag = "--" + name.replace("_", "-")
+                raise OptionError(f"{flag} is {getattr(self, name)}; it must be at least {smallest}")
+        for name in ("learning_rate", "clip_norm"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise OptionError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be above 0")
+
+
+def sample_tours(model: PointerNet, encoded: Encoded, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """One tour a row and its log probability; greedy without a generator. (B, N), (B,)"""
+    n, size, _ = encoded.nodes.shape
+    rows = torch.arange(n, device=encoded.nodes.device)
+    visited = torch.zeros(n, size, dtype=torch.bool, device=rows.device)
+    inputs, hidden, memory = model.begin.expand(n, -1), encoded.hidden, encoded.memory
+    tours, total = [], torch.zeros(n, device=rows.device)
+    for _ in range(size):
+        hidden, memory = model.read(inputs, hidden, memory)
+        log_probs = model.point(encoded, hidden, visited)
+        if generator is None:
+            city = log_probs.argmax(1)
+        else:
+            city = torch.multinomial(log_probs.detach().exp(), 1, generator=generator).squeeze(1)
+        total = total + log_probs[rows, city]
+        visited = visited.scatter(1, city[:, None], True)
+        inputs = encoded.embedded[rows, city]
+        tours.append(city)
+    return torch.stack(tours, 1), total
+
+
+def turn(cities: Tensor, generator: torch.Generator) -> Tensor:
+    """Each instance by an angle of its own, half of them mirrored. (B, N, 2)"""
+    angle = 2 * math.pi * torch.rand(len(cities), generator=generator, device=cities.device)
+    mirror = (torch.rand(len(cities), generator=generator, device=cities.device) < 0.5) * 2.0 - 1.0
+    cos, sin = angle.cos(), angle.sin()
+    rotation = torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)  # (B, 2, 2)
+    rotation = torch.stack([rotation[:, 0], rotation[:, 1] * mirror[:, None]], 1)
+    return cities @ rotation
+
+
+def schedule(share: float) -> float:
+    """The learning rate after a share (0..1) of all steps: up in the first twentieth, then down along a cosine."""
+    return min(share / 0.05, 1.0) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+class Training:
+    """A network with its optimiser, epoch by epoch."""
+
+    def __init__(self, cities: Tensor, options: TrainingOptions, device: torch.device) -> None:
+        torch.manual_seed(options.seed)
+        self.options, self.device, self.cities = options, device, cities.to(device)
+        self.name = fingerprint(asdict(options), cities)
+        self.model = PointerNet(options.hidden).to(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate)
+        self.steps = math.ceil(len(cities) / options.batch_size)  # of an epoch
+        self.epoch = 0
+
+    def run_epoch(self, progress: Callable[[int], None] = lambda _: None) -> float:
+        """Mean length of the tours sampled on the way."""
+        seed = int(fingerprint(self.options.seed, self.epoch), 16) % 2**63
+        generator = torch.Generator(self.device).manual_seed(seed)
+        order = torch.randperm(len(self.cities), generator=generator, device=self.device)
+        total = 0.0
+        for step, rows in enumerate(order.split(self.options.batch_size), self.epoch * self.steps):
+            self.optimizer.param_groups[0]["lr"] = self.options.learning_rate * schedule(
+                step / (self.options.epochs * self.steps)
+            )
+            lengths, log_probs = self._sample(turn(self.cities[rows], generator), generator)
+            loss = ((lengths - lengths.mean(1, keepdim=True)) * log_probs).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
+            self.optimizer.step()
+            total += float(lengths.mean()) * len(rows)
+            progress(len(rows))
+        self.epoch += 1
+        return total / len(self.cities)
+
+    def _sample(self, cities: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Lengths and log probabilities of several tours of each instance. (B, samples) each"""
+        encoded = self.model.encode(cities)
+        each = torch.arange(len(cities), device=self.device).repeat_interleave(self.options.samples)
+        tours, log_probs = sample_tours(self.model, encoded.select(each), generator)
+        lengths = tour_lengths(cities[each], tours).float()
+        return lengths.view(-1, self.options.samples), log_probs.view(-1, self.options.samples)
+
+    # -- on disk: weights, Adam's moments and the epoch ----------------------------------------------------------------
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.model.named_parameters():
+            yield f"weight/{name}", tensor.data
+            for moment in ("exp_avg", "exp_avg_sq"):
+                yield f"{moment}/{name}", self.optimizer.state[tensor][moment]
+
+    def save(self, path: Path) -> None:
+        write_tensors(path, dict(self._tensors()) | {"epoch": torch.tensor(self.epoch)}, {"made_by": self.name})
+
+    def resume(self, path: Path) -> None:
+        """Goes on from what `save` left; a file made by other options is refused."""
+        found = read_tensors(path)
+        if _made_by(path) != self.name:
+            raise CheckpointError(
+                f"{path} belongs to a training with other options; choose another folder with --out, or remove it"
+            )
+        self.epoch = int(found["epoch"])
+        for parameter in self.model.parameters():  # Adam makes its moments at the first step; here they are before it
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[parameter] = {"step": torch.tensor(float(self.epoch * self.steps)), **moments}
+        for name, tensor in self._tensors():
+            tensor.copy_(found[name])
+
+
+def _made_by(path: Path) -> str | None:
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        return (file.metadata() or {}).get("made_by")
+
+
+def train(
+    cities: Tensor,
+    options: TrainingOptions,
+    device: torch.device,
+    folder: Path,
+    progress: Callable[[int], None] = lambda _: None,
+) -> PointerNet:
+    """Trains on `cities` (n, N, 2); `progress` is told of instances. Goes on from what is in `folder`."""
+    training, kept = Training(cities, options, device), folder / "training.safetensors"
+    if kept.is_file():
+        training.resume(kept)
+        progress(training.epoch * len(cities))
+    while training.epoch < options.epochs:
+        training.run_epoch(progress)
+        training.save(kept)
+    return training.model.eval()

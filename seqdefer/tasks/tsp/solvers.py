@@ -1,0 +1,302 @@
+"""The solvers behind the exact experts: Gurobi and HiGHS, each as a linear relaxation and an integer program.
+
+How they are used is in `seqdefer.tasks.tsp.exact`. Both work on one thread: rows are what is done in parallel. Neither
+package is loaded before it is needed.
+
+    solution = Gurobi().complete(cities, prefix)   # cities (N, 2), prefix (kept,)
+    solution.tour, solution.is_optimal
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from seqdefer.errors import InputError, MissingExtraError, OptionError, missing_extra
+from seqdefer.tasks.tsp.exact import (
+    CLOSE,
+    Clock,
+    ExactSolver,
+    Floats,
+    Geometry,
+    Ints,
+    Program,
+    Relaxation,
+    Relaxed,
+    Row,
+    canonical,
+    walk,
+)
+
+EXTRA = "tsp"
+PACKAGES = {"gurobi": "gurobipy", "highs": "highspy", "search": "numba"}  # what each expert needs
+TOO_LARGE = 10010  # Gurobi's error code for a model that is past the licence's size
+TIGHT = 1e-9  # tolerances of linear programs: their bounds decide which edges go
+
+
+def load(package: str, expert: str) -> Any:
+    """A package of the extra, or an error that says how to get it and what does without."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        missing = missing_extra(package, EXTRA, f"the expert {expert!r}")
+        raise MissingExtraError(f"{missing}; {_instead(expert)}") from error
+
+
+def _instead(expert: str) -> str:
+    others = [name for name in PACKAGES if name != expert]
+    return f"or take another expert: {', '.join(others)}"
+
+
+# -- Gurobi --------------------------------------------------------------------------------------------------------
+
+
+class Gurobi(ExactSolver):
+    """Gurobi. Without a licence of one's own it takes up to 2,000 edges: 63 cities."""
+
+    name = "gurobi"
+
+    def relaxation(self, costs: Floats, rows: Sequence[Row]) -> Relaxation:
+        return _GurobiRelaxation(costs, rows)
+
+    def solve_program(self, program: Program, clock: Clock) -> tuple[Floats | None, bool]:
+        with _gurobi_errors(program.geometry.n):
+            model, columns = _gurobi_model(program.costs, program.rows(), "B")
+            try:
+                model.ObjCon = program.offset
+                model.Params.Cutoff = program.cutoff
+                model.Params.BestObjStop = program.floor + CLOSE
+                model.Params.Presolve = 0  # small as it is
+                model.Params.Heuristics = 0.0  # a good tour is known
+                model.Params.TimeLimit = clock.left
+                _optimize(model, columns, program, clock)
+                values = np.array(model.getAttr("X", columns)) if model.SolCount else None
+                grb = _grb()
+                return values, model.Status in {grb.OPTIMAL, grb.INFEASIBLE, grb.CUTOFF, grb.USER_OBJ_LIMIT}
+            finally:
+                model.dispose()
+
+
+def _grb() -> Any:
+    return load("gurobipy", "gurobi").GRB
+
+
+def _optimize(model: Any, columns: list[Any], program: Program, clock: Clock) -> None:
+    """Rules out the subtours of every solution that Gurobi comes up with."""
+    at, linear = _grb().Callback, load("gurobipy", "gurobi").LinExpr
+
+    def callback(model: Any, where: int) -> None:
+        if where == at.MIPSOL:
+            for row in program.cuts(np.array(model.cbGetSolution(columns))):
+                model.cbLazy(_sum(linear, columns, row) <= row.bound)
+        elif where == at.MIPNODE and not clock.left:
+            model.terminate()
+
+    model.Params.LazyConstraints = 1
+    model.Params.MIPGap = 0.0
+    _run(model, callback, [at.MIPSOL, at.MIPNODE])
+
+
+def _run(model: Any, *callback: Any) -> None:
+    """Solves. Not by `optimize`, which takes Ctrl-C for itself and, where two threads solve at once, keeps it."""
+    model.optimizeAsync(*callback)
+    model.sync()
+
+
+def _sum(linear: Any, columns: list[Any], row: Row) -> Any:
+    return linear([1.0] * len(row.columns), [columns[column] for column in row.columns.tolist()])
+
+
+def _gurobi_model(costs: Floats, rows: Sequence[Row], kind: str) -> tuple[Any, list[Any]]:
+    gurobi = load("gurobipy", "gurobi")
+    model = gurobi.Model(env=_environment())
+    columns = list(model.addVars(len(costs), ub=1.0, obj=costs.tolist(), vtype=kind).values())
+    _add_rows(model, columns, rows)
+    return model, columns
+
+
+def _add_rows(model: Any, columns: list[Any], rows: Sequence[Row]) -> None:
+    linear = load("gurobipy", "gurobi").LinExpr
+    for row in rows:
+        model.addLConstr(_sum(linear, columns, row), "=" if row.is_equal else "<", row.bound)
+
+
+_of_thread = threading.local()
+
+
+def _environment() -> Any:
+    """Gurobi's environment of this thread, made once: making one asks for the licence."""
+    if not hasattr(_of_thread, "environment"):
+        environment = load("gurobipy", "gurobi").Env(empty=True)
+        environment.setParam("OutputFlag", 0)
+        environment.setParam("Threads", 1)
+        environment.start()
+        _of_thread.environment = environment
+    return _of_thread.environment
+
+
+@contextmanager
+def _gurobi_errors(n: int) -> Iterator[None]:
+    """Gurobi's own errors as ours."""
+    gurobi = load("gurobipy", "gurobi")
+    try:
+        yield
+    except gurobi.GurobiError as error:
+        if error.errno == TOO_LARGE:
+            raise OptionError(
+                f"{n} cities are {n * (n - 1) // 2:,} edges, and Gurobi without a licence of your own takes at most "
+                f"2,000 variables (63 cities); get a licence, {_instead('gurobi')}"
+            ) from error
+        raise InputError(f"Gurobi does not work here: {error} (code {error.errno}); {_instead('gurobi')}") from error
+
+
+class _GurobiRelaxation(Relaxation):
+    def __init__(self, costs: Floats, rows: Sequence[Row]) -> None:
+        self.n = len(rows)
+        with _gurobi_errors(self.n):
+            self.model, self.columns = _gurobi_model(costs, rows, "C")
+            self.model.Params.Method = 1  # dual simplex: bounds change, rows come
+            self.model.Params.OptimalityTol = self.model.Params.FeasibilityTol = TIGHT
+
+            self.bounds = {"LB": np.zeros(len(costs)), "UB": np.ones(len(costs))}
+
+    def restrict(self, lower: Floats, upper: Floats) -> None:
+        for name, values in (("LB", lower), ("UB", upper)):
+            changed = np.flatnonzero(values != self.bounds[name])  # few: to name them all costs more than to solve
+            self.model.setAttr(name, [self.columns[column] for column in changed.tolist()], values[changed].tolist())
+            self.bounds[name] = values
+
+    def add(self, rows: Sequence[Row]) -> None:
+        _add_rows(self.model, self.columns, rows)
+
+    def solve(self, seconds: float) -> Relaxed | None:
+        with _gurobi_errors(self.n):
+            self.model.Params.TimeLimit = seconds
+            _run(self.model)
+        if self.model.Status != _grb().OPTIMAL:
+            return None
+        values, reduced = (np.array(self.model.getAttr(name, self.columns)) for name in ("X", "RC"))
+        return Relaxed(values, reduced, self.model.ObjVal)
+
+    def close(self) -> None:
+        self.model.dispose()
+
+
+def solve_cold(cities: Floats, prefix: Ints) -> Ints:
+    """The shortest completion as one would first write it: Gurobi's model of all edges, those of the prefix fixed,
+    subtours cut as solutions come up. No short-cut and no start: what the others are tested and timed against."""
+    geometry = Geometry(cities)
+    lower = np.zeros(len(geometry.costs))
+    lower[geometry.edges[prefix[:-1], prefix[1:]]] = 1.0
+    everything = Program(geometry, np.arange(len(lower)), np.zeros(0, dtype=np.int64), np.inf, 0.0, [])
+    with _gurobi_errors(geometry.n):
+        model, columns = _gurobi_model(geometry.costs, geometry.degree_rows(), "B")
+        try:
+            model.setAttr("LB", columns, lower.tolist())
+            _optimize(model, columns, everything, Clock(np.inf, None))
+            chosen = everything.chosen(np.array(model.getAttr("X", columns)))
+        finally:
+            model.dispose()
+    return walk(geometry, chosen, prefix) if len(prefix) else canonical(walk(geometry, chosen, np.zeros(1, np.int64)))
+
+
+# -- HiGHS ---------------------------------------------------------------------------------------------------------
+
+
+class Highs(ExactSolver):
+    """HiGHS, which is free. It has no lazy constraints: subtours are cut between one integer program and the next."""
+
+    name = "highs"
+
+    def relaxation(self, costs: Floats, rows: Sequence[Row]) -> Relaxation:
+        return _HighsRelaxation(costs, rows)
+
+    def solve_program(self, program: Program, clock: Clock) -> tuple[Floats | None, bool]:
+        highs, highspy = _highs_model(program.costs, program.rows()), load("highspy", self.name)
+        columns = np.arange(len(program.columns), dtype=np.int32)
+        highs.changeColsIntegrality(len(columns), columns, np.full(len(columns), highspy.HighsVarType.kInteger))
+        _set_options(highs, QUICK_PROOF | {"objective_bound": program.cutoff - program.offset})
+        statuses = highspy.HighsModelStatus
+        while True:
+            highs.setOptionValue("time_limit", clock.left)
+            highs.run()
+            status, values = highs.getModelStatus(), _highs_values(highs)
+            if values is None:
+                return None, status in {statuses.kInfeasible, statuses.kObjectiveBound}
+            cuts = program.cuts(values)
+            if not cuts:
+                return values, status == statuses.kOptimal
+            if status != statuses.kOptimal:
+                return None, False
+            _add_highs_rows(highs, cuts)
+
+
+# A good tour is known: HiGHS need not look for one, only prove that there is none better.
+QUICK_PROOF: dict[str, Any] = {
+    "mip_rel_gap": 0.0,
+    "mip_heuristic_effort": 0.0,
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_detect_symmetry": False,
+}
+
+
+def _set_options(highs: Any, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        highs.setOptionValue(name, value)
+
+
+def _highs_values(highs: Any) -> Floats | None:
+    """The best solution so far, if there is one."""
+    if highs.getInfo().primal_solution_status != load("highspy", "highs").SolutionStatus.kSolutionStatusFeasible:
+        return None
+    return np.array(highs.getSolution().col_value)
+
+
+def _highs_model(costs: Floats, rows: Sequence[Row]) -> Any:
+    highs = load("highspy", "highs").Highs()
+    _set_options(highs, {"output_flag": False, "threads": 1})
+    n, nothing = len(costs), np.zeros(0, dtype=np.int32)
+    highs.addCols(n, costs, np.zeros(n), np.ones(n), 0, np.zeros(n, dtype=np.int32), nothing, np.zeros(0))
+    _add_highs_rows(highs, rows)
+    return highs
+
+
+def _add_highs_rows(highs: Any, rows: Sequence[Row]) -> None:
+    columns = np.concatenate([row.columns for row in rows]).astype(np.int32)
+    starts = np.cumsum([0, *(len(row.columns) for row in rows)])[:-1].astype(np.int32)
+    upper = np.array([row.bound for row in rows])
+    lower = np.where([row.is_equal for row in rows], upper, -np.inf)
+    highs.addRows(len(rows), lower, upper, len(columns), starts, columns, np.ones(len(columns)))
+
+
+class _HighsRelaxation(Relaxation):
+    def __init__(self, costs: Floats, rows: Sequence[Row]) -> None:
+        self.highs = _highs_model(costs, rows)
+        self.columns = np.arange(len(costs), dtype=np.int32)
+        _set_options(self.highs, {"primal_feasibility_tolerance": TIGHT, "dual_feasibility_tolerance": TIGHT})
+        self.statuses = load("highspy", "highs").HighsModelStatus
+
+    def restrict(self, lower: Floats, upper: Floats) -> None:
+        self.highs.changeColsBounds(len(self.columns), self.columns, lower, upper)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        _add_highs_rows(self.highs, rows)
+
+    def solve(self, seconds: float) -> Relaxed | None:
+        self.highs.setOptionValue("time_limit", seconds)
+        self.highs.run()
+        if self.highs.getModelStatus() != self.statuses.kOptimal:
+            return None
+        solution = self.highs.getSolution()
+        return Relaxed(np.array(solution.col_value), np.array(solution.col_dual), self.highs.getObjectiveValue())
+
+    def close(self) -> None:
+        self.highs.clear()

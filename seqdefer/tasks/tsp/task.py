@@ -1,0 +1,196 @@
+"""The traveling salesman task: instances, a pointer network, a solver, and tours measured against the solver's own.
+
+A token is a city. The loss of a tour is how many per cent longer it is than the expert's own tour through the same
+cities, which is the target of an example. The expert cannot name the next city, only complete a tour: no token-level
+deferral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.errors import CheckpointError
+from seqdefer.interfaces import Meter, PredictorTraining, SplitName, Task, TaskEntry
+from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
+from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery
+from seqdefer.tasks.tsp.exact import TIME_LIMIT
+from seqdefer.tasks.tsp.experts import TourExpert, make_expert
+from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, load_pointer, save_pointer
+from seqdefer.tasks.tsp.reinforce import TrainingOptions, train
+from seqdefer.tasks.tsp.search import EFFORT
+from seqdefer.tasks.tsp.tours import percent_over
+from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
+
+AT_ONCE = 256  # instances solved between two writes
+JUDGED = 500  # instances that tell how good a trained predictor is
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class TSPOptions:
+    """What can be chosen about the task; the fields are its command-line options."""
+
+    data: str | None = _option(
+        None, "cities to use instead of Gaussian ones: a TSPLIB .tsp file or a folder of them, or a CSV of coordinates"
+    )
+    cities: int = _option(50, "cities of an instance")
+    expert: str = _option("gurobi", "who completes tours: gurobi or highs (exact), search (nearly exact, much faster)")
+    predictor: str | None = _option(None, "folder of a trained pointer network (the one for 50 cities that is shipped)")
+    facts: bool = _option(True, "let rejectors see what the partial tour shows beside the predictor's states")
+    train: int = _option(2400, "instances to fit rejectors on")
+    validation: int = _option(400, "instances to stop and choose with")
+    test: int = _option(500, "instances to report on")
+    effort: int | None = _option(None, f"perturbations a city for --expert search ({EFFORT})")
+    time_limit: float | None = _option(
+        None, f"seconds a solve may take before an exact expert gives its best tour ({TIME_LIMIT:g})"
+    )
+    seed: int = _option(0, "seed of the instances")
+
+
+class TSPTask(Task):
+    name = "tsp"
+    loss_unit = "% over the expert's tour"
+    predictor: TourPredictor
+    expert: TourExpert
+
+    def __init__(
+        self, options: TSPOptions, source: str, parts: Mapping[SplitName, Examples], predictor: TourPredictor,
+        expert: TourExpert,
+    ) -> None:  # fmt: skip
+        self.options, self.source, self.parts = options, source, parts
+        self.predictor, self.expert = predictor, expert
+        self.spec = SequenceSpec(length=parts["test"].inputs.shape[1])
+
+    def split(self, name: SplitName) -> Examples:
+        return self.parts[name]
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        return percent_over(examples.inputs, sequences.tokens, examples.targets)
+
+    def describe(self) -> dict[str, str]:
+        unproven = f", {self.expert.unproven} tours not proven shortest" if self.expert.unproven else ""
+        return {
+            "data": self.source,
+            "instances": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
+            "predictor": f"pointer network of {self.predictor.model.hidden} ({self.predictor.fingerprint})",
+            "expert": f"{self.expert.fingerprint}{unproven}",
+        }
+
+    def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
+        drawings = []
+        for row in range(len(examples)):
+            for budget, rollout in rollouts.items():
+                tour = rollout.sequences.tokens[row : row + 1].cpu()
+                over = percent_over(examples.inputs[row : row + 1], tour, examples.targets[row : row + 1])
+                authors = rollout.by_expert[row].cpu()
+                drawings.append(
+                    TourDrawing(
+                        examples.inputs[row], tour[0], authors, examples.targets[row], float(over), budget,
+                        f"instance {row + 1}",
+                    )
+                )  # fmt: skip
+        return draw_gallery(drawings, columns=len(rollouts))
+
+
+def shipped_pointer(device: torch.device) -> PointerNet:
+    """The checkpoint that comes with the package: `seqdefer train-predictor tsp` with its defaults made it."""
+    with as_file(files("seqdefer.tasks.tsp") / "pointer-50") as folder:
+        return load_pointer(folder, device)
+
+
+def own_tours(expert: TourExpert, cities: Tensor, folder: Path, meter: Meter, stage: str) -> Tensor:
+    """The expert's own tours, int64 (n, N). Kept in `folder` as they are made, and found again there."""
+    spec, tours = SequenceSpec(cities.shape[1]), []
+    with meter.stage(stage, len(cities)) as advance:
+        for part in cities.split(AT_ONCE):
+            path = folder / f"{fingerprint(expert.fingerprint, part)}.safetensors"
+            found = _read_tours(path)
+            if found is None:
+                found = _solve(expert, part, spec)
+                write_tensors(path, {"tours": found})
+            tours.append(found)
+            advance(len(part))
+    return torch.cat(tours)
+
+
+def _read_tours(path: Path) -> Tensor | None:
+    if path.is_file():
+        with suppress(CheckpointError, KeyError):  # a damaged file is made again
+            return read_tensors(path)["tours"]
+    return None
+
+
+def _solve(expert: TourExpert, cities: Tensor, spec: SequenceSpec) -> Tensor:
+    n = len(cities)
+    nothing = Sequences(torch.zeros(n, spec.length, dtype=torch.long), torch.zeros(n, dtype=torch.long))
+    return expert.complete(Examples(cities, nothing.tokens, torch.arange(n)), nothing, spec).tokens
+
+
+def prepare(options: TSPOptions, folder: Path, device: torch.device, meter: Meter) -> TSPTask:
+    expert = make_expert(options.expert, effort=options.effort, time_limit=options.time_limit)
+    model = shipped_pointer(device) if options.predictor is None else load_pointer(Path(options.predictor), device)
+    with meter.stage("read the cities", 1) as advance:
+        splits = make_splits(options)
+        advance(1)
+    parts: dict[SplitName, Examples] = {}
+    for name, cities in splits.parts.items():
+        tours = own_tours(expert, cities, folder / "tours", meter, f"the expert's own tours ({name})")
+        parts[name] = Examples(cities, tours, torch.arange(len(cities)))
+    return TSPTask(options, splits.source, parts, TourPredictor(model, options.facts), expert)
+
+
+# -- seqdefer train-predictor tsp ----------------------------------------------------------------------------------
+
+
+def train_predictor(options: TrainingOptions, folder: Path, device: torch.device, meter: Meter) -> dict[str, str]:
+    """Trains a pointer network, keeps it in `folder`, and measures it against the local search on fresh instances."""
+    expert = make_expert("search")  # what is missing is told before the training
+    cities = gaussian_instances(options.instances, options.cities, options.seed, "predictor")
+    with meter.stage("train the predictor", options.epochs * len(cities)) as advance:
+        model = train(cities, options, device, folder, advance)
+    judged = gaussian_instances(JUDGED, options.cities, options.seed, "validation")
+    best = own_tours(expert, judged, folder / "tours", meter, "the expert's own tours")
+    gap = float(percent_over(judged, greedy_tours(model, judged, device), best).mean())
+    save_pointer(model, folder, {"options": asdict(options), "gap": round(gap, 3), "judged": JUDGED})
+    return {
+        "predictor": str(folder),
+        "gap": f"{gap:.2f} % over the local search, mean of {JUDGED} fresh instances of {options.cities} cities",
+        "use it": f"seqdefer run tsp --cities {options.cities} --predictor {folder}",
+    }
+
+
+@torch.no_grad()
+def greedy_tours(model: PointerNet, cities: Tensor, device: torch.device) -> Tensor:
+    predictor = TourPredictor(model, facts=False)
+    state, _ = predictor.start(cities.to(device))
+    tours = []
+    for _ in range(cities.shape[1]):
+        tours.append(predictor.propose(state).tokens)
+        state = predictor.append(state, tours[-1])
+    return torch.stack(tours, 1).cpu()
+
+
+ENTRY = TaskEntry(
+    name="tsp",
+    summary="the shortest tour through 50 cities; the expert is a solver that completes the predictor's tour",
+    presets={
+        "quick": TSPOptions(expert="search", train=1000, validation=200, test=300),
+        "paper": TSPOptions(),
+        "large": TSPOptions(expert="search", train=24_000, validation=2400),
+    },
+    prepare=prepare,
+    hyperparameters="tsp",
+    training=PredictorTraining(TrainingOptions(), train_predictor),
+)

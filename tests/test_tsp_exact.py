@@ -1,0 +1,132 @@
+"""What the exact experts are made of, without a solver: tours, subtours, and the moves that make paths shorter."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+
+from seqdefer.tasks.tsp.exact import Geometry, align, canonical, nearest_neighbours, walk
+from seqdefer.tasks.tsp.improve import improve
+from seqdefer.tasks.tsp.subtours import violated
+
+
+def random_cities(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, 2))
+
+
+def path_length(path: np.ndarray, distances: np.ndarray) -> float:
+    return float(distances[path[:-1], path[1:]].sum())
+
+
+# -- tours ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", range(5))
+@pytest.mark.parametrize("step", [1, -1])
+def test_canonical_is_the_same_for_every_way_to_write_a_tour(shift: int, step: int) -> None:
+    tour = np.array([0, 3, 1, 4, 2])
+    assert canonical(np.roll(tour, shift)[::step]).tolist() == [0, 2, 4, 1, 3]
+
+
+def test_align() -> None:
+    tour = np.array([0, 3, 1, 4, 2])
+    assert align(tour, np.array([1]))[:2].tolist() == [1, 4], "it keeps its direction where it may"
+    assert align(tour, np.array([1, 3, 0])).tolist() == [1, 3, 0, 2, 4]
+    assert align(tour, np.array([1, 0])) is None
+    assert align(tour, np.zeros(0, dtype=np.int64)).tolist() == [0, 2, 4, 1, 3]
+
+
+def test_walk_follows_the_edges() -> None:
+    geometry = Geometry(random_cities(7))
+    tour = np.array([4, 0, 2, 6, 1, 5, 3])
+    chosen = geometry.edges[tour, np.roll(tour, -1)]
+    assert walk(geometry, chosen, tour[:3]).tolist() == tour.tolist()
+    assert walk(geometry, chosen, tour[::-1][:2]).tolist() == tour[::-1].tolist()
+    assert align(walk(geometry, chosen, tour[:1]), tour) is not None
+
+
+def test_nearest_neighbours_by_hand() -> None:
+    distances = Geometry(np.array([[0.0, 0], [5, 0], [1, 0], [3, 0]])).distances
+    assert nearest_neighbours(np.array([0]), distances).tolist() == [2, 3, 1]
+    assert nearest_neighbours(np.array([0, 2]), distances).tolist() == [3, 1]
+
+
+def test_geometry_of_cities_in_one_place_is_no_division_by_zero() -> None:
+    assert not Geometry(np.ones((5, 2))).distances.any()
+
+
+# -- moves ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 30])
+def test_improve_keeps_ends_and_cities(n: int) -> None:
+    distances = Geometry(random_cities(n + 1)).distances
+    path = np.arange(n + 1)
+    better = improve(path, distances)
+    assert (better[0], better[-1]) == (0, n)
+    assert sorted(better.tolist()) == path.tolist()
+    assert path_length(better, distances) <= path_length(path, distances)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_improve_ends_where_no_move_helps(seed: int) -> None:
+    distances = Geometry(random_cities(12, seed)).distances
+    path = improve(np.append(np.arange(12), 0), distances)  # a closed tour
+    best = path_length(path, distances) - 1e-8
+    for i, j in combinations(range(1, 12), 2):
+        turned = np.concatenate([path[:i], path[i : j + 1][::-1], path[j + 1 :]])
+        assert path_length(turned, distances) > best
+        for part in (path[i:j], path[i:j][::-1]) if j - i <= 3 else ():
+            rest = np.delete(path, range(i, j))
+            for place in range(1, len(rest)):
+                assert path_length(np.insert(rest, place, part), distances) > best
+
+
+def test_improve_finds_the_best_of_four_cities() -> None:
+    for seed in range(10):
+        distances = Geometry(random_cities(6, seed)).distances
+        found = path_length(improve(np.arange(6), distances), distances)
+        every = [path_length(np.array([0, *order, 5]), distances) for order in permutations(range(1, 5))]
+        assert found == pytest.approx(min(every), rel=0.1)
+        assert found <= path_length(np.arange(6), distances)
+
+
+# -- subtours ------------------------------------------------------------------------------------------------------
+
+
+def mixture(n: int, seed: int) -> np.ndarray:
+    """A relaxed solution: degrees of 2 and no weight above 1, mixed from tours, from two subtours, or from both."""
+    generator = np.random.default_rng(seed)
+    weights = np.zeros((n, n))
+    for share in generator.dirichlet(np.ones(3)):
+        order, cut = generator.permutation(n), int(generator.integers(3, n - 2))
+        parts = [order] if generator.random() < 0.6 else [order[:cut], order[cut:]]
+        for part in parts:
+            weights[part, np.roll(part, -1)] += share
+            weights[np.roll(part, -1), part] += share
+    return weights
+
+
+def least_cut(weights: np.ndarray) -> float:
+    n = len(weights)
+    sets = [list(inside) for size in range(1, n // 2 + 1) for inside in combinations(range(n), size)]
+    return min(weights[np.ix_(inside, [i for i in range(n) if i not in inside])].sum() for inside in sets)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_violated_finds_a_set_whenever_there_is_one(seed: int) -> None:
+    weights = mixture(8, seed)
+    found = violated(weights)
+    assert bool(found) == (least_cut(weights) < 2 - 1e-6)
+    for mask in found:
+        assert 0 < mask.sum() <= 4
+        assert weights[mask][:, ~mask].sum() < 2 - 1e-6
+
+
+def test_violated_of_whole_numbers() -> None:
+    tour = np.roll(np.eye(6), 1, axis=1)
+    assert not violated(tour + tour.T)
+    triangles = np.kron(np.eye(2), 1 - np.eye(3))
+    assert {tuple(np.flatnonzero(mask)) for mask in violated(triangles)} == {(0, 1, 2), (3, 4, 5)}

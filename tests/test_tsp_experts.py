@@ -1,0 +1,331 @@
+"""The experts of the traveling salesman task: right on small instances, alike on large ones, clear about bad input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqdefer.errors import InputError, MissingExtraError, OptionError
+from seqdefer.interfaces import DraftExpert
+from seqdefer.tasks.tsp.experts import (
+    ExactExpert,
+    SearchExpert,
+    TourExpert,
+    UnprovenTourWarning,
+    in_parallel,
+    make_expert,
+)
+from seqdefer.tasks.tsp.tours import is_tour, tour_lengths
+from seqdefer.testing import check_expert
+from seqdefer.types import Examples, Sequences, SequenceSpec
+
+PACKAGES = {"gurobi": "gurobipy", "highs": "highspy", "search": "numba"}
+EXACT = ["gurobi", "highs"]
+each_expert = pytest.mark.parametrize("name", PACKAGES)
+each_exact = pytest.mark.parametrize("name", EXACT)
+
+
+def make(name: str, **options: float) -> TourExpert:
+    pytest.importorskip(PACKAGES[name], reason="needs the extra tsp")
+    return make_expert(name, **options)  # type: ignore[arg-type]
+
+
+def instances(n: int, n_cities: int, seed: int = 0) -> Examples:
+    cities = torch.randn(n, n_cities, 2, generator=torch.Generator().manual_seed(seed))
+    return Examples(cities, torch.full((n, n_cities), -1), torch.arange(n))  # nobody may look at the targets
+
+
+def drafts_for(examples: Examples, seed: int = 1) -> Sequences:
+    n, n_cities = examples.inputs.shape[:2]
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.stack([torch.randperm(n_cities, generator=generator) for _ in range(n)])
+    return Sequences(tokens, torch.full((n,), n_cities))
+
+
+def near_drafts(examples: Examples) -> Sequences:
+    """From city 0 always on to the nearest."""
+    n, n_cities = examples.inputs.shape[:2]
+    far = torch.cdist(examples.inputs, examples.inputs)
+    tokens = torch.zeros(n, n_cities, dtype=torch.long)
+    for position in range(1, n_cities):
+        far.scatter_(2, tokens[:, None, position - 1, None].expand(n, n_cities, 1), torch.inf)
+        tokens[:, position] = far[torch.arange(n), tokens[:, position - 1]].argmin(1)
+    return Sequences(tokens, torch.full((n,), n_cities))
+
+
+def repeat(examples: Examples, times: int) -> Examples:
+    return examples.select(torch.arange(len(examples)).repeat_interleave(times))
+
+
+def all_prefixes(drafts: Sequences) -> Sequences:
+    """Every prefix of every draft, a draft's together: rows of different lengths in one batch."""
+    n, n_cities = drafts.tokens.shape
+    kept = torch.arange(n_cities + 1).repeat(n)
+    return drafts.select(torch.arange(n).repeat_interleave(n_cities + 1)).truncate(kept)
+
+
+def shortest(cities: Tensor, prefix: Tensor) -> float:
+    prefix = prefix if len(prefix) else torch.tensor([0])
+    left = [city for city in range(len(cities)) if city not in prefix.tolist()]
+    orders = torch.tensor(list(permutations(left)), dtype=torch.long)
+    tours = torch.cat([prefix.expand(len(orders), -1), orders], 1)
+    return float(tour_lengths(cities.expand(len(tours), -1, -1), tours).min())
+
+
+# -- right ---------------------------------------------------------------------------------------------------------
+
+
+@each_expert
+@pytest.mark.parametrize("n_cities", [7, 8, 9])
+def test_brute_force_for_every_prefix(name: str, n_cities: int) -> None:
+    expert, examples, spec = make(name), instances(2, n_cities), SequenceSpec(n_cities)
+    prefixes, repeated = all_prefixes(drafts_for(examples)), repeat(examples, n_cities + 1)
+    completed = expert.complete(repeated, prefixes, spec)
+    best = [
+        shortest(cities, tokens[:kept])
+        for cities, tokens, kept in zip(repeated.inputs, prefixes.tokens, prefixes.lengths, strict=True)
+    ]
+    assert tour_lengths(repeated.inputs, completed.tokens).tolist() == pytest.approx(best)
+    assert is_tour(completed.tokens).all()
+    assert torch.equal(completed.tokens[prefixes.mask()], prefixes.tokens[prefixes.mask()])
+    handed, runs = expert.hand_offs(examples, drafts_for(examples), torch.arange(n_cities + 1), spec)
+    assert tour_lengths(repeated.inputs, handed.tokens).tolist() == pytest.approx(best)
+    assert 2 <= runs < len(prefixes)
+
+
+@each_expert
+def test_contract(name: str) -> None:
+    expert, examples = make(name), instances(3, 12)
+    assert isinstance(expert, DraftExpert)
+    check_expert(expert, examples, SequenceSpec(12), drafts=near_drafts(examples))
+
+
+@each_expert
+def test_hand_offs_are_as_good_as_complete(name: str) -> None:
+    expert, examples, spec = make(name), instances(3, 20), SequenceSpec(20)
+    drafts = near_drafts(examples)
+    kept = torch.tensor([0, 1, 2, 5, 11, 19, 20])
+    handed, _ = expert.hand_offs(examples, drafts, kept, spec)
+    repeated, prefixes = repeat(examples, 7), drafts.select(torch.arange(3).repeat_interleave(7))
+    prefixes = prefixes.truncate(kept.repeat(3))
+    alone = expert.complete(repeated, prefixes, spec)
+    lengths = [tour_lengths(repeated.inputs, each.tokens).reshape(3, 7) for each in (handed, alone)]
+    torch.testing.assert_close(*lengths, rtol=1e-6 if name in EXACT else 1e-2, atol=0)
+    assert (lengths[0].diff(dim=1) > -1e-6).all(), "a longer prefix leaves fewer tours to choose from"
+    assert torch.equal(handed.tokens[prefixes.mask()], prefixes.tokens[prefixes.mask()])
+    assert torch.equal(handed.tokens[6::7], drafts.tokens), "all kept: the draft itself"
+    assert handed.lengths.tolist() == [20] * 21
+
+
+def test_experts_on_fifty_cities() -> None:
+    examples, spec, kept = instances(4, 50), SequenceSpec(50), torch.arange(0, 51, 8)
+    drafts, n_rows = near_drafts(examples), repeat(examples, len(kept))
+    lengths = {}
+    for name in PACKAGES:
+        handed, _ = make(name).hand_offs(examples, drafts, kept, spec)
+        lengths[name] = tour_lengths(n_rows.inputs, handed.tokens)
+    torch.testing.assert_close(lengths["gurobi"], lengths["highs"], rtol=1e-6, atol=0)
+    gaps = lengths["search"] / lengths["gurobi"] - 1
+    assert gaps.min() > -1e-6
+    assert gaps.mean() < 1e-3
+
+
+@each_expert
+def test_answers_depend_on_nothing_but_the_row(name: str) -> None:
+    examples, spec = instances(4, 16), SequenceSpec(16)
+    drafts, kept = near_drafts(examples), torch.arange(0, 17, 4)
+    many, _ = make(name, n_threads=2).hand_offs(examples, drafts, kept, spec)
+    one = [make(name, n_threads=1).hand_offs(examples.select(row), drafts.select(row), kept, spec)[0].tokens
+           for row in torch.arange(4).split(1)]  # fmt: skip
+    assert torch.equal(many.tokens, torch.cat(one))
+
+
+@each_expert
+def test_no_rows(name: str) -> None:
+    examples, spec = instances(0, 12), SequenceSpec(12)
+    nothing = Sequences(torch.zeros(0, 12, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    expert = make(name)
+    assert expert.complete(examples, nothing, spec).tokens.shape == (0, 12)
+    handed, runs = expert.hand_offs(examples, nothing, torch.arange(13), spec)
+    assert (handed.tokens.shape, runs) == ((0, 12), 0)
+
+
+def test_fingerprints_name_what_answers_depend_on() -> None:
+    names = [
+        make("gurobi").fingerprint,
+        make("gurobi", time_limit=1).fingerprint,
+        make("highs").fingerprint,
+        make("search").fingerprint,
+        make("search", effort=1).fingerprint,
+        make("search", seed=1).fingerprint,
+    ]
+    assert len(set(names)) == 6
+    assert all(name.startswith("tsp-") for name in names)
+    assert make("gurobi", n_threads=1).fingerprint == names[0]
+
+
+# -- time, and Ctrl-C ----------------------------------------------------------------------------------------------
+
+
+@each_exact
+def test_time_over_is_said_once_and_counted(name: str) -> None:
+    expert, examples, spec = make(name, time_limit=1e-9), instances(3, 30), SequenceSpec(30)
+    with pytest.warns(UnprovenTourWarning, match=r"of 93 tours may not be the shortest") as said:
+        handed, _ = expert.hand_offs(examples, near_drafts(examples), torch.arange(31), spec)
+    assert len(said) == 1
+    assert is_tour(handed.tokens).all()
+    counted = expert.unproven
+    assert counted > 3
+    with pytest.warns(UnprovenTourWarning, match=r"3 of 3 tours"):
+        expert.complete(examples, drafts_for(examples).truncate(torch.zeros(3, dtype=torch.long)), spec)
+    assert expert.unproven == counted + 3
+
+
+@each_exact
+def test_proven_tours_say_nothing(name: str) -> None:
+    expert, examples = make(name), instances(1, 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expert.hand_offs(examples, drafts_for(examples), torch.arange(13), SequenceSpec(12))
+    assert expert.unproven == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+@each_exact
+def test_ctrl_c_ends_it(name: str) -> None:
+    """Gurobi's `optimize` takes Ctrl-C for itself: it was lost in one case of four."""
+    expert, examples, spec = make(name), instances(400, 50), SequenceSpec(50)
+    drafts = drafts_for(examples)
+    expert.complete(examples.select(torch.arange(2)), drafts.select(torch.arange(2)), spec)  # loads, compiles
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        expert.hand_offs(examples, drafts, torch.arange(51), spec)
+    assert time.monotonic() - begun < 10
+
+
+def test_error_in_one_row_is_not_lost() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(row: int, stop: threading.Event) -> int:
+        if row == 1:
+            raise InputError("row 1")
+        assert stop.wait(10), "the others are told to stop"
+        return row
+
+    with ThreadPoolExecutor(2) as pool, pytest.raises(InputError, match="row 1"):
+        in_parallel(pool, work, 50)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+
+def asked(tokens: list[int], kept: int, *, n_cities: int = 5) -> tuple[Examples, Sequences, SequenceSpec]:
+    """The second of two rows is the one in question."""
+    rows = torch.tensor([list(range(n_cities)), tokens])
+    return instances(2, n_cities), Sequences(rows, torch.tensor([2, kept])), SequenceSpec(n_cities)
+
+
+@each_expert
+@pytest.mark.parametrize(
+    ("tokens", "kept", "says"),
+    [
+        ([3, 1, 3, 0, 0], 3, r"row 1: visits city 3 twice; a tour"),
+        ([3, 1, 2, 0, 1], 5, r"row 1: visits city 1 twice, and leaves out city 4"),
+        ([3, 5, 0, 0, 0], 2, r"row 1: city 5 at position 1; the cities are 0 to 4"),
+        ([-1, 0, 0, 0, 0], 1, r"row 1: city -1 at position 0"),
+        ([0, 1, 2, 3, 4], 6, r"row 1: 6 cities are kept of 5"),
+    ],
+)
+def test_bad_prefix(name: str, tokens: list[int], kept: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        make(name).complete(*asked(tokens, kept))
+
+
+@each_expert
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_coordinates(name: str, value: float) -> None:
+    examples, prefixes, spec = asked([0, 1, 2, 3, 4], 2)
+    examples.inputs[1, 3, 0] = value
+    with pytest.raises(InputError, match=rf"row 1: city 3 is at \({value}, .*\); coordinates are numbers"):
+        make(name).complete(examples, prefixes, spec)
+
+
+@each_expert
+def test_too_few_cities(name: str) -> None:
+    with pytest.raises(InputError, match=r"3 cities: a tour needs at least 4"):
+        make(name).complete(*asked([0, 1, 2], 1, n_cities=3))
+
+
+@each_expert
+def test_bad_shapes(name: str) -> None:
+    expert, (examples, prefixes, spec) = make(name), asked([0, 1, 2, 3, 4], 2)
+    with pytest.raises(InputError, match=r"shape \(2, 5, 2\); instances of 6 cities"):
+        expert.complete(examples, prefixes, SequenceSpec(6))
+    with pytest.raises(InputError, match=r"2 instances and 1 prefixes"):
+        expert.complete(examples, prefixes.select(torch.tensor([0])), spec)
+
+
+@each_expert
+@pytest.mark.parametrize("kept", [[], [2, 2], [3, 1], [-1, 2], [0, 6]])
+def test_bad_kept(name: str, kept: list[int]) -> None:
+    examples = instances(2, 5)
+    with pytest.raises(InputError, match="must rise"):
+        make(name).hand_offs(examples, drafts_for(examples), torch.tensor(kept, dtype=torch.long), SequenceSpec(5))
+
+
+@each_expert
+def test_draft_that_is_not_whole(name: str) -> None:
+    examples, drafts, spec = asked([0, 1, 2, 3, 4], 5)
+    with pytest.raises(InputError, match=r"row 0: a draft of 2 cities; it must visit all 5"):
+        make(name).hand_offs(examples, drafts, torch.arange(6), spec)
+
+
+def test_unknown_expert() -> None:
+    with pytest.raises(OptionError, match=r"unknown expert 'gurboi'; available: gurobi, highs, search"):
+        make_expert("gurboi")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("gurobi", {"time_limit": 0.0}, "time limit"),
+        ("highs", {"time_limit": float("nan")}, "time limit"),
+        ("search", {"effort": -1}, "effort"),
+        ("highs", {"n_threads": 0}, "threads"),
+    ],
+)
+def test_options_out_of_range(name: str, options: dict[str, float], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        make(name, **options)
+
+
+@each_expert
+def test_missing_package_is_found_out_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    others = ", ".join(other for other in PACKAGES if other != name)
+    says = rf"'{name}' needs the package '{PACKAGES[name]}'.*pip install 'seqdefer\[tsp\]'.*another expert: {others}"
+    with pytest.raises(MissingExtraError, match=says):
+        make_expert(name)
+
+
+def test_kinds() -> None:
+    assert isinstance(make("gurobi"), ExactExpert)
+    assert isinstance(make("search"), SearchExpert)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_answers_come_on_the_device_of_the_question() -> None:
+    examples, prefixes, spec = asked([0, 1, 2, 3, 4], 2)
+    prefixes = Sequences(prefixes.tokens.cuda(), prefixes.lengths.cuda())
+    assert make("highs").complete(examples.to("cuda"), prefixes, spec).tokens.is_cuda
