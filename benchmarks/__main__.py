@@ -19,12 +19,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import tsp, weather
 from benchmarks.measure import ResultsDifferError, Row
-from benchmarks.weather import BENCHMARKS, DEFAULT, OURS, QUICK, Bench, Sizes
+from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
 from seqdefer.environment import machine
 from seqdefer.errors import OptionError, SeqdeferError, unknown
 from seqdefer.store import writable_folder, write_json
+
+BENCHMARKS = {**weather.BENCHMARKS, **tsp.BENCHMARKS}
+OURS = {**weather.OURS, **tsp.OURS}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 import typing
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without the degree sign still gets its table
         sys.stdout.reconfigure(errors="replace")  # stderr never fails: it writes escapes
+    warnings.formatwarning = lambda message, *_, **__: f"seqdefer: {_one_line(str(message))}\n"
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
     except SeqdeferError as error:

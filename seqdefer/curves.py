@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from seqdefer.errors import DataError, OptionError, unknown
-from seqdefer.hulls import Floats, Integers, first_vertices, hull_edges
+from seqdefer.hulls import Floats, Integers, first_vertices, hull_edges, priced_steps
 from seqdefer.types import HandOffTable
 
 Values: TypeAlias = ArrayLike | Tensor
@@ -237,14 +237,10 @@ def once_cost_sweep(scores: Values, lengths: Values, grid: Values, table: HandOf
     estimates, deferred, loss = -_floats(scores), _floats(table.deferred)[:, kept], _floats(table.loss)[:, kept]
     if np.isnan(estimates).any():
         raise DataError(f"{int(np.isnan(estimates).sum())} scores are NaN and have no place in the order")
-    steps = [np.empty((4, 0))]
-    for row, here, there in hull_edges(ahead, estimates):
-        price = (estimates[row, here] - estimates[row, there]) / (ahead[row, there] - ahead[row, here])
-        change = deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]
-        steps.append(np.stack([price, row, *change]))
-    price, row, more, lost = np.hstack(steps)
+    prices, row, here, there = priced_steps(ahead, estimates)
+    change = deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]
     rows, first = np.arange(len(table)), first_vertices(ahead, estimates)
-    return StepSweep(price, row, (more, lost), (deferred[rows, first], loss[rows, first]))
+    return StepSweep(prices, row, change, (deferred[rows, first], loss[rows, first]))
 
 
 def once_confidence_sweep(uncertainty: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:

@@ -211,12 +211,12 @@ def draft(
     examples: Examples,
     spec: SequenceSpec,
     *,
-    batch_size: int = 4096,
+    batch_size: int | None = None,
     progress: Progress = lambda _: None,
 ) -> Draft:
     """What the predictor writes alone, with everything a rejector may look at; on the CPU."""
     parts = []
-    for rows in torch.arange(len(examples)).split(batch_size):
+    for rows in torch.arange(len(examples)).split(batch_size or predictor.batch_size):
         parts.append(_draft_batch(predictor, examples.select(rows).to(predictor.device), spec))
         progress(len(rows))
     return _join(parts)

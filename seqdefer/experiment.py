@@ -44,11 +44,18 @@ from seqdefer.curves import (
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.environment import Clock, choose_device, machine
 from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
-from seqdefer.interfaces import Meter, NextTokenExpert, Silent, SplitName, Task, TaskEntry
+from seqdefer.interfaces import Meter, NextTokenExpert, Policy, Silent, SplitName, Task, TaskEntry
 from seqdefer.labels import Calls, hand_off_table
 from seqdefer.losses import get_phi, get_psi, hand_off_grid, rule_of_thumb
 from seqdefer.paper import PAPER
-from seqdefer.policies import all_outcomes, choose_by_cost, cost_price_for, sweep_thresholds
+from seqdefer.policies import (
+    Threshold,
+    all_outcomes,
+    choose_by_cost,
+    cost_price_for,
+    sweep_thresholds,
+    threshold_for,
+)
 from seqdefer.rejectors import DRAFT_NETWORKS, TOKEN_NETWORKS, DraftNetwork, TokenNetwork, load_rejector
 from seqdefer.report import PICTURES, panels_of, write_report
 from seqdefer.results import (
@@ -88,7 +95,7 @@ GRANULARITY: dict[str, Granularity] = {
 }  # fmt: skip
 
 
-SHOWN_EXAMPLES, SHOWN_BUDGETS = 3, (0.1, 0.25, 0.5, 0.75)
+SHOWN_EXAMPLES, SHOWN_JUDGES, SHOWN_BUDGETS = 3, 200, (0.1, 0.25, 0.5, 0.75)
 METHODS = [name for name in GRANULARITY if name != "Random" and not name.startswith("Optimal")]
 
 
@@ -221,9 +228,10 @@ class Experiment:
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
         test_rows = self._test_rows()  # may be too many: then all that follows would be for nothing
-        train, validation = self.label("train"), self.label("validation")
+        self._require_by_token()
         test = self.label("test", test_rows)
-        self._require_applicable(test)
+        self._require_entropy(test)
+        train, validation = self.label("train"), self.label("validation")
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
             rejectors = self.fit(train, validation, seed)
@@ -233,21 +241,24 @@ class Experiment:
                 seeds.append(_seed_result(seed, test, rows, sweeps))
                 advance(1)
             runs.append(sweeps)
-            drawing = rejectors.get("OneTimeCost")
-            if seed == 0 and isinstance(drawing, DraftNetwork) and type(self.task).draw is not Task.draw:
+            if seed == 0 and type(self.task).draw is not Task.draw:
                 with self.clock.stage("draw examples", 1) as advance:
-                    self.drawn = self.draw_examples(validation, test, drawing)
+                    self.drawn = self.draw_examples(validation, test, rejectors)
                     advance(1)
         comparisons = self.compare(runs)
         return self._results(preset, command, seeds, comparisons, self._notes(train))
 
-    def _require_applicable(self, test: Labelled) -> None:
-        available = [
-            name
-            for name in METHODS
-            if (test.trees is not None or GRANULARITY[name] != "token")
-            and (test.draft.entropy is not None or not name.endswith("Entropy"))
-        ]
+    def _require_by_token(self) -> None:
+        """Before all the labelling: methods by token need an expert that names next tokens."""
+        if not isinstance(self.task.expert, NextTokenExpert):
+            self._refuse([name for name in METHODS if GRANULARITY[name] != "token"])
+
+    def _require_entropy(self, test: Labelled) -> None:
+        if test.draft.entropy is None:
+            self._refuse([name for name in METHODS if not name.endswith("Entropy")])
+
+    def _refuse(self, available: list[str]) -> None:
+        """Raises where a method was asked for that is not available."""
         for method in self.settings.methods or ():
             if method not in available:
                 raise OptionError(
@@ -351,20 +362,37 @@ class Experiment:
                 advance(1)
         return comparisons
 
-    def draw_examples(self, validation: Labelled, test: Labelled, rejector: DraftNetwork) -> str:
-        """What the task draws of a few test examples at rising budgets, as OneTimeCost hands them off.
+    def draw_examples(self, validation: Labelled, test: Labelled, rejectors: Mapping[str, Any]) -> str:
+        """What the task draws of a few test examples at rising budgets, by the finest learned policy there is.
 
         Budgets are met on validation data, as users meet them; the examples are the first, whatever they show."""
         rows = torch.arange(min(SHOWN_EXAMPLES, len(test.draft)))
-        examples, drafted = test.examples.select(rows), test.draft.select(rows)
-        scores, judged = rejector.score(drafted), rejector.score(validation.draft)
-        known = validation.draft.sequences.lengths, validation.table
-        rollouts = {}
-        for budget in SHOWN_BUDGETS:
-            price = cost_price_for(budget, judged, self.grid, *known).threshold
-            policy = HandOff(choose_by_cost(scores, self.grid, drafted.sequences.lengths, price))
-            rollouts[budget] = roll_out(self.task.predictor, self.task.expert, examples, policy, self.task.spec)
-        return self.task.draw(examples, rollouts)
+        examples, task = test.examples.select(rows), self.task
+        policies = self._policies_to_draw(validation, test.draft.select(rows), rejectors)
+        rollouts = {
+            budget: roll_out(task.predictor, task.expert, examples, policy, task.spec)
+            for budget, policy in policies.items()
+        }
+        return task.draw(examples, rollouts) if rollouts else ""
+
+    def _policies_to_draw(
+        self, validation: Labelled, drafted: Draft, rejectors: Mapping[str, Any]
+    ) -> dict[float, Policy[Any]]:
+        """A policy for each of the shown budgets."""
+        if "TokenwiseModel" in rejectors and validation.trees is not None:
+            rejector, some = rejectors["TokenwiseModel"], torch.arange(min(len(validation.trees), SHOWN_JUDGES))
+            swept = sweep_thresholds(rejector, validation.trees, some)
+            return {budget: Threshold(rejector, threshold_for(budget, swept).threshold) for budget in SHOWN_BUDGETS}
+        if "OneTimeCost" in rejectors:
+            rejector, lengths = rejectors["OneTimeCost"], validation.draft.sequences.lengths
+            scores, judged = rejector.score(drafted), rejector.score(validation.draft)
+            prices = {
+                budget: cost_price_for(budget, judged, self.grid, lengths, validation.table).threshold
+                for budget in SHOWN_BUDGETS
+            }
+            kept = partial(choose_by_cost, scores, self.grid, drafted.sequences.lengths)
+            return {budget: HandOff(kept(price)) for budget, price in prices.items()}
+        return {}
 
     def _notes(self, train: Labelled) -> tuple[str, ...]:
         settings, alpha, price = self.settings, self._alpha(train), self._price(train)
@@ -505,6 +533,7 @@ def run_task(
     experiment = Experiment(task, settings, folder, clock)
     results = experiment.run(preset=preset, command=command)
     save_results(results, folder)
+    (folder / PICTURES).unlink(missing_ok=True)  # of an earlier run, which drew what this one may not
     if experiment.drawn:
         write_text(folder / PICTURES, experiment.drawn)
     write_report(results, folder / "report.html", panels=panels_of(folder))

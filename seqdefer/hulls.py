@@ -26,7 +26,8 @@ def first_vertices(x: Floats, y: Floats) -> Integers:
 def hull_edges(x: Floats, y: Floats) -> Iterator[tuple[Integers, Integers, Integers]]:
     """The edges of all rows' hulls by gift wrapping, all rows in step: (rows, start points, end points), (E,) each.
 
-    Each step yields at most one edge a row, from left to right; a row's slopes rise."""
+    Each step yields at most one edge a row, from left to right. Of points on a line only the outermost are vertices:
+    a row's slopes rise strictly, as far as numbers can tell."""
     x = np.where(np.isfinite(y), x, np.inf)
     rows, here = np.arange(len(x)), first_vertices(x, y)
     while len(rows):
@@ -34,9 +35,24 @@ def hull_edges(x: Floats, y: Floats) -> Iterator[tuple[Integers, Integers, Integ
         is_ahead = np.isfinite(y[rows]) & (run > 0)
         rise = np.where(is_ahead, y[rows], 0.0) - y[rows, here][:, None]
         slopes = np.divide(rise, run, out=np.full_like(run, np.inf), where=is_ahead)
-        following = slopes.argmin(1)
+        following = np.where(slopes == slopes.min(1, keepdims=True), run, -1.0).argmax(1)
         moving = is_ahead.any(1)
         rows, here, following = rows[moving], here[moving], following[moving]
         if len(rows):
             yield rows, here, following
         here = following
+
+
+def priced_steps(x: Floats, y: Floats) -> tuple[Floats, Integers, Integers, Integers]:
+    """All edges, each with the price of a unit of x at which it is taken: prices, rows, start points, end points. (E,)
+
+    The edges of a row stand in their order, and its prices never rise, as rounding would have it along a line."""
+    lowest = np.full(len(x), np.inf)
+    none = np.empty(0, np.int64)
+    steps = [(np.empty(0), none, none, none)]
+    for rows, here, there in hull_edges(x, y):
+        price = (y[rows, here] - y[rows, there]) / (x[rows, there] - x[rows, here])
+        lowest[rows] = np.minimum(price, lowest[rows])
+        steps.append((lowest[rows], rows, here, there))
+    prices, rows, here, there = (np.concatenate(parts) for parts in zip(*steps, strict=True))
+    return prices, rows, here, there

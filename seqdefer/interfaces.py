@@ -25,11 +25,13 @@ SplitName = Literal["train", "validation", "test"]
 class Predictor(ABC, Generic[State]):
     """Frozen autoregressive model that proposes every token.
 
-    `fingerprint` names the weights: a rejector fitted for one predictor refuses another.
+    `fingerprint` names the weights: a rejector fitted for one predictor refuses another. `batch_size` rows are worked
+    on at once when drafts and trees are made.
     """
 
     fingerprint: str
     device: torch.device = torch.device("cpu")
+    batch_size: int = 4096
 
     @abstractmethod
     def start(self, inputs: Tensor) -> tuple[State, Tensor]:
@@ -48,6 +50,13 @@ class Predictor(ABC, Generic[State]):
     def select(self, state: State, rows: Tensor) -> State:
         """The state of `rows` (int64 indices, repeats allowed), in that order."""
 
+    def extend(self, state: State, tokens: Tensor) -> State:
+        """The state after several tokens (B, T): what appending them one by one gives. Override it where a model reads
+        many tokens in one pass."""
+        for column in tokens.unbind(1):
+            state = self.append(state, column)
+        return state
+
 
 class Expert(ABC):
     """Stronger and dearer. The least it can do is to complete a prefix (a solver, a person).
@@ -63,6 +72,7 @@ class Expert(ABC):
     reads_prefix: bool = True
     fingerprint: str = ""
     batch_size: int = 4096  # examples to label at once; what is labelled is kept batch by batch
+    unproven: int = 0  # answers so far that may not be the best it has, because its time was over
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
@@ -103,6 +113,12 @@ class NextTokenExpert(Expert, Generic[State]):
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
         """The state of `rows` (int64 indices, repeats allowed), in that order."""
+
+    def extend(self, state: State, tokens: Tensor) -> State:
+        """The state after several tokens (B, T): what appending them one by one gives."""
+        for column in tokens.unbind(1):
+            state = self.append(state, column)
+        return state
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)

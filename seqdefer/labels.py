@@ -63,15 +63,18 @@ def _kept_batch(
     """The table of a batch, from the folder where it is there already."""
     if folder is None or not task.expert.fingerprint:
         return _table_of_batch(task, examples, drafted, shortcut)
-    parts = (examples.inputs, examples.targets, drafted.tokens, drafted.lengths)
+    parts = (task.spec.end, examples.inputs, examples.targets, examples.ids, drafted.tokens, drafted.lengths)
     name = fingerprint(__version__, task.name, task.loss_unit, task.expert.fingerprint, shortcut, *parts)
     path = folder / f"{name}.safetensors"
     if path.is_file():
-        with suppress(CheckpointError, KeyError):  # a damaged file is made again
+        with suppress(CheckpointError, KeyError, ValueError):  # a damaged file is made again
             found = read_tensors(path)
-            return found["loss"], found["deferred"], Calls(*found["calls"].tolist())
+            made, saved, unproven = found["calls"].tolist()
+            task.expert.unproven += unproven
+            return found["loss"], found["deferred"], Calls(made, saved)
+    before = task.expert.unproven
     loss, deferred, calls = _table_of_batch(task, examples, drafted, shortcut)
-    made = torch.tensor([calls.made, calls.saved])
+    made = torch.tensor([calls.made, calls.saved, task.expert.unproven - before])
     write_tensors(path, {"loss": loss, "deferred": deferred, "calls": made})
     return loss, deferred, calls
 

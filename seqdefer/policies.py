@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from seqdefer.errors import OptionError
-from seqdefer.hulls import hull_edges
+from seqdefer.hulls import first_vertices, priced_steps
 from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import HandOffTable, Proposal
@@ -61,7 +62,8 @@ def choose_by_cost(scores: Tensor, grid: Tensor, lengths: Tensor, price: float) 
     taken to be what the draft has left."""
     ahead = (lengths[:, None] - grid).clamp(min=0)  # (n, J)
     spent = torch.where(ahead > 0, price * ahead.double(), 0.0)  # at an infinite price, what is free stays free
-    return grid[(spent - scores.double()).argmin(1)]
+    total = torch.where(scores == -torch.inf, torch.inf, spent - scores.double())  # and what is none stays none
+    return grid[total.argmin(1)]
 
 
 def choose_whole(scores: Tensor, length: int, threshold: float) -> Tensor:
@@ -194,25 +196,30 @@ def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, table: HandO
 
 
 def cost_price_for(budget: float, scores: Tensor, grid: Tensor, lengths: Tensor, table: HandOffTable) -> Calibrated:
-    """As `threshold_for`, for estimated losses: the price of a token at which `choose_by_cost` spends the budget."""
+    """As `threshold_for`, for estimated losses: the price of a token at which `choose_by_cost` spends the budget.
+
+    The price stands half way between two at which a choice changes: nothing hangs on rounding."""
     _check_budget(budget)
     estimates, ahead = -scores.double().numpy(), (lengths[:, None] - grid).clamp(min=0).double().numpy()
-    prices = [np.array([np.inf])]
-    for row, here, there in hull_edges(ahead, estimates):
-        prices.append((estimates[row, here] - estimates[row, there]) / (ahead[row, there] - ahead[row, here]))
-    candidates = np.unique(np.concatenate(prices))[::-1]
-    low, high = 0, len(candidates) - 1  # the lower the price, the more is deferred: a search by halves
+    deferred = table.deferred[:, grid].numpy()
+    written = torch.minimum(grid, lengths[:, None]).numpy() + deferred
+    first, (prices, row, here, there) = first_vertices(ahead, estimates), priced_steps(ahead, estimates)
+    order = np.argsort(-prices, kind="stable")
+    falling = prices[order]
+    is_last_of_ties = np.append(falling[:-1] != falling[1:], True)[: len(falling)]
 
-    def spent(place: int) -> float:
-        kept = choose_by_cost(scores, grid, lengths, float(candidates[place]))
-        deferred = table.deferred.gather(1, kept[:, None]).squeeze(1)
-        return float(deferred.sum() / (torch.minimum(kept, lengths) + deferred).sum())
+    def totals(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of all rows before any choice has changed, and after the changes at each price."""
+        start = counts[np.arange(len(counts)), first].sum()
+        changes = (counts[row, there] - counts[row, here])[order]
+        return np.append(start, start + changes.cumsum()[is_last_of_ties])
 
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if spent(middle) < budget else (low, middle)
-    best = min({max(low - 1, 0), low}, key=lambda place: abs(spent(place) - budget))
-    return Calibrated(float(candidates[best]), spent(best))
+    nearest = np.abs(totals(deferred) / totals(written) - budget).argmin()
+    changing = falling[is_last_of_ties]
+    price = float(np.concatenate([[np.inf], (changing[:-1] + changing[1:]) / 2, [-np.inf]])[nearest])
+    kept = choose_by_cost(scores, grid, lengths, price)
+    spent = int(table.deferred.gather(1, kept[:, None]).sum())
+    return Calibrated(price, spent / (spent + int(torch.minimum(kept, lengths).sum())))
 
 
 def _hand_off_threshold(budget: float, scores: Tensor, kept: Tensor, table: HandOffTable) -> Calibrated:

@@ -174,8 +174,8 @@ class MLPRejector(TokenNetwork):
 class DraftNetwork(_Network, DraftRejector):
     """What the networks that score whole drafts share: one output for each hand-off, or a single one.
 
-    By the rule `odds` an output is a score as it is. By the rule `cost` it is, standardised, the loss expected of the
-    hand-off, and its score is minus that loss."""
+    By the rule `odds` an output is a score as it is. By the rule `cost` it is, standardised, how much more is lost by
+    this hand-off than by the one before it; their sum is the loss expected of a hand-off, and its score minus that."""
 
     loss_mean: Tensor
     loss_scale: Tensor
@@ -186,7 +186,7 @@ class DraftNetwork(_Network, DraftRejector):
             raise unknown("decision rule", sizes.rule, RULES)
         if sizes.rule == "cost":
             self.register_buffer("loss_mean", torch.zeros(sizes.outputs))
-            self.register_buffer("loss_scale", torch.ones(()))
+            self.register_buffer("loss_scale", torch.ones(sizes.outputs))
 
     @abstractmethod
     def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
@@ -198,10 +198,23 @@ class DraftNetwork(_Network, DraftRejector):
         scores = self.outputs(self._context(context), seen, mask)
         if not self.sizes.hand_offs:
             return scores
-        ended = is_ended(torch.tensor(self.sizes.hand_offs, device=scores.device), mask.sum(1))
-        if self.sizes.rule == "cost":
-            return torch.where(ended, -torch.inf, -(self.loss_mean + self.loss_scale * scores))
-        return merge_ended(scores, ended)
+        grid, lengths = torch.tensor(self.sizes.hand_offs, device=scores.device), mask.sum(1)
+        ended = is_ended(grid, lengths)
+        if self.sizes.rule == "odds":
+            return merge_ended(scores, ended)
+        more = self.loss_mean + self.loss_scale * scores
+        # Past the end of a draft nothing more can be lost.
+        more[:, 1:] = torch.where(grid[:-1] < lengths[:, None], more[:, 1:], 0.0)
+        return torch.where(ended, -torch.inf, -more.cumsum(1))
+
+    def standardise_losses(self, losses: Tensor) -> None:
+        """Takes mean and scale of what each hand-off loses more than the one before it. losses: (n, J)
+
+        Where all examples agree (the last city of a tour, whoever writes it), the scale is 0 and nothing is learned."""
+        more = torch.cat([losses[:, :1], losses.diff(dim=1)], 1)
+        self.loss_mean.copy_(more.mean(0))
+        if len(losses) > 1:
+            self.loss_scale.copy_(more.std(0))
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Tensor:
@@ -296,7 +309,7 @@ def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -
         sizes = Sizes(**{name: config[name] for name in wanted})
         sizes = replace(sizes, hand_offs=tuple(sizes.hand_offs))
         network = NETWORKS[kind](sizes, config["predictor"], config["notes"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, OptionError) as error:
         raise CheckpointError(f"{folder} does not hold a whole rejector: {error!r}; fit it again") from error
     read_weights(network, folder / "model.safetensors")
     # By token it scores what the predictor has just computed; by draft it works on the CPU, where drafts are kept.

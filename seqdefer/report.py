@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -91,95 +90,59 @@ class _Page:
 def panels_of(folder: Path) -> list[Panel]:
     """The drawings that a run left in its folder. Those that could do more than be looked at are not ours: left out."""
     path = folder / PICTURES
-    html = path.read_text(encoding="utf-8") if path.is_file() else ""
+    html = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [Panel("Examples along the budget", html)] if html and is_harmless(html) else []
 
 
 def is_harmless(html: str) -> bool:
-    """Whether a fragment draws and writes only: no scripts, no handlers, no links, nothing fetched or embedded."""
-    checker = _Checker()
-    checker.feed(html)
-    checker.close()
-    return not checker.found and not checker.open
+    """Whether a fragment draws and writes only: no scripts, no handlers, no links, nothing fetched or embedded.
+
+    Only the markup that `seqdefer.markup` writes is read, because browsers mend all other, each parser in its own way.
+    What a style might fetch is not looked for: the page's content security policy forbids it.
+    """
+    place, open_tags = 0, list[str]()
+    while place < len(html):
+        token = _TOKEN.match(html, place)
+        if token is None or not _is_plain(token, open_tags):
+            return False
+        place = token.end()
+    return not open_tags
 
 
-class _Checker(HTMLParser):
-    """Finds whatever is not plain drawing. A style inside a drawing is not: browsers read it as tags."""
+# Text, a style whole, a start tag with attributes in double quotes, an end tag.
+_TOKEN = re.compile(
+    r'[^<]+|(?P<style><style>[^<]*</style>)|<(?P<start>[a-z]+)(?P<attributes>(?: [a-zA-Z0-9-]+="[^"<>]*")*)>'
+    r"|</(?P<end>[a-z]+)>"
+)
+_TEXT_TAGS = re.compile(
+    "div|section|p|span|b|i|em|strong|small|mark|code|br|ul|ol|li|dl|dt|dd|table|thead|tbody|tr|th|td|figure|figcaption"
+)
+_DRAWING_TAGS = re.compile("g|path|circle|rect|line|polyline|polygon|text|tspan|title|desc")
+# No `id` and no `data-...`: the page's script finds its own parts by them.
+_ATTRIBUTES = re.compile(
+    r"class|style|role|aria-[a-z]+|lang|dir|hidden|scope|colspan|rowspan|width|height|viewBox|preserveAspectRatio|xmlns"
+    r"|d|points|pathLength|transform|[cdr]?[xy][12]?|r|opacity|visibility|(?:fill|stroke|font|text|letter|word)(?:-[a-z]+)*"
+    r"|dominant-baseline|vector-effect|paint-order|shape-rendering"
+)
 
-    TAGS = frozenset(
-        [
-            "div",
-            "section",
-            "p",
-            "span",
-            "b",
-            "i",
-            "em",
-            "strong",
-            "br",
-            "ul",
-            "ol",
-            "li",
-            "dl",
-            "dt",
-            "dd",
-            "table",
-            "thead",
-            "tbody",
-            "tr",
-            "th",
-            "td",
-            "figure",
-            "figcaption",
-            "svg",
-            "g",
-            "path",
-            "circle",
-            "rect",
-            "line",
-            "polyline",
-            "polygon",
-            "text",
-            "tspan",
-            "title",
-            "desc",
-            "style",
-            "mark",
-            "small",
-            "code",
-        ]
-    )
-    NAMES = re.compile(r"(?!on)[a-z][a-z0-9:-]*\Z", re.IGNORECASE)
-    FETCHING = frozenset({"href", "src", "srcset", "xlink:href", "action", "formaction", "background", "data"})
 
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.found, self.open = False, 0  # drawings that are open
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        names = {name for name, _ in attributes}
-        is_plain = all(self.NAMES.match(name) for name in names) and not names & self.FETCHING
-        self.found |= tag not in self.TAGS or not is_plain or (tag == "style" and self.open > 0)
-        self.open += tag == "svg"
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attributes)
-        self.open -= tag == "svg"
-
-    def handle_endtag(self, tag: str) -> None:
-        self.open -= tag == "svg"
-
-    def handle_comment(self, data: str) -> None:
-        self.found = True
-
-    def handle_decl(self, decl: str) -> None:
-        self.found = True
-
-    def unknown_decl(self, data: str) -> None:
-        self.found = True
-
-    def handle_pi(self, data: str) -> None:
-        self.found = True
+def _is_plain(token: re.Match[str], open_tags: list[str]) -> bool:
+    """Whether a token may stand where it does; what it opens or closes is noted. Inside a drawing browsers read a style
+    as tags and leave the drawing at a tag of text; outside they read a title to its end as text."""
+    is_in_drawing = "svg" in open_tags
+    start, end = token["start"], token["end"]
+    if end:
+        return bool(open_tags) and open_tags.pop() == end
+    if token["style"]:
+        return not is_in_drawing
+    if not start:
+        return True
+    is_at_home = start == "svg" or (_DRAWING_TAGS if is_in_drawing else _TEXT_TAGS).fullmatch(start)
+    names = re.findall(r' ([a-zA-Z0-9-]+)="', token["attributes"])
+    is_inside_words = open_tags[-1:] in (["title"], ["desc"])
+    if start != "br":
+        open_tags.append(start)
+    return bool(is_at_home) and not is_inside_words and all(_ATTRIBUTES.fullmatch(name) for name in names)
 
 
 def write_report(results: Results, path: Path | str, *, panels: Sequence[Panel] = ()) -> Path:

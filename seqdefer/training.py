@@ -58,7 +58,8 @@ class Settings:
         if self.architecture not in NETWORKS:
             raise unknown("architecture", self.architecture, NETWORKS)
         positive = {"learning_rate": self.learning_rate, "epochs": self.epochs, "batch_size": self.batch_size,
-                    "layers": self.layers, "units": self.units, "patience": self.patience}  # fmt: skip
+                    "layers": self.layers, "units": self.units, "patience": self.patience,
+                    "least_steps": self.least_steps}  # fmt: skip
         for name, value in positive.items():
             if not value > 0:
                 raise OptionError(f"{name} is {value}; it must be above 0")
@@ -74,7 +75,7 @@ PRESETS: dict[str, Settings] = {
     "mwp-once": Settings(5e-4, 20, "draft_mlp", 1, 8, 0.2, 200, 0.005, 70080),
 }
 # Ours, for what the paper has not: attention over the steps of a draft, and the estimates of OneTimeCost.
-TRANSFORMER = Settings(1e-3, 8, "draft_transformer", 3, 64, 0.1, 40, 0.1, 2400, least_steps=32)
+TRANSFORMER = Settings(1e-3, 8, "draft_transformer", 2, 64, 0.1, 40, 0.1, 2400, least_steps=32)
 PERCEPTRON = Settings(1e-3, 8, "draft_mlp", 2, 64, 0.2, 60, 0.01, 2400, least_steps=32)
 
 
@@ -316,12 +317,12 @@ def fit_cost(
     torch.manual_seed(seed)
     network = _draft_network(sizes, settings, fingerprint, {"grid": grid.tolist()})
     losses = train[1].loss[:, grid].float()
-    network.loss_mean.copy_(losses.mean(0))
-    if len(losses) > 1:
-        network.loss_scale.copy_(losses.std(0).mean().clamp(min=1e-6))
+    network.standardise_losses(losses)
+    unit = losses.std(0).mean().clamp(min=1e-6) if len(losses) > 1 else torch.ones(())
 
     def squares(scores: Tensor, losses: Tensor) -> Tensor:
-        error = torch.where(scores.isfinite(), (scores + losses) / network.loss_scale, 0.0)
+        # Hand-offs past a draft's end score -inf and count for nothing; a score that is no number must not.
+        error = torch.where(scores == -torch.inf, 0.0, (scores + losses) / unit.to(scores))
         return error.square().mean()
 
     labels = losses, validation[1].loss[:, grid].float()

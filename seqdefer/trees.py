@@ -73,7 +73,7 @@ class DecisionTrees:
         self._nodes: _Nodes | None = None
         self._context: list[Tensor] = []
         self.roots = torch.arange(0, device=self.device)
-        for rows in torch.arange(len(examples), device=self.device).split(4096):
+        for rows in torch.arange(len(examples), device=self.device).split(self.predictor.batch_size):
             self._plant(rows)
         self.context = torch.cat(self._context)  # (n, C)
 
@@ -197,19 +197,19 @@ class DecisionTrees:
     def _grow(self, nodes: Tensor, choice: Tensor) -> None:
         """Makes the children of `nodes` for `choice`, by replaying their prefixes."""
         for position in torch.unique(self.nodes.position[nodes]).tolist():
-            here = self.nodes.position[nodes] == position
-            self._grow_level(nodes[here], choice[here], int(position))
+            here = (self.nodes.position[nodes] == position).nonzero().squeeze(1)
+            for part in here.split(self.predictor.batch_size):
+                self._grow_level(nodes[part], choice[part], int(position))
 
     @torch.no_grad()
     def _grow_level(self, nodes: Tensor, choice: Tensor, position: int) -> None:
         example = self.nodes.example[nodes]
-        batch = self.examples.select(example)
-        prefix = self.sequences(nodes, choice.bool()).tokens
-        state, _ = self.predictor.start(batch.inputs)
-        expert_state = self.expert.start(batch)
-        for column in range(position + 1):
-            state = self.predictor.append(state, prefix[:, column])
-            expert_state = self.expert.append(expert_state, prefix[:, column])
+        prefix = self.sequences(nodes, choice.bool()).tokens[:, : position + 1]
+        unique, copies = torch.unique(example, return_inverse=True)  # an input is read once for all its prefixes
+        batch = self.examples.select(unique)
+        state, expert_state = self.predictor.start(batch.inputs)[0], self.expert.start(batch)
+        state = self.predictor.extend(self.predictor.select(state, copies), prefix)
+        expert_state = self.expert.extend(self.expert.select(expert_state, copies), prefix)
         made, _ = self._ask(state, expert_state, example, torch.full_like(nodes, position + 1), nodes)
         self._link(nodes, choice, made)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracles import temperatures, write_record
 
 import seqdefer
@@ -97,6 +98,33 @@ def test_plot_draws_a_run_again(done: tuple[Path, str, str], tmp_path: Path, cap
     assert set(content(tmp_path / "drawn")) == {path.name for path in written}
 
 
+@pytest.mark.parametrize("is_file", [False, True])
+def test_plot_keeps_the_drawings_of_a_run(
+    is_file: bool, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture
+) -> None:
+    """Also into another folder; but not those that could do more than be looked at."""
+    shutil.copy(done[0] / "results.json", tmp_path)
+    chosen = tmp_path / "results.json" if is_file else tmp_path
+    reports = {}
+    for name, drawn in {"ours": "<p>a tour</p>", "hostile": '<p onclick="alert(1)">a tour</p>', "none": ""}.items():
+        (tmp_path / "examples.html").write_text(drawn)
+        assert run("plot", chosen, "--out", tmp_path / name) == 0
+        reports[name] = (tmp_path / name / "report.html").read_text()
+        assert not (tmp_path / name / "examples.html").exists()
+    assert "<p>a tour</p>" in reports["ours"]
+    assert reports["hostile"] == reports["none"]
+    assert "a tour" not in reports["none"]
+    assert capsys.readouterr().err == ""
+
+
+def test_plot_of_drawings_that_are_no_text(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    """Once a traceback."""
+    shutil.copy(done[0] / "results.json", tmp_path)
+    (tmp_path / "examples.html").write_bytes(bytes(range(256)))
+    assert run("plot", tmp_path) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_plot_takes_the_file_itself(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
     shutil.copy(done[0] / "results.json", tmp_path)
     assert run("plot", tmp_path / "results.json") == 0
@@ -118,6 +146,11 @@ def test_tasks(capsys: Capture) -> None:
         (["run", "--help"], ["seqdefer run TASK", "weather"]),
         (["run", "weather", "--help"], ["--seeds", "--phi logistic|", "--strategy", "--noise", "--data", "--no-facts"]),
         (["plot", "--help"], ["DIR", "results.json"]),
+        (["train-predictor", "--help"], ["usage: seqdefer train-predictor TASK [options]", "tsp"]),
+        (
+            ["train-predictor", "tsp", "--help"],
+            ["--cities", "--epochs", "--learning-rate", "--out", "(predictors/tsp)"],
+        ),
         (["--version"], [f"seqdefer {seqdefer.__version__}"]),
     ],
 )
@@ -185,6 +218,15 @@ def captured_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: st
     return call  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("architecture", ["draft_mlp", "draft_transformer"])
+def test_what_scores_drafts_can_be_chosen(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, settings, _ = captured_run(monkeypatch, tmp_path, "weather", "--draft-architecture", architecture)
+    expected = experiment.experiment_settings(experiment.load_task("weather"), "quick", architecture)
+    assert (settings.once, settings.cost) == (expected.once, expected.cost)
+    assert {settings.once.architecture, settings.cost.architecture} == {architecture}
+    assert settings.token == expected.token
+
+
 def test_the_command_is_kept_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rest = captured_run(monkeypatch, tmp_path, "weather", "--data", "my file.csv")[2]
     expected = ["seqdefer", "run", "weather", "--data", "my file.csv", "--out", str(tmp_path / "a b")]
@@ -234,6 +276,91 @@ def test_ctrl_c(
     check_nothing_half_written(tmp_path)
 
 
+# -- train-predictor -----------------------------------------------------------------------------------------------
+
+TINY_TRAINING = ["--cities", "6", "--instances", "32", "--epochs", "1", "--hidden", "8", "--samples", "2"]
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Few instances to judge with: their tours are solved."""
+    pytest.importorskip("numba", reason="the local search needs numba: pip install 'seqdefer[tsp]'")
+    monkeypatch.setattr("seqdefer.tasks.tsp.task.JUDGED", 20)
+    return 20
+
+
+def test_a_predictor_is_trained_and_can_be_used(judged: int, tmp_path: Path, capsys: Capture) -> None:
+    from seqdefer.tasks.tsp.data import gaussian_instances
+    from seqdefer.tasks.tsp.pointer import load_pointer
+    from seqdefer.tasks.tsp.task import greedy_tours
+
+    folder = tmp_path / "pointer"
+    assert run("train-predictor", "tsp", *TINY_TRAINING, "--out", folder, "--device", "cpu") == 0
+    shown = capsys.readouterr()
+    told = dict(line.split(": ", 1) for line in shown.out.splitlines())
+    assert shown.err == ""
+    assert told["predictor"] == str(folder)
+    assert told["use it"] == f"seqdefer run tsp --cities 6 --predictor {folder}"
+    gap, words = told["gap"].split(" ", 1)
+    assert words == f"% over the local search, mean of {judged} fresh instances of 6 cities"
+    assert float(gap) >= 0
+    model, cities = load_pointer(folder, torch.device("cpu")), gaussian_instances(9, 6, 0, "test")
+    assert model.hidden == 8
+    assert greedy_tours(model, cities, torch.device("cpu")).sort(1).values.tolist() == [list(range(6))] * 9
+    assert json.loads((folder / "config.json").read_text())["notes"]["gap"] == pytest.approx(float(gap), abs=0.006)
+
+
+def test_training_again_trains_nothing_and_says_the_same(judged: int, tmp_path: Path, capsys: Capture) -> None:
+    command = ["train-predictor", "tsp", *TINY_TRAINING, "--out", str(tmp_path), "--device", "cpu", "--json"]
+    told = []
+    before: dict[str, bytes] = {}
+    for _ in range(2):
+        assert run(*command) == 0
+        told.append(json.loads(capsys.readouterr().out))
+        assert not before or content(tmp_path) == before
+        before = content(tmp_path)
+    assert told[0] == told[1]
+    assert set(told[0]) == {"predictor", "gap", "use it"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tps"], "unknown task 'tps'; available: "),
+        (["weather"], "the predictor of weather has no training of its own: seqdefer run weather makes it"),
+        (["--epochs", "3"], "name the task first: seqdefer train-predictor TASK --epochs ..."),
+        (["tsp", "--cities", "3"], "--cities is 3; it must be at least 4"),
+        (["tsp", "--cities", "six"], "invalid int value: 'six'; see: seqdefer train-predictor tsp --help"),
+        (["tsp", "--epochs", "0"], "--epochs is 0; it must be at least 1"),
+        (["tsp", "--samples", "1"], "--samples is 1; it must be at least 2"),
+        (["tsp", "--batch-size", "-1"], "--batch-size is -1; it must be at least 1"),
+        (["tsp", "--learning-rate", "nan"], "--learning-rate is nan; it must be above 0"),
+        (["tsp", "--clip-norm", "0"], "--clip-norm is 0.0; it must be above 0"),
+        (["tsp", "--seed", "-1"], "--seed is -1"),
+        (["tsp", "--seed", str(10**30)], f"--seed is {10**30}"),
+        (["tsp", "--preset", "quick"], "unrecognized arguments: --preset quick"),
+        (["tsp", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["tsp", "--device", "abacus"], "unknown device 'abacus'"),
+    ],
+)
+def test_bad_training(arguments: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:
+    line = fails_with(
+        capsys, "train-predictor", *arguments, *([] if len(arguments) == 1 else ["--out", tmp_path / "o"])
+    )
+    assert message in line
+    assert not (tmp_path / "o").exists()
+
+
+def test_training_into_the_folder_of_another(judged: int, tmp_path: Path, capsys: Capture) -> None:
+    command = ["train-predictor", "tsp", *TINY_TRAINING, "--out", str(tmp_path), "--device", "cpu"]
+    assert run(*command) == 0
+    capsys.readouterr()
+    before = content(tmp_path)
+    line = fails_with(capsys, *command, "--seed", "1")
+    assert "belongs to a training with other options; choose another folder with --out" in line
+    assert content(tmp_path) == before
+
+
 # -- what the user can mend ----------------------------------------------------------------------------------------
 
 
@@ -266,6 +393,10 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "unknown architecture": (
         ["--architecture", "draft_mlp"],
         "unknown token-level architecture 'draft_mlp'; available: lstm, mlp",
+    ),
+    "unknown architecture by draft": (
+        ["--draft-architecture", "lstm"],
+        "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer",
     ),
     "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
     "unknown option": (["--sedes", "3"], "unrecognized arguments: --sedes 3; see: seqdefer run weather --help"),

@@ -19,12 +19,14 @@ from seqdefer.curves import (
     Ends,
     Floats,
     GridSweep,
+    Integers,
     Run,
     StepSweep,
     Sweep,
     curve_of,
     improvement,
     once_confidence_sweep,
+    once_cost_sweep,
     once_sweep,
     optimal_curve,
     optimal_once,
@@ -36,6 +38,7 @@ from seqdefer.curves import (
 )
 from seqdefer.errors import DataError, OptionError
 from seqdefer.losses import hand_off_grid
+from seqdefer.policies import choose_by_cost
 from seqdefer.types import HandOffTable
 
 Points = list[tuple[float, float]]
@@ -66,12 +69,22 @@ class Case:
         once = self.integers(3, self.n, len(self.grid))
         sure = self.integers(3, self.n, self.length)
         choices = [
+            once_cost_sweep(self.costs(), self.lengths, self.grid, self.table),
             whole_sweep(self.integers(4, self.n), self.table),
             once_sweep(once, self.grid, self.table),
             once_confidence_sweep(sure, self.lengths, self.grid, self.table),
             self.grid_sweep(),
         ]
         return choices[int(self.random.integers(len(choices)))]
+
+    def costs(self) -> Floats:
+        """Minus the estimated losses, in quarters, so that quotients are equal just where they should be; hand-offs
+        past the end of a draft are none, and some others neither."""
+        scores = -self.integers(9, self.n, len(self.grid)) / 4
+        kept = self.grid.numpy()
+        none = (kept >= self.lengths[:, None]) | (self.random.random(scores.shape) < 0.15)
+        none[:, -1] = False
+        return np.where(none, -np.inf, scores)
 
     def grid_sweep(self) -> GridSweep:
         """Thresholds that take any hand-off per instance, in no order."""
@@ -168,19 +181,129 @@ def test_grid_sweep_equals_a_loop_over_thresholds(seed: int) -> None:
     assert_same(curve_of(sweep, case.ends), slow_curve(points, case.ends))
 
 
+def prices_between(scores: Floats, lengths: Floats, grid: list[int]) -> list[float]:
+    """A price between each two at which any two hand-offs of an instance are equally dear, and one beyond each end."""
+    ties = set()
+    for row, length in zip(scores.tolist(), lengths.tolist(), strict=True):
+        options = [(max(length - kept, 0), -score) for kept, score in zip(grid, row, strict=True) if score > -math.inf]
+        ties |= {(y0 - y1) / (x1 - x0) for x0, y0 in options for x1, y1 in options if x0 < x1}
+    inner = [(one + other) / 2 for one, other in itertools.pairwise(sorted(ties))]
+    return [math.inf, *reversed(inner), min(ties, default=0) - 1]
+
+
+def slow_prices(case: Case, scores: Floats) -> Points:
+    """For every price, choose for the instances one by one."""
+    points = []
+    lengths, grid = torch.from_numpy(case.lengths), case.grid
+    for price in prices_between(scores, case.lengths, grid.tolist()):
+        kept = choose_by_cost(torch.from_numpy(scores), grid, lengths, price).tolist()
+        taken = [case.column(one, row) for row, one in enumerate(kept)]
+        points.append((sum(x for x, _ in taken) / case.n, sum(y for _, y in taken) / case.n))
+    return points
+
+
 @given(seeds)
-def test_weights_are_repetitions(seed: int) -> None:
+def test_once_cost_sweep_equals_a_loop_over_prices(seed: int) -> None:
+    case = Case(seed)
+    scores = case.costs()
+    sweep = once_cost_sweep(scores, case.lengths, case.grid, case.table)
+    assert_same(curve_of(sweep, case.ends), slow_curve(slow_prices(case, scores), case.ends))
+
+
+@given(seeds)
+def test_at_the_very_price_where_a_choice_changes_it_has_changed(seed: int) -> None:
+    """As `choose_by_cost` has it: among equals the smallest kept. Prices of whole numbers over 4 are exact here."""
+    case = Case(seed)
+    lengths, scores = np.full(case.n, case.length), np.round(case.costs())
+    scores[:, :-1] *= case.length - case.grid.numpy()[:-1]  # then all changes from or to the last are at whole prices
+    scores[:, 1:-1] = -np.inf
+    sweep = once_cost_sweep(scores, lengths, case.grid, case.table)
+    x, y = sweep.curves(np.ones((1, case.n)))
+    for column, price in enumerate([math.inf, *np.unique(sweep.scores)[::-1]]):
+        kept = choose_by_cost(torch.from_numpy(scores), case.grid, torch.from_numpy(lengths), price).tolist()
+        taken = [case.column(one, row) for row, one in enumerate(kept)]
+        assert (x[0, column], y[0, column]) == pytest.approx(np.mean(taken, 0))
+
+
+@given(seeds)
+def test_the_ends_of_a_cost_sweep(seed: int) -> None:
+    """Nothing is deferred at an infinite price; in the end all that may be, however much it is thought to hurt."""
+    case = Case(seed)
+    scores = case.costs()
+    x, y = once_cost_sweep(scores, case.lengths, case.grid, case.table).curves(np.ones((1, case.n)))
+    assert (x[0, 0], y[0, 0]) == pytest.approx((0.0, case.ends.predictor_loss.mean()))
+    most = [
+        next(kept for kept, score in zip(case.grid.tolist(), row, strict=True) if score > -math.inf) for row in scores
+    ]
+    assert (x[0, -1], y[0, -1]) == pytest.approx(np.mean([case.column(kept, row) for row, kept in enumerate(most)], 0))
+
+
+def test_every_point_of_a_cost_sweep_is_a_choice_of_hand_offs() -> None:
+    """Estimates on a line: rounding took steps out of their order, to points that no hand-off leads to."""
+    random = np.random.default_rng(0)
+    n, length = 400, 50
+    table = HandOffTable(torch.from_numpy(random.random((n, length + 1))), torch.arange(length, -1, -1).expand(n, -1))
+    grid = np.append(np.sort(random.choice(length, 6, replace=False)), length)
+    slope, start = random.normal(size=(2, n, 1))
+    x, y = once_cost_sweep(slope * grid + 10 * start, [length] * n, grid, table).curves(np.eye(n))  # each alone
+    loss = table.loss.numpy()[np.arange(n)[:, None], length - np.round(x).astype(np.int64)]
+    assert np.allclose(x, np.round(x), atol=1e-9)
+    assert np.isin(length - np.round(x), grid).all()
+    assert np.allclose(y, loss, atol=1e-9)
+
+
+@given(seeds)
+def test_true_losses_reach_the_optimum_of_one_time_deferral(seed: int) -> None:
+    """Sequences of one length: the sweep is the oracle's curve as long as handing off helps; then it must go on."""
+    random = np.random.default_rng(seed)
+    n, length = int(random.integers(1, 7)), int(random.integers(1, 7))
+    loss = random.integers(0, 9, (n, length + 1)).astype(np.float64)
+    deferred = torch.arange(length, -1, -1).expand(n, -1)
+    table = HandOffTable(torch.from_numpy(loss), deferred)
+    curve = curve_of(once_cost_sweep(-loss, [length] * n, np.arange(length + 1), table), Ends.of(table))
+    best = optimal_once(table)
+    assert best.at(curve.deferred) == pytest.approx(np.minimum.accumulate(curve.loss))
+    falling = best.deferred <= curve.deferred[curve.loss.argmin()]
+    assert curve.at(best.deferred[falling]) == pytest.approx(best.loss[falling])
+    assert curve.loss[-1] == pytest.approx(loss[:, 0].mean())
+
+
+def test_steps_are_taken_by_falling_scores_equals_together() -> None:
+    sweep = StepSweep([1.0, 3.0, 1.0, 2.0], [1, 0, 2, 0], ([1, 2, 3, 4], [-1, -2, -3, -4]), ([0, 0, 5], [9, 9, 9]))
+    x, y = sweep.curves(np.array([[1.0, 1.0, 1.0], [2.0, 0.0, 1.0]]))
+    assert x.tolist() == [[5 / 3, 7 / 3, 11 / 3, 5.0], [5 / 3, 3.0, 17 / 3, 20 / 3]]
+    assert y.tolist() == [[9.0, 25 / 3, 7.0, 17 / 3], [9.0, 23 / 3, 5.0, 4.0]]
+
+
+def test_a_sweep_without_a_step_is_its_start() -> None:
+    table = HandOffTable(torch.tensor([[1.0, 2.0]]), torch.tensor([[1, 0]]))
+    x, y = once_cost_sweep([[-math.inf, 0.0]], [1], [0, 1], table).curves(np.ones((1, 1)))
+    assert (x.tolist(), y.tolist()) == ([[0.0]], [[2.0]])
+
+
+@pytest.mark.parametrize("by_cost", [False, True])
+@given(seed=seeds)
+def test_weights_are_repetitions(by_cost: bool, seed: int) -> None:
     """An instance of weight 3 counts as three copies of it."""
     case = Case(seed)
-    scores, weights = case.integers(4, case.n), case.random.integers(0, 4, (3, case.n))
+    scores = case.costs() if by_cost else case.integers(4, case.n)
+    weights = case.random.integers(0, 4, (3, case.n))
     weights[:, 0] += 1
-    x, y = whole_sweep(scores, case.table).curves(weights.astype(np.float64))
+
+    def sweep_of(rows: Integers) -> Sweep:
+        table = case.table.select(torch.from_numpy(rows))
+        if by_cost:
+            return once_cost_sweep(scores[rows], case.lengths[rows], case.grid, table)
+        return whole_sweep(scores[rows], table)
+
+    x, y = sweep_of(np.arange(case.n)).curves(weights.astype(np.float64))
     for row in range(3):
         copies = np.repeat(np.arange(case.n), weights[row])
-        copied = whole_sweep(scores[copies], case.table.select(torch.from_numpy(copies)))
-        some_x, some_y = copied.curves(np.ones((1, len(copies))))
-        assert set(np.round(some_x[0], 9)) == set(np.round(x[row], 9))
-        assert set(np.round(some_y[0], 9)) == set(np.round(y[row], 9))
+        some_x, some_y = sweep_of(copies).curves(np.ones((1, len(copies))))
+        points, some = (
+            set(zip(*np.round(pair, 9).tolist(), strict=True)) for pair in ((x[row], y[row]), (some_x[0], some_y[0]))
+        )
+        assert points == some
 
 
 def test_once_sweep_orders_where_softmax_saturates() -> None:
@@ -310,6 +433,8 @@ def test_nothing_beats_the_optimum(seed: int) -> None:
     assert whole.area <= random_curve(case.ends).area + 1e-9
     assert whole.area <= curve_of(whole_sweep(scores[:, 0], case.table), case.ends).area + 1e-9
     assert on_grid.area <= curve_of(once_sweep(scores, case.grid, case.table), case.ends).area + 1e-9
+    by_cost = once_cost_sweep(case.costs(), case.lengths, case.grid, case.table)
+    assert on_grid.area <= curve_of(by_cost, case.ends).area + 1e-9
     assert all_kept.area <= curve_of(case.sweep(), case.ends).area + 1e-9
     assert all_kept.deferred[-1] == pytest.approx(case.ends.expert_deferred.mean())
 
@@ -419,6 +544,12 @@ def test_errors_say_what_to_do() -> None:
     table = HandOffTable(torch.zeros(2, 4), torch.zeros(2, 4))
     with pytest.raises(DataError, match="1 scores are NaN"):
         whole_sweep([0.0, math.nan], table)
+    with pytest.raises(DataError, match="2 scores are NaN and have no place in the order"):
+        once_cost_sweep([[0.0, math.nan], [math.nan, 0.0]], [3, 3], [0, 3], table)
+    with pytest.raises(DataError, match=r"same shape: scores \(2,\), deferred \(1,\)"):
+        StepSweep([0.0, 1.0], [0, 0], ([1], [1]), ([0], [0]))
+    with pytest.raises(DataError, match=r"same shape: start_deferred \(1,\), start_loss \(2,\)"):
+        StepSweep([0.0], [0], ([1], [1]), ([0], [0, 0]))
     with pytest.raises(DataError, match=r"same shape: scores \(3,\)"):
         whole_sweep([0.0, 1.0, 2.0], table)
     with pytest.raises(DataError, match=r"same shape: deferred \(1, 2\), loss \(2, 1\)"):
@@ -426,6 +557,8 @@ def test_errors_say_what_to_do() -> None:
     for grid in ([0, 2], [0, 2, 2, 3], [3], [-1, 3]):
         with pytest.raises(OptionError, match="must rise from 0 or more to 3"):
             once_sweep(np.zeros((2, len(grid))), grid, table)
+        with pytest.raises(OptionError, match="must rise from 0 or more to 3"):
+            once_cost_sweep(np.zeros((2, len(grid))), [3, 3], grid, table)
     with pytest.raises(DataError, match="no decision of finite loss"):
         optimal_curve([[1.0], [math.inf]], [[0], [0]])
     with pytest.raises(OptionError, match="unknown method 'oracel'; available: coin, oracle"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,27 @@ from torch import Tensor
 
 from seqdefer import experiment
 from seqdefer.baselines import CHOW
+from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.environment import Clock, choose_device
 from seqdefer.errors import DataError, OptionError
-from seqdefer.experiment import Experiment, ExperimentSettings, experiment_settings, find_tasks, load_task, run_task
-from seqdefer.interfaces import SplitName, Task
+from seqdefer.experiment import (
+    SHOWN_BUDGETS,
+    Experiment,
+    ExperimentSettings,
+    experiment_settings,
+    find_tasks,
+    load_task,
+    run_task,
+)
+from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.losses import rule_of_thumb
-from seqdefer.rejectors import load_rejector
+from seqdefer.policies import Threshold, choose_by_cost, cost_price_for, sweep_thresholds, threshold_for
+from seqdefer.rejectors import DRAFT_NETWORKS, DraftNetwork, Sizes, load_rejector
 from seqdefer.results import Results, load_results
 from seqdefer.tasks.weather import ENTRY, WeatherOptions, WeatherTask
-from seqdefer.testing import ToyTask
-from seqdefer.training import PRESETS, Settings
-from seqdefer.types import Examples
+from seqdefer.testing import FunctionExpert, ToyTask
+from seqdefer.training import PERCEPTRON, PRESETS, TRANSFORMER, Settings
+from seqdefer.types import Examples, Rollout
 
 TINY = ExperimentSettings(
     seeds=2,
@@ -303,6 +314,7 @@ class OtherCosts(ToyTask):
         (ToyTask(n=40, length=3), {"phi": "square"}, ["TokenwiseModel"]),
         (ToyTask(n=40, length=3), {"strategy": "free"}, ["TokenwiseModel"]),
         (ToyTask(n=40, length=3), {"once": replace(TINY.once, units=5)}, ["OneTimeModel", "WholeModelEmbed"]),
+        (ToyTask(n=40, length=3), {"cost": replace(TINY.cost, units=5)}, ["OneTimeCost"]),
         (ToyTask(n=39, length=3), {}, [*FITTED]),
         (ToyTask(n=40, length=3, seed=1), {}, [*FITTED]),
         (OtherCosts(n=40, length=3), {}, [*FITTED]),
@@ -432,3 +444,198 @@ def test_resumed_equals_fresh_with_lazily_grown_trees(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "rejectors" / "TokenwiseModel-seed1")
     resumed = Experiment(task, settings, tmp_path).run()
     assert [seed.methods for seed in resumed.seeds] == [seed.methods for seed in fresh.seeds]
+
+
+# -- OneTimeCost ---------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_of_one_time_cost_is_that_of_its_rejector(tmp_path: Path) -> None:
+    """Every price, recomputed from the files of the run: the hand-offs it leads to are points of the curve."""
+    task = ToyTask(n=40)
+    results, experiment_ = run_toy(task, tmp_path), Experiment(task, TINY, tmp_path)
+    test = experiment_.label("test", experiment_._test_rows())
+    for seed in (0, 1):
+        rows = torch.arange(15) + 15 * seed
+        rejector = load_rejector(tmp_path / "rejectors" / f"OneTimeCost-seed{seed}", task.predictor)
+        assert isinstance(rejector, DraftNetwork)
+        assert rejector.sizes.rule == "cost"
+        drafted, table = test.draft.select(rows), test.table.select(rows)
+        curve = {(round(x, 6), round(y, 6)) for x, y in results.seeds[seed].methods["OneTimeCost"].curve}
+        most = float(table.deferred[:, 0].double().mean())
+        for price in (torch.inf, 1.0, 0.3, 0.1, 0.0, -0.1, -torch.inf):
+            kept = choose_by_cost(rejector.score(drafted), experiment_.grid, drafted.sequences.lengths, price)
+            x, y = (float(part.gather(1, kept[:, None]).double().mean()) for part in (table.deferred, table.loss))
+            assert (round(x, 6), round(y, 6)) in curve or x > most
+
+
+def test_one_time_cost_is_compared_with_what_defers_no_finer(results: Results) -> None:
+    against = {one.against for one in results.comparisons if one.method == "OneTimeCost"}
+    assert against >= {"OneTimeModel", "OneTimeScore", "WholeModelEmbed", "ChowSum"}
+    assert not against & {"TokenwiseModel", "OneTimeCost"}
+    assert any(note.startswith("OneTimeCost") for note in results.notes)
+
+
+# -- drawings of examples ------------------------------------------------------------------------------------------
+
+
+class Draws(ToyTask):
+    """Notes what it is asked to draw."""
+
+    def __init__(self, drawn: str = "<p>drawn</p>", **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.drawn, self.asked = drawn, list[tuple[Examples, dict[float, Rollout]]]()
+
+    def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
+        self.asked.append((examples, dict(rollouts)))
+        return self.drawn
+
+
+def run_drawn(task: Draws, folder: Path, **settings: Any) -> str:
+    """Runs as the command does; the report."""
+    entry = TaskEntry("toy", "a toy", {}, lambda *_: task)
+    run_task(entry, None, replace(TINY, **settings), folder, device="cpu")
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def kept_by(rollout: Rollout) -> Tensor:
+    """Tokens before the hand-off: all of a row that was not handed off."""
+    return (rollout.sequences.mask() & ~rollout.by_expert).sum(1)
+
+
+def test_a_task_draws_its_first_test_examples_at_rising_budgets(tmp_path: Path) -> None:
+    task = Draws(n=40)
+    assert "<p>drawn</p>" in run_drawn(task, tmp_path, methods=("OneTimeCost",))
+    assert (tmp_path / "examples.html").read_text() == "<p>drawn</p>"
+    ((examples, rollouts),) = task.asked  # once, whatever the number of seeds
+    experiment_ = Experiment(task, TINY, tmp_path)
+    validation, test = experiment_.label("validation"), experiment_.label("test", experiment_._test_rows())
+    assert examples.ids.tolist() == test.examples.ids[:3].tolist()
+    assert list(rollouts) == sorted(rollouts) == list(SHOWN_BUDGETS)
+    rejector = load_rejector(tmp_path / "rejectors" / "OneTimeCost-seed0")
+    assert isinstance(rejector, DraftNetwork)
+    lengths = validation.draft.sequences.lengths
+    for budget, rollout in rollouts.items():
+        found = cost_price_for(budget, rejector.score(validation.draft), experiment_.grid, lengths, validation.table)
+        first = test.draft.select(torch.arange(3))
+        kept = choose_by_cost(rejector.score(first), experiment_.grid, first.sequences.lengths, found.threshold)
+        expected = roll_out(task.predictor, task.expert, examples, HandOff(kept), task.spec)
+        assert torch.equal(rollout.sequences.tokens, expected.sequences.tokens)
+        assert torch.equal(rollout.by_expert, expected.by_expert)
+    for one, other in pairwise(rollouts.values()):
+        assert bool((kept_by(one) >= kept_by(other)).all())
+
+
+def test_drawings_are_by_token_where_that_is_learned(tmp_path: Path) -> None:
+    task = Draws(n=40)
+    run_drawn(task, tmp_path, methods=("OneTimeCost", "TokenwiseModel"))
+    ((examples, rollouts),) = task.asked
+    rejector = load_rejector(tmp_path / "rejectors" / "TokenwiseModel-seed0", task.predictor)
+    validation = Experiment(task, TINY, tmp_path).label("validation")
+    assert validation.trees is not None
+    swept = sweep_thresholds(rejector, validation.trees)
+    for budget, rollout in rollouts.items():
+        policy = Threshold(rejector, threshold_for(budget, swept).threshold)
+        expected = roll_out(task.predictor, task.expert, examples, policy, task.spec)
+        assert torch.equal(rollout.by_expert, expected.by_expert)
+        assert torch.equal(rollout.sequences.tokens, expected.sequences.tokens)
+
+
+def test_drawings_of_an_earlier_run_go(tmp_path: Path) -> None:
+    """Where OneTimeCost is not run nothing is drawn; what lay in the folder came from other settings."""
+    run_drawn(Draws(n=40), tmp_path)
+    task = Draws(n=40)
+    assert "<p>drawn</p>" not in run_drawn(task, tmp_path, methods=("ChowMean",))
+    assert task.asked == []
+    assert not (tmp_path / "examples.html").exists()
+
+
+def test_a_drawing_that_could_do_more_stays_out_of_the_report(tmp_path: Path) -> None:
+    report = run_drawn(Draws("<p>drawn</p><script>alert(1)</script>", n=40), tmp_path)
+    assert "<p>drawn</p>" not in report
+    assert "alert(1)" not in report
+
+
+# -- labels are kept -----------------------------------------------------------------------------------------------
+
+
+def named(task: ToyTask) -> FunctionExpert:
+    expert = completing(task)
+    expert.fingerprint = "toy"
+    return expert
+
+
+def test_a_run_that_goes_on_asks_the_expert_nothing(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
+    task = WithExpert(named, n=40, length=4)
+    fresh = run_toy(task, tmp_path)
+    assert len(list((tmp_path / "labels").iterdir())) == 3  # train, validation, test
+    assert fresh.provenance.expert_calls.made > 0
+    shutil.rmtree(tmp_path / "rejectors")
+    asked = spy(task.expert, "complete")
+    again = run_toy(task, tmp_path)
+    assert asked == []
+    assert again.seeds == fresh.seeds
+    assert again.provenance.expert_calls == fresh.provenance.expert_calls
+    more = run_toy(task, tmp_path, seeds=1)  # other test instances: only their labels are new
+    assert {int(one) for examples, *_ in asked for one in examples.ids} <= set(task.split("test").ids.tolist())
+    assert asked
+    assert set(more.summary) == set(fresh.summary)
+
+
+def test_an_expert_without_a_name_keeps_no_labels(tmp_path: Path) -> None:
+    run_toy(WithExpert(completing, n=30, length=4), tmp_path, instances=10)
+    assert {path.name for path in tmp_path.iterdir()} == {"rejectors"}
+
+
+# -- what networks start from --------------------------------------------------------------------------------------
+
+
+def entry_for(hyperparameters: str) -> TaskEntry:
+    return replace(ENTRY, hyperparameters=hyperparameters)
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "once", "cost"),
+    [("mwp", PRESETS["mwp-once"], PERCEPTRON), ("xsum", TRANSFORMER, TRANSFORMER), ("tsp", TRANSFORMER, TRANSFORMER)],
+)
+def test_what_scores_drafts_by_task_and_by_choice(hyperparameters: str, once: Settings, cost: Settings) -> None:
+    entry = entry_for(hyperparameters)
+    usual = experiment_settings(entry, "paper")
+    assert (usual.once, usual.cost) == (once, cost)
+    by_perceptron = experiment_settings(entry, "paper", "draft_mlp")
+    assert (by_perceptron.once, by_perceptron.cost) == (PRESETS[f"{hyperparameters}-once"], PERCEPTRON)
+    by_attention = experiment_settings(entry, "paper", "draft_transformer")
+    assert by_attention.once == by_attention.cost == TRANSFORMER
+    assert by_perceptron.token == by_attention.token == usual.token
+
+
+@pytest.mark.parametrize("hyperparameters", ["mwp", "xsum", "tsp"])
+@pytest.mark.parametrize("architecture", [None, "draft_mlp", "draft_transformer"])
+def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architecture: str | None) -> None:
+    """And every one of them makes a network."""
+    paper, quick = (experiment_settings(entry_for(hyperparameters), one, architecture) for one in ("paper", "quick"))
+    drafted = draft(ToyTask(n=4).predictor, ToyTask(n=4).split("train"), ToyTask(n=4).spec)
+    for one, other in ((paper.once, quick.once), (paper.cost, quick.cost)):
+        assert one.architecture == other.architecture
+        assert other.epochs < one.epochs
+        assert other.units * other.layers <= one.units * one.layers
+        for settings in (one, other):
+            sizes = Sizes(2, 3, 5, True, settings.layers, settings.units, settings.dropout, (0, 5))
+            assert DRAFT_NETWORKS[settings.architecture](sizes, "toy").eval().score(drafted).shape == (4, 2)
+
+
+def test_hyperparameters_and_architectures_that_nobody_knows() -> None:
+    with pytest.raises(
+        OptionError, match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, tsp, xsum"
+    ):
+        experiment_settings(entry_for("table 9"), "quick")
+    message = "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"
+    with pytest.raises(OptionError, match=message):
+        experiment_settings(ENTRY, "quick", "lstm")
+
+
+def test_attention_over_drafts_from_end_to_end(tmp_path: Path) -> None:
+    small = replace(TINY.cost, architecture="draft_transformer", units=16, epochs=2)
+    results = run_toy(ToyTask(n=30), tmp_path, seeds=1, once=small, cost=small)
+    assert set(results.summary) >= ONCE
+    for name in ("WholeModelEmbed", "OneTimeModel", "OneTimeCost"):
+        assert load_rejector(tmp_path / "rejectors" / f"{name}-seed0").kind == "draft_transformer"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +15,11 @@ from oracles import WithExpert, completing, expert_after, hand_off, rows_of, wri
 from torch import Tensor
 
 from seqdefer.engine import HandOff, draft, roll_out
-from seqdefer.interfaces import Task
+from seqdefer.interfaces import DraftExpert, Expert, SplitName, Task
 from seqdefer.labels import Calls, hand_off_table
+from seqdefer.store import write_tensors
 from seqdefer.tasks.weather import WeatherTask
-from seqdefer.testing import FunctionExpert, ToyTask
+from seqdefer.testing import FunctionExpert, FunctionPredictor, ToyTask
 from seqdefer.types import Draft, Examples, Sequences, SequenceSpec
 
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -174,3 +178,299 @@ def test_spec_knows_the_end() -> None:
     tokens = torch.tensor([0, 3, 4])
     assert SequenceSpec(3, end=3).is_end(tokens).tolist() == [False, True, False]
     assert SequenceSpec(3).is_end(tokens).tolist() == [False, False, False]
+
+
+# -- experts that complete all prefixes of a draft at once ---------------------------------------------------------
+
+
+class Handing(DraftExpert):
+    """Completes as another expert does. Of a draft's prefixes it runs those alone that do not follow from a shorter
+    one, and writes rubbish where the draft has ended, which nobody should read."""
+
+    def __init__(self, inner: Expert) -> None:
+        self.inner, self.runs = inner, 0
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        self.runs += len(examples)
+        return self.inner.complete(examples, prefixes, spec)
+
+    def hand_offs(
+        self, examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
+    ) -> tuple[Sequences, int]:
+        rows, runs = [], 0
+        for row, length in enumerate(drafts.lengths.tolist()):
+            one, alone = examples.select(torch.tensor([row])), drafts.select(torch.tensor([row]))
+            last: Sequences | None = None
+            for first in kept.tolist():
+                if first >= length:
+                    rows.append(Sequences(torch.full_like(alone.tokens, 99), torch.tensor([77])))
+                    continue
+                if last is None or last.tokens[0, :first].tolist() != alone.tokens[0, :first].tolist():
+                    last, runs = self.inner.complete(one, alone.truncate(torch.tensor([first])), spec), runs + 1
+                rows.append(last)
+        completed = Sequences(torch.cat([one.tokens for one in rows]), torch.cat([one.lengths for one in rows]))
+        return completed, runs
+
+
+class TinyTours(Task):
+    """Tours through five places on a lattice: the predictor goes to the nearest, the expert tries all permutations."""
+
+    name, loss_unit, spec = "tiny tours", "steps", SequenceSpec(5)
+
+    def __init__(self) -> None:
+        self.predictor = FunctionPredictor(self.nearest, "nearest")
+        self.expert = Handing(FunctionExpert(self.shortest))
+
+    def split(self, name: SplitName) -> Examples:
+        seed = ("train", "validation", "test").index(name)
+        places = torch.randint(9, (16, 5, 2), generator=torch.Generator().manual_seed(seed))
+        return Examples(places, torch.zeros(16, 5, dtype=torch.long), torch.arange(16))
+
+    @staticmethod
+    def nearest(places: Tensor, prefix: list[int]) -> tuple[int, float]:
+        left = [city for city in range(5) if city not in prefix]
+        here = places[prefix[-1] if prefix else 0]
+        city = min(left, key=lambda city: int((places[city] - here).abs().sum()))
+        return city, 1.0 + city
+
+    @staticmethod
+    def length(places: Tensor, tour: list[int]) -> int:
+        return int((places[tour] - places[tour[1:] + tour[:1]]).abs().sum())
+
+    @classmethod
+    def shortest(cls, places: Tensor, prefix: list[int]) -> list[int]:
+        left = [city for city in range(5) if city not in prefix]
+        return min(([*prefix, *rest] for rest in permutations(left)), key=lambda tour: cls.length(places, tour))
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        pairs = zip(examples.inputs, sequences.tokens.tolist(), strict=True)
+        return torch.tensor([float(self.length(places, tour)) if max(tour) < 5 else -1.0 for places, tour in pairs])
+
+
+HANDING: dict[str, Callable[[], Task]] = {
+    "tours": TinyTours,
+    "lengths differ": lambda: WithExpert(lambda task: Handing(completing(task)), n=16),
+    "all of one length": lambda: WithExpert(lambda task: Handing(completing(task)), n=8, length=4, ends=False),
+}
+
+
+@pytest.mark.parametrize("make", HANDING.values(), ids=HANDING)
+def test_an_expert_that_takes_whole_drafts_gives_the_same_table(make: Callable[[], Task]) -> None:
+    task = make()
+    assert isinstance(task.expert, Handing)
+    examples, drafted = examples_and_draft(task)
+    quick, calls = hand_off_table(task, examples, drafted)
+    assert task.expert.runs == 0  # nobody asked for a single prefix
+    plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
+    assert torch.equal(quick.loss, plain.loss)
+    assert torch.equal(quick.deferred, plain.deferred)
+    assert (quick.loss.dtype, quick.deferred.dtype) == (plain.loss.dtype, plain.deferred.dtype)
+    assert calls.made + calls.saved == naive.made == int(drafted.sequences.lengths.sum())
+    assert len(examples) <= calls.made < naive.made
+    parts, same_calls = hand_off_table(task, examples, drafted, batch_size=5)
+    assert torch.equal(parts.loss, quick.loss)
+    assert same_calls == calls
+
+
+def test_an_exact_expert_only_gains_from_keeping_less() -> None:
+    """The tours are right: with more to choose from, the shortest is no longer."""
+    task = TinyTours()
+    table, _ = hand_off_table(task, *examples_and_draft(task))
+    assert bool((table.loss.diff(dim=1) >= 0).all())
+    assert bool((table.loss[:, 0] < table.loss[:, -1]).any())
+    assert table.deferred.tolist() == [[5, 4, 3, 2, 1, 0]] * 16
+
+
+def test_the_expert_says_how_many_examples_it_takes_at_once() -> None:
+    task, finished = TinyTours(), list[int]()
+    task.expert.batch_size = 6
+    hand_off_table(task, *examples_and_draft(task), progress=finished.append)
+    assert finished == [6, 6, 4]
+
+
+# -- labels that are kept ------------------------------------------------------------------------------------------
+
+
+class Named(FunctionExpert):
+    """Its answers depend on nothing but the toy it writes for; notes which examples it was asked about."""
+
+    def __init__(self, task: ToyTask) -> None:
+        super().__init__(completing(task).function)
+        self.fingerprint, self.batch_size, self.asked = f"named-{task.seed}", 5, list[int]()
+        self.stop_after = 10**9
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        if len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked += examples.ids.tolist()
+        return super().complete(examples, prefixes, spec)
+
+
+class Kept:
+    """A toy whose labels go to a folder."""
+
+    def __init__(self, folder: Path, **sizes: Any) -> None:
+        self.task, self.folder = WithExpert(Named, **{"n": 18, "length": 4, **sizes}), folder
+        self.examples, self.draft = examples_and_draft(self.task)
+
+    @property
+    def expert(self) -> Named:
+        assert isinstance(self.task.expert, Named)
+        return self.task.expert
+
+    def label(self, **how: Any) -> tuple[list[list[float]], list[list[int]], Calls]:
+        how = {"folder": self.folder, **how}
+        table, calls = hand_off_table(self.task, self.examples, self.draft, **how)
+        return table.loss.tolist(), table.deferred.tolist(), calls
+
+
+def test_kept_labels_are_found_again(tmp_path: Path) -> None:
+    """By another process, too: nothing but the folder is known."""
+    kept = Kept(tmp_path)
+    first = kept.label()
+    assert first == kept.label(folder=None)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".safetensors"] * 4  # 18 examples by fives
+    again = Kept(tmp_path)
+    assert again.label() == first
+    assert again.expert.asked == []
+
+
+def longer(drafted: Draft) -> Draft:
+    """Tokens past the end change nothing, but one that stands counts."""
+    lengths = drafted.sequences.lengths
+    return replace(drafted, sequences=replace(drafted.sequences, lengths=(lengths + 1).clamp(max=4)))
+
+
+def another_input(kept: Kept) -> None:
+    inputs = kept.examples.inputs.clone()
+    inputs[7] += 1
+    kept.examples = replace(kept.examples, inputs=inputs)
+
+
+def another_target(kept: Kept) -> None:
+    targets = kept.examples.targets.clone()
+    targets[7] = (targets[7] + 1) % 4
+    kept.examples = replace(kept.examples, targets=targets)
+
+
+def another_draft(kept: Kept) -> None:
+    tokens = kept.draft.sequences.tokens.clone()
+    tokens[7, 0] = (tokens[7, 0] + 1) % 4
+    kept.draft = replace(kept.draft, sequences=replace(kept.draft.sequences, tokens=tokens))
+
+
+def another_length(kept: Kept) -> None:
+    kept.draft = longer(kept.draft)
+
+
+def another_order(kept: Kept) -> None:
+    rows = torch.arange(17, -1, -1)
+    kept.examples, kept.draft = kept.examples.select(rows), kept.draft.select(rows)
+
+
+def another_identity(kept: Kept) -> None:
+    """An expert may know an example by its number, as the reader of a thermometer does; here the loss does."""
+    ids = kept.examples.ids.clone()
+    ids[7] += 100
+    kept.examples = replace(kept.examples, ids=ids)
+    whole = kept.task.sequence_loss
+    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) + examples.ids // 100  # type: ignore[method-assign]
+
+
+def another_end(kept: Kept) -> None:
+    kept.task.spec = replace(kept.task.spec, end=3)
+    whole = kept.task.sequence_loss
+    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) + 1  # type: ignore[method-assign]
+
+
+def another_expert(kept: Kept) -> None:
+    kept.expert.fingerprint = "hasty"
+    kept.expert.function = lambda row, prefix: [*prefix, 4]  # the end, at once
+
+
+def another_loss(kept: Kept) -> None:
+    kept.task.loss_unit = "halves"
+    whole = kept.task.sequence_loss
+    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) / 2  # type: ignore[method-assign]
+
+
+def another_task(kept: Kept) -> None:
+    kept.task.name = "other"
+    whole = kept.task.sequence_loss
+    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) + 1  # type: ignore[method-assign]
+
+
+CHANGES: list[tuple[Callable[[Kept], None], int]] = [
+    (another_input, 1), (another_target, 1), (another_identity, 1), (another_draft, 1), (another_length, 4),
+    (another_order, 4), (another_end, 4), (another_expert, 4), (another_loss, 4), (another_task, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "batches"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+def test_labels_are_never_those_of_something_else(change: Callable[[Kept], None], batches: int, tmp_path: Path) -> None:
+    """And where one example of many has changed, the batches of the others are found."""
+    old = Kept(tmp_path)
+    before = old.label()
+    kept = Kept(tmp_path)
+    change(kept)
+    found = kept.label()
+    asked = set(kept.expert.asked)
+    assert found == kept.label(folder=None)
+    assert found[:2] != before[:2]
+    assert len(list(tmp_path.iterdir())) == 4 + batches
+    assert asked == set(kept.examples.ids.tolist()) if batches == 4 else asked == set(kept.examples.ids[5:10].tolist())
+
+
+def test_short_cuts_and_batches_have_labels_of_their_own(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    quick = kept.label()
+    asked = len(kept.expert.asked)
+    plain = kept.label(shortcut=False)
+    assert plain[:2] == quick[:2]
+    assert plain[2].saved == 0 < quick[2].saved
+    assert len(kept.expert.asked) > 2 * asked
+    assert kept.label(batch_size=18)[:2] == quick[:2]
+    assert len(list(tmp_path.iterdir())) == 4 + 4 + 1
+
+
+@pytest.mark.parametrize("damage", ["cut short", "empty", "other tensors", "not tensors"])
+def test_damaged_labels_are_made_again(damage: str, tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    first = kept.label()
+    path = sorted(tmp_path.iterdir())[1]
+    whole = path.read_bytes()
+    if damage == "other tensors":
+        write_tensors(path, {"loss": torch.zeros(5, 5), "deferred": torch.zeros(5, 5)})
+    else:
+        path.write_bytes({"cut short": whole[:-9], "empty": b"", "not tensors": b"x" * 300}[damage])
+    again = Kept(tmp_path)
+    assert again.label() == first
+    assert 5 >= len(set(again.expert.asked)) > 0
+    assert path.read_bytes() == whole
+
+
+def test_an_expert_without_a_name_leaves_nothing_behind(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "labels")
+    kept.expert.fingerprint = ""
+    kept.label()
+    kept.label()
+    assert not (tmp_path / "labels").exists()
+    assert Counter(kept.expert.asked).most_common()[-1][1] >= 2  # all were asked again
+
+
+def test_labelling_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    fresh = Kept(tmp_path / "fresh")
+    expected = fresh.label()
+    batches = [set(kept.tolist()) for kept in fresh.examples.ids.split(5)]
+    stopped = Kept(tmp_path / "stopped")
+    stopped.expert.stop_after = 1 + next(
+        place for place, one in enumerate(fresh.expert.asked) if one in batches[2]
+    )  # in the middle of the third batch
+    with pytest.raises(KeyboardInterrupt):
+        stopped.label()
+    assert len(list(stopped.folder.iterdir())) == 2  # and nothing half written
+    going_on = Kept(tmp_path / "stopped")
+    assert going_on.label() == expected
+    assert set(going_on.expert.asked) == batches[2] | batches[3]
+    names = [{path.name: path.read_bytes() for path in kept.folder.iterdir()} for kept in (fresh, going_on)]
+    assert names[0] == names[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,16 @@ from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.labels import hand_off_table
-from seqdefer.losses import hand_off_grid
+from seqdefer.losses import hand_off_grid, is_ended
 from seqdefer.policies import (
     Calibrated,
     Threshold,
     TokenSweep,
     all_outcomes,
+    choose_by_cost,
     choose_hand_off,
     choose_whole,
+    cost_price_for,
     deferral_odds,
     once_threshold_for,
     sweep_thresholds,
@@ -233,6 +235,32 @@ def test_hand_offs_are_chosen_by_score_and_threshold() -> None:
     assert choose_whole(torch.tensor([0.1, 0.5, 0.9]), 6, 0.5).tolist() == [6, 0, 0]
 
 
+def estimates_of(task: ToyTask, size: int, seed: int = 0, *, coarse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, grid and lengths of the drafts: minus made-up losses, -inf for hand-offs past the end of a draft."""
+    generator, grid = torch.Generator().manual_seed(seed), hand_off_grid(task.spec.length, size)
+    lengths = draft(task.predictor, task.split("test"), task.spec).sequences.lengths
+    loss = torch.randn(task.n, size, generator=generator, dtype=torch.double)
+    loss = (4 * loss).round() / 4 if coarse else loss
+    return -torch.where(is_ended(grid, lengths), torch.inf, loss), grid, lengths
+
+
+@each_toy
+@pytest.mark.parametrize("price", [-torch.inf, -1.3, 0.0, 0.4, 2.5, torch.inf])
+def test_the_cheapest_hand_off_is_chosen(task: ToyTask, price: float) -> None:
+    """One by one, from the definition; where a hand-off is impossible no price makes it possible."""
+    scores, grid, lengths = estimates_of(task, task.spec.length + 1, coarse=True)
+    scores[:, 1] = -torch.inf
+    chosen = choose_by_cost(scores, grid, lengths, price)
+    for row in range(task.n):
+
+        def cost(kept: int, row: int = row) -> tuple[float, int]:
+            ahead = max(int(lengths[row]) - kept, 0)
+            return (price * ahead if ahead else 0.0) - float(scores[row, kept]), kept
+
+        possible = [kept for kept in grid.tolist() if scores[row, kept] > -torch.inf]
+        assert int(chosen[row]) == min(possible, key=cost)
+
+
 @each_toy
 def test_curves_of_hand_offs_are_what_the_engine_writes(task: ToyTask, generator: torch.Generator) -> None:
     """Every threshold of the engine's policy is a point of the sweep that the curve is drawn from."""
@@ -293,6 +321,57 @@ def check_budgets(task: ToyTask, found: list[Calibrated], scores: Tensor, choose
         assert abs(one.share - budget) == pytest.approx(nearest(budget, list(shares.values())), abs=1e-6)
 
 
+def every_price(scores: Tensor, grid: Tensor, lengths: Tensor) -> list[float]:
+    """All prices at which any two hand-offs of an example are equally dear, those between them, and beyond."""
+    ahead = (lengths[:, None] - grid).clamp(min=0)
+    more = (ahead[:, :, None] - ahead[:, None, :]).double()  # (n, J, J)
+    equal = (scores[:, :, None] - scores[:, None, :]) / more
+    ties = equal[(more > 0) & equal.isfinite()].unique()  # sorted
+    return [-torch.inf, *ties.tolist(), *((ties[1:] + ties[:-1]) / 2).tolist(), torch.inf]
+
+
+def share_of(kept: Tensor, lengths: Tensor, table: HandOffTable) -> float:
+    by_expert = int(table.deferred.gather(1, kept[:, None]).sum())
+    return by_expert / (by_expert + int(torch.minimum(kept, lengths).sum()))
+
+
+@each_toy
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_cost_budget_is_met_as_nearly_as_any_price_can(task: ToyTask, coarse: bool, seed: int) -> None:
+    """Experts write as much as they please, so the share may fall where the price does: halving an interval missed the
+    nearest. And at the very price where a choice changes, rounding decided whether it had."""
+    scores, grid, lengths = estimates_of(task, task.spec.length + 1, seed, coarse=coarse)
+    table = table_of(task)
+    prices = every_price(scores, grid, lengths)
+    shares = [share_of(choose_by_cost(scores, grid, lengths, price), lengths, table) for price in prices]
+    for budget in BUDGETS:
+        found = cost_price_for(budget, scores, grid, lengths, table)
+        kept = choose_by_cost(scores, grid, lengths, found.threshold)
+        assert found.share == pytest.approx(roll(task, HandOff(kept)).share)
+        assert abs(found.share - budget) == pytest.approx(nearest(budget, shares), abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_larger_budget_has_a_lower_price(size: int) -> None:
+    """With sequences of one length, what is deferred is what was foreseen."""
+    task = TOYS["all of one length"]
+    estimates, table = estimates_of(task, size), table_of(task)
+    found = [cost_price_for(budget, *estimates, table) for budget in np.linspace(0, 1, 41)]
+    for one, other in pairwise(found):
+        assert one.threshold >= other.threshold
+        assert one.share <= other.share
+    assert (found[0].threshold, found[0].share) == (torch.inf, 0.0)
+    assert (found[-1].threshold, found[-1].share) == (-torch.inf, 1.0)
+    assert len({one.share for one in found}) > 5
+
+
+def test_a_price_where_nothing_can_be_handed_off() -> None:
+    table = HandOffTable(torch.zeros(2, 3), torch.tensor([[2, 1, 0]] * 2))
+    scores = torch.tensor([[-torch.inf, -torch.inf, 0.0]] * 2)
+    assert cost_price_for(0.7, scores, torch.arange(3), torch.tensor([2, 2]), table) == Calibrated(torch.inf, 0.0)
+
+
 @pytest.mark.parametrize("budget", [-0.01, 1.01, float("nan"), float("inf")])
 def test_budgets_out_of_range(budget: float) -> None:
     sweep = TokenSweep(torch.zeros(1), torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 1))
@@ -304,6 +383,8 @@ def test_budgets_out_of_range(budget: float) -> None:
         whole_threshold_for(budget, torch.zeros(2), table)
     with pytest.raises(OptionError, match=message):
         once_threshold_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), table)
+    with pytest.raises(OptionError, match=message):
+        cost_price_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), torch.tensor([2, 2]), table)
 
 
 def test_budgets_of_an_expert_that_only_completes() -> None:

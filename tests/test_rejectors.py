@@ -17,14 +17,18 @@ from seqdefer import rejectors, store
 from seqdefer.engine import draft
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.rejectors import (
+    HEAD_SIZE,
     LARGEST,
     NETWORKS,
+    RULES,
     DraftMLP,
+    DraftNetwork,
     DraftTransformer,
     LSTMRejector,
     MLPRejector,
     Sizes,
     TokenNetwork,
+    draft_inputs,
     load_rejector,
     step_inputs,
 )
@@ -34,15 +38,21 @@ from seqdefer.types import Draft, Proposal
 TASK = ToyTask(n=10)
 SIZES = Sizes(context=2, features=3, length=5, has_entropy=True, layers=2, units=4, dropout=0.5)
 BY_TOKEN = [LSTMRejector, MLPRejector]
-each_network = pytest.mark.parametrize("kind", [*BY_TOKEN, DraftMLP])
+BY_DRAFT = [DraftMLP, DraftTransformer]
+each_network = pytest.mark.parametrize("kind", [*BY_TOKEN, *BY_DRAFT])
 each_by_token = pytest.mark.parametrize("kind", BY_TOKEN)
+each_by_draft = pytest.mark.parametrize("kind", BY_DRAFT)
+each_rule = pytest.mark.parametrize("rule", RULES)
 
 
 def make(kind: Any, seed: int = 0, **sizes: Any) -> Any:
     """A network with random weights and statistics, ready to score."""
     torch.manual_seed(seed)
-    network = kind(replace(SIZES, **sizes), TASK.predictor.fingerprint, {"made": "up"}).eval()
+    chosen = replace(SIZES, **{"units": 2 * HEAD_SIZE if kind is DraftTransformer else SIZES.units, **sizes})
+    network = kind(chosen, TASK.predictor.fingerprint, {"made": "up"}).eval()
     network.standardise(torch.randn(20, network.sizes.context), 1 + torch.randn(20, network.step_size))
+    if chosen.rule == "cost":
+        network.standardise_losses(torch.rand(20, chosen.outputs))
     return network
 
 
@@ -141,9 +151,14 @@ def test_a_score_is_a_function_of_the_prefix(kind: Any) -> None:
     assert torch.equal(changed, plain[:, 1:]) == (kind is MLPRejector)
 
 
-@pytest.mark.parametrize("hand_offs", [(), (0, 1, 2, 4)])
-def test_draft_scores_ignore_what_stands_past_the_end(hand_offs: tuple[int, ...]) -> None:
-    network, plain = make(DraftMLP, hand_offs=hand_offs), drafted()
+GRIDS = pytest.mark.parametrize("hand_offs", [(), (0, 1, 2, 5), (0, 1, 2, 3, 4, 5)])
+
+
+@each_by_draft
+@each_rule
+@GRIDS
+def test_draft_scores_ignore_what_stands_past_the_end(kind: Any, rule: str, hand_offs: tuple[int, ...]) -> None:
+    network, plain = make(kind, hand_offs=hand_offs, rule=rule), drafted()
     mask = plain.sequences.mask()
     spoilt = replace(
         plain,
@@ -151,11 +166,140 @@ def test_draft_scores_ignore_what_stands_past_the_end(hand_offs: tuple[int, ...]
         uncertainty=plain.uncertainty.masked_fill(~mask, torch.nan),
     )
     scores = network.score(plain)
-    assert scores.shape == ((10, 4) if hand_offs else (10,))
+    assert scores.shape == ((10, len(hand_offs)) if hand_offs else (10,))
+    assert not scores.isnan().any()
     assert not mask.all()
     assert torch.equal(network.score(spoilt), scores)
+    assert not torch.equal(network.score(replace(plain, features=plain.features + 1)), scores)
+
+
+@each_by_draft
+@each_rule
+@GRIDS
+def test_a_batch_of_drafts_is_scored_row_by_row(
+    kind: Any, rule: str, hand_offs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, plain = make(kind, hand_offs=hand_offs, rule=rule), drafted()
+    scores = network.score(plain)
+    alone = torch.cat([network.score(plain.select(torch.tensor([row]))) for row in range(10)])
+    torch.testing.assert_close(alone, scores)
     rows = torch.tensor([3, 3, 1])
     torch.testing.assert_close(network.score(plain.select(rows)), scores[rows])
+    monkeypatch.setattr(rejectors, "SCORED_AT_ONCE", 3)
+    torch.testing.assert_close(network.score(plain), scores)
+
+
+@torch.no_grad()
+def raw_outputs(network: Any, plain: Draft) -> Tensor:
+    context, steps, mask = draft_inputs(plain)
+    seen = torch.where(mask[..., None], network._steps(steps), 0.0)
+    return network.outputs(network._context(context), seen, mask)  # type: ignore[no-any-return]
+
+
+@each_by_draft
+def test_odds_of_ended_hand_offs_are_those_of_no_deferral(kind: Any) -> None:
+    """A softmax gives the hand-offs past a draft's end nothing, and what they had to the last."""
+    grid = (0, 1, 3, 5)
+    network, plain = make(kind, hand_offs=grid), drafted()
+    raw, merged = (values.softmax(1) for values in (raw_outputs(network, plain), network.score(plain)))
+    is_some_ended = False
+    for row, length in enumerate(plain.sequences.lengths.tolist()):
+        ended = [column for column, kept in enumerate(grid[:-1]) if kept >= length]
+        is_some_ended |= bool(ended)
+        expected = raw[row].clone()
+        expected[-1] += expected[ended].sum()
+        expected[ended] = 0.0
+        torch.testing.assert_close(merged[row], expected)
+    assert is_some_ended
+
+
+@each_by_draft
+def test_ended_hand_offs_have_no_estimate(kind: Any) -> None:
+    grid = (0, 1, 3, 5)
+    network, plain = make(kind, hand_offs=grid, rule="cost"), drafted()
+    scores = network.score(plain)
+    for row, length in enumerate(plain.sequences.lengths.tolist()):
+        assert [score == -torch.inf for score in scores[row].tolist()] == [kept >= length for kept in grid[:-1]] + [
+            False
+        ]
+        assert scores[row].isfinite().sum() == 1 + sum(kept < length for kept in grid[:-1])
+
+
+def test_outputs_past_the_end_have_no_part_in_an_estimate() -> None:
+    """Where two hand-offs are past the end of a draft, the second has nothing to tell."""
+    network, plain = make(DraftMLP, hand_offs=(0, 1, 3, 5), rule="cost"), drafted()
+    short = plain.select((plain.sequences.lengths == 1).nonzero().squeeze(1))
+    assert len(short)
+    scores = network.score(short)
+    network.body[-1].bias.data[2] += 1.0
+    assert torch.equal(network.score(short), scores)
+    network.body[-1].bias.data[0] += 1.0
+    assert not torch.equal(network.score(short), scores)
+
+
+def test_nothing_attends_to_places_past_the_end() -> None:
+    network, plain = make(DraftTransformer, hand_offs=tuple(range(6))), drafted()
+    short = plain.select((plain.sequences.lengths == 2).nonzero().squeeze(1))
+    assert len(short)
+    before = raw_outputs(network, short)
+    network.places.data[2:5] += torch.randn(3, network.sizes.units)  # the last is the context's
+    changed = (raw_outputs(network, short) - before).abs().amax(0) > 1e-5
+    assert changed.tolist() == [False, False, True, True, True, False]
+
+
+@each_by_draft
+def test_a_network_that_knows_nothing_estimates_the_mean_losses(kind: Any) -> None:
+    network, plain = make(kind, hand_offs=(0, 1, 3, 5), rule="cost"), drafted()
+    losses = torch.rand(50, 4) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+    network.standardise_losses(losses)
+    last = network.head if kind is DraftTransformer else network.body[-1]
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    whole = plain.select((plain.sequences.lengths == 5).nonzero().squeeze(1))
+    torch.testing.assert_close(-network.score(whole), losses.mean(0).expand(len(whole), -1))
+
+
+def test_the_transformer_reads_a_hand_off_where_its_token_stands() -> None:
+    """With the attention silenced, an output depends on its own token alone; the last and the whole on the context."""
+    network = make(DraftTransformer, hand_offs=tuple(range(6)), layers=1)
+    nn.init.zeros_(network.body.layers[0].self_attn.out_proj.weight)
+    whole = make(DraftTransformer, layers=1)
+    whole.load_state_dict(network.state_dict())
+    plain = drafted()
+    assert torch.equal(raw_outputs(network, plain)[:, -1:], raw_outputs(whole, plain))
+    for place in range(5):
+        features = plain.features.clone()
+        features[:, place] += 1.0
+        changed = raw_outputs(network, replace(plain, features=features)) != raw_outputs(network, plain)
+        seen = plain.sequences.lengths > place
+        assert changed[seen].any(0).tolist() == [column == place for column in range(6)]
+        assert not changed[~seen].any()
+    changed = raw_outputs(network, replace(plain, context=plain.context + 1)) != raw_outputs(network, plain)
+    assert changed.any(0).tolist() == [False] * 5 + [True]
+
+
+def test_the_transformer_attends_to_other_tokens_and_knows_places() -> None:
+    network, plain = make(DraftTransformer, hand_offs=tuple(range(6))), drafted()
+    features = plain.features.clone()
+    features[:, 0] += 1.0
+    moved = raw_outputs(network, replace(plain, features=features)) - raw_outputs(network, plain)
+    longest = plain.sequences.lengths == 5
+    assert bool((moved[longest].abs() > 1e-6).all())
+    same = replace(plain, features=plain.features[:, :1].expand_as(plain.features).clone(),
+                   uncertainty=plain.uncertainty[:, :1].expand_as(plain.uncertainty).clone(),
+                   entropy=plain.entropy[:, :1].expand_as(plain.entropy).clone())  # type: ignore[index, union-attr]  # fmt: skip
+    assert raw_outputs(network, same)[0].unique().numel() == 6
+
+
+def test_units_that_make_no_heads() -> None:
+    with pytest.raises(OptionError, match="20 units; a transformer needs a multiple of 16"):
+        make(DraftTransformer, units=20)
+
+
+@each_by_draft
+def test_rules_are_known_by_name(kind: Any) -> None:
+    with pytest.raises(OptionError, match="unknown decision rule 'luck'; available: cost, odds"):
+        make(kind, rule="luck")
 
 
 @each_network
@@ -183,9 +327,16 @@ def test_one_example_has_no_spread() -> None:
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-@each_network
-def test_what_is_saved_is_what_is_loaded(kind: Any, tmp_path: Path) -> None:
-    network = make(kind, hand_offs=(0, 2, 4) if kind is DraftMLP else ())
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        *((kind, {}) for kind in BY_TOKEN),
+        *((kind, {"hand_offs": (0, 2, 5), "rule": rule}) for kind in BY_DRAFT for rule in RULES),
+        *((kind, {}) for kind in BY_DRAFT),
+    ],
+)
+def test_what_is_saved_is_what_is_loaded(kind: Any, sizes: dict[str, Any], tmp_path: Path) -> None:
+    network = make(kind, **sizes)
     assert network.save_pretrained(tmp_path / "rejector") == tmp_path / "rejector"
     loaded = load_rejector(tmp_path / "rejector", TASK.predictor)
     assert type(loaded) is kind
@@ -193,12 +344,31 @@ def test_what_is_saved_is_what_is_loaded(kind: Any, tmp_path: Path) -> None:
     assert not loaded.training  # no dropout
     for name, value in network.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
-    if isinstance(network, DraftMLP):
+    if isinstance(loaded, DraftNetwork):
         assert torch.equal(loaded.score(drafted()), network.score(drafted()))
     else:
         context, steps = torch.randn(6, 2), [proposals(6, seed) for seed in range(5)]
         assert torch.equal(score_along(loaded, context, steps), score_along(network, context, steps))
     assert sorted(path.name for path in (tmp_path / "rejector").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_checkpoint_from_before_there_were_rules(tmp_path: Path) -> None:
+    network = make(DraftMLP, hand_offs=(0, 2, 5))
+    folder = network.save_pretrained(tmp_path)
+    drop("rule")(folder)
+    loaded = load_rejector(folder, TASK.predictor)
+    assert loaded.sizes == network.sizes
+    assert isinstance(loaded, DraftMLP)
+    assert torch.equal(loaded.score(drafted()), network.score(drafted()))
+
+
+@pytest.mark.parametrize(("change", "words"), [({"rule": "luck"}, "decision rule"), ({"units": 20}, "multiple of 16")])
+def test_a_draft_network_that_cannot_be(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """The message once did not say which folder."""
+    folder = make(DraftTransformer, hand_offs=(0, 2, 5)).save_pretrained(tmp_path)
+    edit(**change)(folder)
+    with pytest.raises(CheckpointError, match=f"{tmp_path.name} does not hold a whole rejector: .*{words}"):
+        load_rejector(folder)
 
 
 def test_a_kind_loads_its_own_kind_alone(tmp_path: Path) -> None:

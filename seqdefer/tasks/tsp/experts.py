@@ -32,6 +32,7 @@ from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
 LEAST_CITIES = 4  # with three, all tours are the same
+MOST_EFFORT, LONGEST = 10**6, 1e9  # perturbations a city, seconds: whatever is more was meant otherwise
 PATIENCE = 0.2  # seconds: where another thread takes the signal of Ctrl-C, a longer wait would sleep through it
 Result = TypeVar("Result")
 
@@ -157,10 +158,10 @@ def make_expert(
     What it needs is looked for at once, so that its absence is not found out in the middle of a run."""
     if name not in PACKAGES:
         raise unknown("expert", name, PACKAGES)
-    if effort is not None and effort < 0:
-        raise OptionError(f"effort {effort}: must be at least 0")
-    if time_limit is not None and not time_limit > 0:
-        raise OptionError(f"time limit {time_limit}: must be above 0 seconds")
+    if effort is not None and not 0 <= effort <= MOST_EFFORT:
+        raise OptionError(f"effort {effort}: must be from 0 to {MOST_EFFORT}")
+    if time_limit is not None and not 0 < time_limit <= LONGEST:
+        raise OptionError(f"time limit {time_limit}: must be above 0 seconds, and at most {LONGEST:g}")
     if n_threads is not None and n_threads < 1:
         raise OptionError(f"{n_threads} threads: there must be at least 1")
     load(PACKAGES[name], name)

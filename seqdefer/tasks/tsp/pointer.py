@@ -21,6 +21,7 @@ from seqdefer.tasks.tsp.tours import distances
 from seqdefer.types import Proposal
 
 KIND = "tsp_pointer"
+LARGEST = 4096  # hidden units: beyond, a checkpoint is damaged, or a number has too many digits
 CLIP = 10.0  # logits stay within +- this, so that no city is ever out of reach in training (Bello et al.)
 
 
@@ -40,7 +41,7 @@ class PointerNet(nn.Module):
 
     def encode(self, cities: Tensor) -> Encoded:
         middle = cities - cities.mean(1, keepdim=True)
-        order = torch.atan2(middle[..., 1], middle[..., 0]).argsort(1)  # (B, N)
+        order = torch.atan2(middle[..., 1], middle[..., 0]).argsort(dim=1, stable=True)  # (B, N)
         ordered = cities.gather(1, order[..., None].expand(-1, -1, 2))
         states, (hidden, memory) = self.encoder(self.embed(ordered))
         back = order.argsort(1)[..., None].expand_as(states)
@@ -107,6 +108,8 @@ class TourPredictor(Predictor[TourState]):
     def __init__(self, model: PointerNet, facts: bool = True) -> None:
         self.model, self.facts = model.eval().requires_grad_(False), facts
         self.device = model.begin.device
+        self.batch_size = 512 if self.device.type == "cpu" else 4096  # of tables N x N, as many as a cache holds
+        self.summary = f"pointer network of {model.hidden}"
         self.fingerprint = fingerprint(*model.state_dict().values(), facts)
 
     def start(self, inputs: Tensor) -> tuple[TourState, Tensor]:
@@ -164,10 +167,13 @@ def load_pointer(folder: Path, device: torch.device) -> PointerNet:
             f"seqdefer train-predictor tsp --out {folder}"
         )
     config = read_json(folder / "config.json")
-    if not (isinstance(config, dict) and config.get("kind") == KIND and isinstance(config.get("hidden"), int)):
+    hidden = config.get("hidden") if isinstance(config, dict) and config.get("kind") == KIND else None
+    if type(hidden) is not int or not 1 <= hidden <= LARGEST:  # JSON's true is an int to Python
         raise CheckpointError(f"{folder / 'config.json'} does not describe a pointer network; train one again")
-    model = PointerNet(config["hidden"])
+    model = PointerNet(hidden)
     read_weights(model, folder / "model.safetensors")
+    if not all(bool(weights.isfinite().all()) for weights in model.parameters()):
+        raise CheckpointError(f"{folder / 'model.safetensors'} is damaged: not all weights are finite; train one again")
     return model.to(device).eval()
 
 

@@ -18,8 +18,13 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.store import fingerprint, read_tensors, write_tensors
-from seqdefer.tasks.tsp.pointer import Encoded, PointerNet
+from seqdefer.tasks.tsp.pointer import LARGEST, Encoded, PointerNet
 from seqdefer.tasks.tsp.tours import tour_lengths
+
+RANGES = {
+    "cities": (4, 10_000), "instances": (1, 10**7), "hidden": (1, LARGEST), "epochs": (1, 10_000),
+    "samples": (2, 10_000), "batch_size": (1, 10**6), "seed": (0, 2**63 - 1),
+}  # fmt: skip
 
 
 def _option(default: Any, help: str) -> Any:
@@ -41,14 +46,15 @@ class TrainingOptions:
     seed: int = _option(0, "of instances, weights and samples")
 
     def __post_init__(self) -> None:
-        least = {"cities": 4, "instances": 1, "hidden": 1, "epochs": 1, "samples": 2, "batch_size": 1}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                flag = "--" + name.replace("_", "-")
-                raise OptionError(f"{flag} is {getattr(self, name)}; it must be at least {smallest}")
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                bound = f"at least {least}" if value < least else f"at most {most}"
+                raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
         for name in ("learning_rate", "clip_norm"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise OptionError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be above 0")
+            if not 0 < getattr(self, name) <= 1e6:
+                flag = "--" + name.replace("_", "-")
+                raise OptionError(f"{flag} is {getattr(self, name)}; it must be above 0, and at most 1e6")
 
 
 def sample_tours(model: PointerNet, encoded: Encoded, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:

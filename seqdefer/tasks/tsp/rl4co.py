@@ -3,12 +3,13 @@
     predictor = RL4COPredictor(model.policy)                 # of AttentionModel, POMO, SymNCO, PolyNet, PointerNetwork
     save_rl4co(model.policy, folder, {"embed_dim": 128})     # then: seqdefer run tsp --predictor rl4co:FOLDER
 
-`propose` is RL4CO's greedy decoding, and any city may be appended, not only the proposed one. A policy is walked with its
-own encoder and decoder, one step at a time; RL4CO's environment is not needed (making one reseeds torch).
+`propose` is RL4CO's greedy decoding, and any city may be appended, not only the proposed one. A policy is walked with
+its own encoder and decoder, one step at a time; RL4CO's environment is not needed (making one reseeds torch).
 
-RL4CO's trainer writes .ckpt files. They are pickles that hold the environment and the policy as Python objects, so there
-is nothing to read in them without running code from the file: `torch.load(weights_only=True)` refuses them too. Who
-trusts such a file loads it with RL4CO and writes the policy with `save_rl4co`: safetensors and JSON.
+RL4CO's trainer writes .ckpt files. They are pickles that hold the environment and the policy as Python objects: even
+`torch.load(weights_only=True)` refuses them, and they are not read here. Who trusts such a file loads it with RL4CO,
+`AttentionModel.load_from_checkpoint(path, load_baseline=False, weights_only=False)`, and writes the policy with
+`save_rl4co`, as safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ Part = TypeVar("Part")
 
 KIND = "tsp_rl4co"
 SAVED = ("AttentionModelPolicy", "PointerNetworkPolicy", "SymNCOPolicy")  # classes a folder may name
+LARGEST = 4096  # of sizes: beyond, a file is damaged, or a number has too many digits
 FITTING = "AttentionModelPolicy (that of AttentionModel and POMO), SymNCOPolicy, PolyNetPolicy, PointerNetworkPolicy"
 
 
@@ -76,17 +78,16 @@ class PolicyState:
 class RL4COPredictor(Predictor[PolicyState]):
     """A frozen copy of a constructive policy of RL4CO for the TSP, greedy.
 
-    `scale="unit"` shows it every instance moved and shrunk (or stretched) into the unit square, its sides in proportion:
-    that is where RL4CO trains unless told otherwise. `"none"` shows the cities as they are, for a policy that was trained
-    on such cities.
+    `scale="unit"` shows it every instance moved and scaled into the unit square, its sides in proportion: that is where
+    RL4CO trains unless told otherwise. `"none"` shows the cities as they are, for a policy trained on such cities.
 
     `first` says who takes the first city. `"policy"`: the policy. `"zero"`: city 0 is taken for certain, as RL4CO's
     multi-start decoding takes its first start; a policy trained with multiple starts (POMO) has never learned to choose
     the first city, and a tour may begin anywhere. `"auto"`: "zero" where the policy decodes with multiple starts.
 
     Context: the mean of the nodes' embeddings, and the encoder's last state where it has one (a pointer network).
-    Features: the decoder's state (a pointer network) or the embedding of the proposed city (attention has no state), and
-    with `facts` what the partial tour itself shows, in the units of the instance (`pointer.step_facts`); without, the
+    Features with `facts`: the decoder's state (a pointer network) or the embedding of the proposed city (attention has
+    no state), and what the partial tour itself shows, in the units of the instance (`pointer.step_facts`). Without: the
     embedding of the proposed city, as in the paper."""
 
     def __init__(self, policy: Any, facts: bool = True, scale: Scale = "unit", first: First = "auto") -> None:
@@ -152,12 +153,14 @@ def node_of(nodes: Tensor, tokens: Tensor) -> Tensor:
 
 
 def take(part: Part, rows: Tensor) -> Part:
-    """`rows` of every tensor in a dataclass of tensors; what is no tensor holds for all rows."""
+    """`rows` of every tensor in a dataclass of tensors; a number holds for all rows."""
     if isinstance(part, Tensor):
         return part[rows]  # type: ignore[return-value]
     if is_dataclass(part) and not isinstance(part, type):
         return replace(part, **{field.name: take(getattr(part, field.name), rows) for field in fields(part)})
-    return part
+    if isinstance(part, int | float):
+        return part
+    raise OptionError(f"the policy's decoder keeps a {type(part).__name__}, whose rows cannot be selected")
 
 
 # -- how the policies decode ---------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ class Attention:
 
 
 class AttentionSteps(Steps):
-    """The general loop of RL4CO's autoregressive policies: a decoder without memory that reads the environment's state."""
+    """The common loop of RL4CO's autoregressive policies: a decoder that is shown the environment's state anew."""
 
     def read(self, cities: Tensor) -> tuple[Tensor, Tensor, Any]:
         observation = self._observe(cities, PartialTour.empty(cities))
@@ -238,11 +241,12 @@ class Recurrence:
 
 
 class PointerSteps(Steps):
-    """PointerNetworkPolicy has a loop of its own, which keeps no environment: an LSTM that reads the city taken last."""
+    """PointerNetworkPolicy has a loop of its own, without an environment: an LSTM that reads the city taken last."""
 
     def read(self, cities: Tensor) -> tuple[Tensor, Tensor, Any]:
         embedded = cities @ self.policy.embedding  # (B, N, H)
-        zero = torch.zeros_like(embedded[None, :, 0])  # what the policy begins with; its init_hx and init_cx stay unused
+        # The policy begins with zeros; its trainable init_hx and init_cx stay unused.
+        zero = torch.zeros_like(embedded[None, :, 0])
         states, (hidden, cell) = self.policy.encoder(embedded.transpose(0, 1), (zero, zero))
         nodes = states.transpose(0, 1)
         context = torch.cat([nodes.mean(1), hidden[-1]], 1)
@@ -326,8 +330,13 @@ def _load(module: str) -> Any:
 
 
 def save_rl4co(
-    policy: Any, folder: Path, arguments: Mapping[str, Any] | None = None, *, scale: Scale = "unit", first: First = "auto"
-) -> RL4COPredictor:  # fmt: skip
+    policy: Any,
+    folder: Path,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    scale: Scale = "unit",
+    first: First = "auto",
+) -> RL4COPredictor:
     """Writes a policy for `load_rl4co`: its weights, its class, and `arguments`, what its constructor was given.
 
     Arguments that do not make this policy again are refused before anything is written. POMO gives its policy
@@ -377,10 +386,12 @@ def _build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """A policy with random weights. Plain data in, so a file cannot make it run anything but its constructor."""
     _check_choice("policy", name, SAVED)
     kind = getattr(_load("rl4co.models.zoo"), name)
-    known = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for argument in arguments:
+    known = _arguments_of(kind)
+    for argument, value in arguments.items():
         if argument not in known:  # RL4CO would say so in its log and go on
             raise unknown(f"argument of {name}", argument, known)
+        if isinstance(value, int) and value > LARGEST:
+            raise OptionError(f"{name}({argument}={value}) is too large; at most {LARGEST}")
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -390,3 +401,10 @@ def _build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     except Exception as error:  # whatever RL4CO and torch make of sizes that do not fit
         raise OptionError(f"{name}(**{dict(arguments)}) fails: {type(error).__name__}: {error}") from error
     return policy
+
+
+def _arguments_of(kind: type) -> set[str]:
+    """What a policy's constructor takes, and those that it hands on to."""
+    makers = [base for base in kind.__mro__ if base.__module__.startswith("rl4co.models.zoo.")]
+    parameters = [parameter for maker in makers for parameter in inspect.signature(maker).parameters.values()]
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}

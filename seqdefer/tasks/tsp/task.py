@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.errors import CheckpointError
+from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.interfaces import Meter, PredictorTraining, SplitName, Task, TaskEntry
 from seqdefer.store import fingerprint, read_tensors, write_tensors
 from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
@@ -26,10 +26,12 @@ from seqdefer.tasks.tsp.exact import TIME_LIMIT
 from seqdefer.tasks.tsp.experts import TourExpert, make_expert
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, load_pointer, save_pointer
 from seqdefer.tasks.tsp.reinforce import TrainingOptions, train
+from seqdefer.tasks.tsp.rl4co import RL4COPredictor, load_rl4co
 from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.tours import percent_over
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
+RL4CO = "rl4co:"  # before the folder of a policy of RL4CO
 AT_ONCE = 256  # instances solved between two writes
 JUDGED = 500  # instances that tell how good a trained predictor is
 
@@ -47,7 +49,9 @@ class TSPOptions:
     )
     cities: int = _option(50, "cities of an instance")
     expert: str = _option("gurobi", "who completes tours: gurobi or highs (exact), search (nearly exact, much faster)")
-    predictor: str | None = _option(None, "folder of a trained pointer network (the one for 50 cities that is shipped)")
+    predictor: str | None = _option(
+        None, "folder of a pointer network, or rl4co:FOLDER for a policy of RL4CO (the shipped one)"
+    )
     facts: bool = _option(True, "let rejectors see what the partial tour shows beside the predictor's states")
     train: int = _option(2400, "instances to fit rejectors on")
     validation: int = _option(400, "instances to stop and choose with")
@@ -62,13 +66,17 @@ class TSPOptions:
 class TSPTask(Task):
     name = "tsp"
     loss_unit = "% over the expert's tour"
-    predictor: TourPredictor
+    predictor: TourPredictor | RL4COPredictor
     expert: TourExpert
 
     def __init__(
-        self, options: TSPOptions, source: str, parts: Mapping[SplitName, Examples], predictor: TourPredictor,
+        self,
+        options: TSPOptions,
+        source: str,
+        parts: Mapping[SplitName, Examples],
+        predictor: TourPredictor | RL4COPredictor,
         expert: TourExpert,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.options, self.source, self.parts = options, source, parts
         self.predictor, self.expert = predictor, expert
         self.spec = SequenceSpec(length=parts["test"].inputs.shape[1])
@@ -84,7 +92,7 @@ class TSPTask(Task):
         return {
             "data": self.source,
             "instances": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
-            "predictor": f"pointer network of {self.predictor.model.hidden} ({self.predictor.fingerprint})",
+            "predictor": f"{self.predictor.summary} ({self.predictor.fingerprint})",
             "expert": f"{self.expert.fingerprint}{unproven}",
         }
 
@@ -110,6 +118,14 @@ def shipped_pointer(device: torch.device) -> PointerNet:
         return load_pointer(folder, device)
 
 
+def load_predictor(options: TSPOptions, device: torch.device) -> TourPredictor | RL4COPredictor:
+    name = options.predictor
+    if name is not None and name.startswith(RL4CO):
+        return load_rl4co(Path(name.removeprefix(RL4CO)), device, options.facts)
+    model = shipped_pointer(device) if name is None else load_pointer(Path(name), device)
+    return TourPredictor(model, options.facts)
+
+
 def own_tours(expert: TourExpert, cities: Tensor, folder: Path, meter: Meter, stage: str) -> Tensor:
     """The expert's own tours, int64 (n, N). Kept in `folder` as they are made, and found again there."""
     spec, tours = SequenceSpec(cities.shape[1]), []
@@ -118,17 +134,23 @@ def own_tours(expert: TourExpert, cities: Tensor, folder: Path, meter: Meter, st
             path = folder / f"{fingerprint(expert.fingerprint, part)}.safetensors"
             found = _read_tours(path)
             if found is None:
-                found = _solve(expert, part, spec)
-                write_tensors(path, {"tours": found})
-            tours.append(found)
+                before = expert.unproven
+                solved = _solve(expert, part, spec)
+                found = solved, torch.tensor(expert.unproven - before)
+                write_tensors(path, {"tours": found[0], "unproven": found[1]})
+            else:
+                expert.unproven += int(found[1])
+            tours.append(found[0])
             advance(len(part))
     return torch.cat(tours)
 
 
-def _read_tours(path: Path) -> Tensor | None:
+def _read_tours(path: Path) -> tuple[Tensor, Tensor] | None:
+    """Tours, and how many of them are unproven."""
     if path.is_file():
         with suppress(CheckpointError, KeyError):  # a damaged file is made again
-            return read_tensors(path)["tours"]
+            found = read_tensors(path)
+            return found["tours"], found["unproven"]
     return None
 
 
@@ -139,16 +161,22 @@ def _solve(expert: TourExpert, cities: Tensor, spec: SequenceSpec) -> Tensor:
 
 
 def prepare(options: TSPOptions, folder: Path, device: torch.device, meter: Meter) -> TSPTask:
+    if options.effort is not None and options.expert != "search":
+        raise OptionError(f"--effort is for --expert search; {options.expert} needs none")
+    if options.time_limit is not None and options.expert == "search":
+        raise OptionError("--time-limit is for --expert gurobi or highs; the search takes --effort")
     expert = make_expert(options.expert, effort=options.effort, time_limit=options.time_limit)
-    model = shipped_pointer(device) if options.predictor is None else load_pointer(Path(options.predictor), device)
+    predictor = load_predictor(options, device)
     with meter.stage("read the cities", 1) as advance:
         splits = make_splits(options)
         advance(1)
     parts: dict[SplitName, Examples] = {}
+    first = 0  # id of a part: no two examples share one
     for name, cities in splits.parts.items():
         tours = own_tours(expert, cities, folder / "tours", meter, f"the expert's own tours ({name})")
-        parts[name] = Examples(cities, tours, torch.arange(len(cities)))
-    return TSPTask(options, splits.source, parts, TourPredictor(model, options.facts), expert)
+        parts[name] = Examples(cities, tours, torch.arange(first, first + len(cities)))
+        first += len(cities)
+    return TSPTask(options, splits.source, parts, predictor, expert)
 
 
 # -- seqdefer train-predictor tsp ----------------------------------------------------------------------------------
