@@ -4,16 +4,20 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-rl4co check bench clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: .venv/.stamp ## the weather task end to end; the report lands in runs/demo
 	$(BIN)/seqdefer run weather --preset quick --out runs/demo
 
 test: .venv/.stamp ## the tests
 	$(BIN)/python -m pytest
+
+test-rl4co: .venv/.stamp ## the tests of the RL4CO adapter; installs RL4CO (0.5 GB) into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co]'
+	$(BIN)/python -m pytest tests/test_tsp_rl4co.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check
