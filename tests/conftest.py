@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     import torch
 
     from seqdefer.tasks.weather import WeatherTask
+
+# The tests' tensors are tiny. More threads only wait for each other, on a busy machine a hundred times longer than the
+# work takes. Read when torch is loaded, here and in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("seqdefer", deadline=None)  # a busy machine is no failure
 settings.load_profile("seqdefer")
