@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 # The tests' tensors are tiny. More threads only wait for each other, on a busy machine a hundred times longer than the
 # work takes. Read when torch is loaded, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A process that a shell started in the background ignores Ctrl-C: tests of it would wait for what it should end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("seqdefer", deadline=None)  # a busy machine is no failure
 settings.load_profile("seqdefer")
