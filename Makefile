@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rl4co check bench clean
+.PHONY: help demo test test-extras check bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -15,9 +15,9 @@ demo: .venv/.stamp ## the weather task end to end; the report lands in runs/demo
 test: .venv/.stamp ## the tests
 	$(BIN)/python -m pytest
 
-test-rl4co: .venv/.stamp ## the tests of the RL4CO adapter; installs RL4CO (0.5 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co]'
-	$(BIN)/python -m pytest tests/test_tsp_rl4co.py
+test-extras: .venv/.stamp ## the tests that need RL4CO and Transformers; installs them (0.7 GB) into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text]'
+	$(BIN)/python -m pytest tests/test_tsp_rl4co.py tests/test_text_*.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check

@@ -52,7 +52,9 @@ from seqdefer.policies import (
     Threshold,
     all_outcomes,
     choose_by_cost,
+    choose_hand_off,
     cost_price_for,
+    once_threshold_for,
     sweep_thresholds,
     threshold_for,
 )
@@ -271,7 +273,7 @@ class Experiment:
         if available < wanted:
             raise DataError(
                 f"the test split has {available} examples, {self.settings.seeds} seeds x {self.settings.instances} "
-                "instances need more; lower --seeds or --instances, or give more data"
+                "instances need more; lower --seeds or --instances, or give more test data (tsp: --test)"
             )
         return torch.randperm(available, generator=torch.Generator().manual_seed(0))[:wanted]
 
@@ -392,21 +394,31 @@ class Experiment:
             }
             kept = partial(choose_by_cost, scores, self.grid, drafted.sequences.lengths)
             return {budget: HandOff(kept(price)) for budget, price in prices.items()}
+        if "OneTimeModel" in rejectors:
+            rejector = rejectors["OneTimeModel"]
+            scores, judged = rejector.score(drafted), rejector.score(validation.draft)
+            thresholds = {
+                budget: once_threshold_for(budget, judged, self.grid, validation.table).threshold
+                for budget in SHOWN_BUDGETS
+            }
+            return {b: HandOff(choose_hand_off(scores, self.grid, threshold)) for b, threshold in thresholds.items()}
         return {}
 
     def _notes(self, train: Labelled) -> tuple[str, ...]:
         settings, alpha, price = self.settings, self._alpha(train), self._price(train)
         by_token = (
             f"TokenwiseModel minimises the token surrogate with phi = {settings.phi}; its training rollouts follow the "
-            f"strategy '{settings.strategy}'{f'; each expert token costs {price:.3g} besides' if price else ''}.",
+            f"strategy '{settings.strategy}'{f'; each expert token costs {price:.3g} besides' if price else ''}."
         )
-        return (
-            *(by_token if self.trees else ()),
-            f"OneTimeModel minimises the one-time surrogate with psi = {settings.psi} over {len(self.grid)} hand-offs; "
-            f"alpha_1 = {alpha:.4g}{' by the rule of thumb' if settings.alpha is None else ''}.",
-            "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token, swept, decides.",
-            "The paper's figures are for its own pair and data; compare orders of methods, not digits.",
-        )
+        notes = {
+            "TokenwiseModel": by_token if self.trees else "",
+            "OneTimeModel": f"OneTimeModel minimises the one-time surrogate with psi = {settings.psi} over "
+            f"{len(self.grid)} hand-offs; alpha_1 = {alpha:.4g}"
+            f"{' by the rule of thumb' if settings.alpha is None else ''}.",
+            "OneTimeCost": "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token decides.",
+        }
+        told = tuple(note for method, note in notes.items() if note and settings.wants(method))
+        return (*told, "The paper's figures are for its own pair and data; compare orders of methods, not digits.")
 
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
@@ -422,7 +434,7 @@ class Experiment:
             seeds=tuple(seeds),
             summary=summarise(seeds),
             comparisons=tuple(comparisons),
-            paper=PAPER.get(self.task.name, {}),
+            paper=PAPER.get(self.task.name, {}) if self.task.is_papers else {},
             units=Units(loss=self.task.loss_unit),
             notes=notes,
             provenance=Provenance(

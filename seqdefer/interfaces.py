@@ -145,6 +145,7 @@ class Task(ABC):
     name: str
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
+    is_papers: bool = True  # False where the paper's figures, if there are any, are for something else
     predictor: Predictor[Any]
     expert: Expert
 

@@ -191,7 +191,10 @@ def whole_threshold_for(budget: float, scores: Tensor, table: HandOffTable) -> C
 
 
 def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, table: HandOffTable) -> Calibrated:
-    """As `threshold_for`, for one-time scores (n, J): a threshold on the odds of deferring."""
+    """As `threshold_for`, for one-time scores (n, J): a threshold on the odds of deferring.
+
+    By the odds a sequence is handed off at its best place, seldom at the first token: what that defers of all sequences
+    is the most that can be spent. A larger budget is not met; `share` tells."""
     return _hand_off_threshold(budget, deferral_odds(scores), grid[scores[:, :-1].argmax(1)], table)
 
 

@@ -8,8 +8,9 @@ whose completion it knows already (the last one's begins with the draft's next c
 prefixes off one exact table, and gives a shorter prefix whatever better was found for a longer one. So its lengths
 never fall as `kept` rises, and none exceeds the draft's own.
 
-An instance's answer depends on its cities, its prefix, `effort` and `seed`, and on nothing else: neither on the other
-instances nor on the threads. Needs the extra `tsp`; the first call compiles (seconds) and keeps the result on disk.
+An answer of `complete` depends on the cities, the prefix, `effort` and `seed`, one of `hand_offs` on the whole draft
+besides (its prefixes share what is found); neither depends on the other instances or on the threads. Needs the extra
+`tsp`; the first call compiles (seconds) and keeps the result on disk.
 """
 
 from __future__ import annotations

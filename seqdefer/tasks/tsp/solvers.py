@@ -223,7 +223,7 @@ class Highs(ExactSolver):
         _set_options(highs, QUICK_PROOF | {"objective_bound": program.cutoff - program.offset})
         statuses = highspy.HighsModelStatus
         while True:
-            highs.setOptionValue("time_limit", clock.left)
+            highs.setOptionValue("time_limit", highs.getRunTime() + clock.left)  # HiGHS counts all runs of an object
             highs.run()
             status, values = highs.getModelStatus(), _highs_values(highs)
             if values is None:
@@ -291,7 +291,7 @@ class _HighsRelaxation(Relaxation):
         _add_highs_rows(self.highs, rows)
 
     def solve(self, seconds: float) -> Relaxed | None:
-        self.highs.setOptionValue("time_limit", seconds)
+        self.highs.setOptionValue("time_limit", self.highs.getRunTime() + seconds)
         self.highs.run()
         if self.highs.getModelStatus() != self.statuses.kOptimal:
             return None

@@ -52,7 +52,9 @@ class TSPOptions:
     predictor: str | None = _option(
         None, "folder of a pointer network, or rl4co:FOLDER for a policy of RL4CO (the shipped one)"
     )
-    facts: bool = _option(True, "let rejectors see what the partial tour shows beside the predictor's states")
+    facts: bool = _option(
+        True, "features: the decoder's state and what the partial tour shows, instead of the paper's node embeddings"
+    )
     train: int = _option(2400, "instances to fit rejectors on")
     validation: int = _option(400, "instances to stop and choose with")
     test: int = _option(500, "instances to report on")
@@ -80,6 +82,7 @@ class TSPTask(Task):
         self.options, self.source, self.parts = options, source, parts
         self.predictor, self.expert = predictor, expert
         self.spec = SequenceSpec(length=parts["test"].inputs.shape[1])
+        self.is_papers = options.data is None and self.spec.length == 50
 
     def split(self, name: SplitName) -> Examples:
         return self.parts[name]
