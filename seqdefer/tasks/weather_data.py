@@ -11,10 +11,8 @@ observations and the `n_out` that follow; none crosses a gap. Parts of a split s
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 
 from seqdefer.errors import DataError, OptionError, unknown
 from seqdefer.store import fingerprint
+from seqdefer.tasks.wheels import read_content
 
 Minutes = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -115,15 +114,6 @@ def read_series(path: Path, column: str | None = None) -> Series:
     thinned to 10 minutes; a row whose time cannot be read is an error.
     """
     return parse_series(read_content(path), path.name, column)
-
-
-def read_content(path: Path) -> bytes:
-    """The bytes of a file, unpacked if they are gzip's (whatever the file is called)."""
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def parse_series(content: bytes, name: str, column: str | None = None) -> Series:
