@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 # work takes. Read when torch is loaded, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A process that a shell started in the background ignores Ctrl-C: tests of it would wait for what it should end.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 settings.register_profile("seqdefer", deadline=None)  # a busy machine is no failure
 settings.load_profile("seqdefer")
+
+
+@pytest.fixture(autouse=True)
+def hears_ctrl_c() -> None:
+    """Ctrl-C is Python's: a shell that starts tests in the background has it ignored, and solvers take it over."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
