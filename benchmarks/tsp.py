@@ -22,7 +22,8 @@ from benchmarks.measure import ResultsDifferError, Row, require_same
 from benchmarks.weather import SEED, Bench
 from seqdefer.errors import MissingExtraError
 from seqdefer.tasks.tsp.data import gaussian_instances
-from seqdefer.tasks.tsp.experts import TourExpert, in_parallel, make_expert, n_cores
+from seqdefer.tasks.tsp.experts import TourExpert, in_parallel, make_expert
+from seqdefer.tasks.tsp.search import n_cores
 from seqdefer.tasks.tsp.solvers import solve_cold
 from seqdefer.tasks.tsp.task import greedy_tours, shipped_pointer
 from seqdefer.tasks.tsp.tours import tour_lengths

@@ -382,30 +382,26 @@ class Experiment:
 
     def _policies_to_draw(
         self, validation: Labelled, drafted: Draft, rejectors: Mapping[str, Any]
-    ) -> dict[float, Policy[Any]]:
+    ) -> Mapping[float, Policy[Any]]:
         """A policy for each of the shown budgets."""
         if "TokenwiseModel" in rejectors and validation.trees is not None:
             rejector, some = rejectors["TokenwiseModel"], torch.arange(min(len(validation.trees), SHOWN_JUDGES))
             swept = sweep_thresholds(rejector, validation.trees, some)
             return {budget: Threshold(rejector, threshold_for(budget, swept).threshold) for budget in SHOWN_BUDGETS}
-        if "OneTimeCost" in rejectors:
-            rejector, lengths = rejectors["OneTimeCost"], validation.draft.sequences.lengths
-            scores, judged = rejector.score(drafted), rejector.score(validation.draft)
-            prices = {
-                budget: cost_price_for(budget, judged, self.grid, lengths, validation.table).threshold
-                for budget in SHOWN_BUDGETS
-            }
-            kept = partial(choose_by_cost, scores, self.grid, drafted.sequences.lengths)
-            return {budget: HandOff(kept(price)) for budget, price in prices.items()}
-        if "OneTimeModel" in rejectors:
-            rejector = rejectors["OneTimeModel"]
-            scores, judged = rejector.score(drafted), rejector.score(validation.draft)
-            thresholds = {
-                budget: once_threshold_for(budget, judged, self.grid, validation.table).threshold
-                for budget in SHOWN_BUDGETS
-            }
-            return {b: HandOff(choose_hand_off(scores, self.grid, threshold)) for b, threshold in thresholds.items()}
-        return {}
+        name = next((name for name in ("OneTimeCost", "OneTimeModel") if name in rejectors), None)
+        if name is None:
+            return {}
+        scores, judged = rejectors[name].score(drafted), rejectors[name].score(validation.draft)
+        chosen = {}
+        for budget in SHOWN_BUDGETS:
+            if name == "OneTimeCost":
+                price = cost_price_for(budget, judged, self.grid, validation.draft.sequences.lengths, validation.table)
+                kept = choose_by_cost(scores, self.grid, drafted.sequences.lengths, price.threshold)
+            else:
+                odds = once_threshold_for(budget, judged, self.grid, validation.table)
+                kept = choose_hand_off(scores, self.grid, odds.threshold)
+            chosen[budget] = HandOff(kept)
+        return chosen
 
     def _notes(self, train: Labelled) -> tuple[str, ...]:
         settings, alpha, price = self.settings, self._alpha(train), self._price(train)

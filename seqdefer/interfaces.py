@@ -22,6 +22,12 @@ State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
 
 
+def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: Tensor) -> State:
+    for column in tokens.unbind(1):
+        state = append(state, column)
+    return state
+
+
 class Predictor(ABC, Generic[State]):
     """Frozen autoregressive model that proposes every token.
 
@@ -53,9 +59,7 @@ class Predictor(ABC, Generic[State]):
     def extend(self, state: State, tokens: Tensor) -> State:
         """The state after several tokens (B, T): what appending them one by one gives. Override it where a model reads
         many tokens in one pass."""
-        for column in tokens.unbind(1):
-            state = self.append(state, column)
-        return state
+        return _append_all(self.append, state, tokens)
 
 
 class Expert(ABC):
@@ -115,10 +119,8 @@ class NextTokenExpert(Expert, Generic[State]):
         """The state of `rows` (int64 indices, repeats allowed), in that order."""
 
     def extend(self, state: State, tokens: Tensor) -> State:
-        """The state after several tokens (B, T): what appending them one by one gives."""
-        for column in tokens.unbind(1):
-            state = self.append(state, column)
-        return state
+        """As `Predictor.extend`."""
+        return _append_all(self.append, state, tokens)
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)

@@ -33,7 +33,15 @@ from seqdefer.experiment import (
 )
 from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.losses import rule_of_thumb
-from seqdefer.policies import Threshold, choose_by_cost, cost_price_for, sweep_thresholds, threshold_for
+from seqdefer.policies import (
+    Threshold,
+    choose_by_cost,
+    choose_hand_off,
+    cost_price_for,
+    once_threshold_for,
+    sweep_thresholds,
+    threshold_for,
+)
 from seqdefer.rejectors import DRAFT_NETWORKS, DraftNetwork, Sizes, load_rejector
 from seqdefer.results import Results, load_results
 from seqdefer.tasks.weather import ENTRY, WeatherOptions, WeatherTask
@@ -538,6 +546,33 @@ def test_drawings_are_by_token_where_that_is_learned(tmp_path: Path) -> None:
         expected = roll_out(task.predictor, task.expert, examples, policy, task.spec)
         assert torch.equal(rollout.by_expert, expected.by_expert)
         assert torch.equal(rollout.sequences.tokens, expected.sequences.tokens)
+
+
+def test_drawings_follow_the_odds_where_costs_are_not_learned(tmp_path: Path) -> None:
+    task = Draws(n=40)
+    run_drawn(task, tmp_path, methods=("OneTimeModel",))
+    ((_, rollouts),) = task.asked
+    experiment_ = Experiment(task, TINY, tmp_path)
+    validation, test = experiment_.label("validation"), experiment_.label("test", experiment_._test_rows())
+    rejector = load_rejector(tmp_path / "rejectors" / "OneTimeModel-seed0")
+    assert isinstance(rejector, DraftNetwork)
+    for budget, rollout in rollouts.items():
+        found = once_threshold_for(budget, rejector.score(validation.draft), experiment_.grid, validation.table)
+        first = test.draft.select(torch.arange(3))
+        kept = choose_hand_off(rejector.score(first), experiment_.grid, found.threshold)
+        assert torch.equal(kept_by(rollout), torch.minimum(kept, first.sequences.lengths))
+
+
+def test_notes_tell_of_what_was_run(tmp_path: Path) -> None:
+    notes = run_toy(ToyTask(n=40), tmp_path, seeds=1, methods=("OneTimeCost",)).notes
+    assert [note.split()[0] for note in notes] == ["OneTimeCost", "The"]
+
+
+@pytest.mark.parametrize("is_papers", [True, False])
+def test_the_papers_figures_stand_beside_the_papers_task_alone(is_papers: bool, tmp_path: Path) -> None:
+    task = ToyTask(n=40)
+    task.name, task.is_papers = "tsp", is_papers
+    assert bool(run_toy(task, tmp_path, seeds=1, methods=("ChowMean",)).paper) is is_papers
 
 
 def test_drawings_of_an_earlier_run_go(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from seqdefer.errors import InputError, MissingExtraError, OptionError
 from seqdefer.tasks.tsp import solvers
-from seqdefer.tasks.tsp.exact import ExactSolver, HandOffs, Solution, canonical
+from seqdefer.tasks.tsp.exact import ExactSolver, HandOffs, Row, Solution, canonical
 from seqdefer.tasks.tsp.solvers import Gurobi, Highs, solve_cold
 
 PACKAGES = {Gurobi: "gurobipy", Highs: "highspy"}
@@ -211,6 +211,32 @@ def test_time_over_in_hand_offs(kind: type[ExactSolver]) -> None:
     for kept, tour in enumerate(handed.tours):
         assert sorted(tour.tolist()) == list(range(40))
         assert tour[:kept].tolist() == draft[:kept].tolist()
+
+
+def test_time_is_counted_anew_for_each_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HiGHS counts the seconds of all runs of an object: a relaxation that served many prefixes was over at once."""
+    pytest.importorskip("highspy", reason="needs the extra tsp")
+    given: list[float] = []
+    relaxation = Highs().relaxation(np.ones(3), [Row(np.array([0, 1]), 1.0, is_equal=True)])
+    assert isinstance(relaxation, solvers._HighsRelaxation)
+    plain = relaxation.highs
+
+    class Worked:
+        """A Highs that has run for an hour."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(plain, name)
+
+        def getRunTime(self) -> float:
+            return 3600.0
+
+        def setOptionValue(self, name: str, value: float) -> None:
+            given.append(value)
+            plain.setOptionValue(name, value)
+
+    monkeypatch.setattr(relaxation, "highs", Worked())
+    assert relaxation.solve(5.0) is not None
+    assert given == [3605.0]
 
 
 @each_solver

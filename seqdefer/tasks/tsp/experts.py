@@ -10,7 +10,6 @@ cities that closes from the last to the first. Examples are worked on in paralle
 
 from __future__ import annotations
 
-import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from seqdefer.errors import InputError, OptionError, unknown
 from seqdefer.interfaces import DraftExpert
 from seqdefer.tasks.tsp import search
 from seqdefer.tasks.tsp.exact import TIME_LIMIT, ExactSolver, Floats, HandOffs, Ints, Solution
-from seqdefer.tasks.tsp.search import EFFORT
+from seqdefer.tasks.tsp.search import EFFORT, n_cores
 from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
@@ -169,11 +168,6 @@ def make_expert(
         return SearchExpert(effort=EFFORT if effort is None else effort, seed=seed, n_threads=n_threads)
     kind = Gurobi if name == "gurobi" else Highs
     return ExactExpert(kind(time_limit=TIME_LIMIT if time_limit is None else time_limit), n_threads=n_threads)
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_parallel(pool: ThreadPoolExecutor, work: Callable[[int, Event], Result], n: int) -> list[Result]:

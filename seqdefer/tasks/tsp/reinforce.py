@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.tasks.options import check_ranges, option
 from seqdefer.tasks.tsp.pointer import LARGEST, Encoded, PointerNet
 from seqdefer.tasks.tsp.tours import tour_lengths
 
@@ -27,30 +27,22 @@ RANGES = {
 }  # fmt: skip
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class TrainingOptions:
     """What `seqdefer train-predictor tsp` can be told. The defaults made the checkpoint that is shipped."""
 
-    cities: int = _option(50, "cities of an instance")
-    instances: int = _option(10_000, "instances to learn from")
-    hidden: int = _option(64, "size of the network")
-    epochs: int = _option(8, "times each instance is seen")
-    samples: int = _option(8, "tours sampled for each instance; their mean is the baseline")
-    batch_size: int = _option(128, "instances in a step")
-    learning_rate: float = _option(1e-3, "at its highest: it rises in the first twentieth, then falls to 0")
-    clip_norm: float = _option(1.0, "longest gradient")
-    seed: int = _option(0, "of instances, weights and samples")
+    cities: int = option(50, "cities of an instance")
+    instances: int = option(10_000, "instances to learn from")
+    hidden: int = option(64, "size of the network")
+    epochs: int = option(8, "times each instance is seen")
+    samples: int = option(8, "tours sampled for each instance; their mean is the baseline")
+    batch_size: int = option(128, "instances in a step")
+    learning_rate: float = option(1e-3, "at its highest: it rises in the first twentieth, then falls to 0")
+    clip_norm: float = option(1.0, "longest gradient")
+    seed: int = option(0, "of instances, weights and samples")
 
     def __post_init__(self) -> None:
-        for name, (least, most) in RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                bound = f"at least {least}" if value < least else f"at most {most}"
-                raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
+        check_ranges(self, RANGES)
         for name in ("learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) <= 1e6:
                 flag = "--" + name.replace("_", "-")

@@ -171,7 +171,7 @@ def _run(
             runs += module.hand_offs(cities[i], drafts[i], kept(i), int(effort), int(seed), N_EXACT, stop, tours[i])
         return runs
 
-    n_threads = max(1, min(threads or _n_cores(), len(cities)))
+    n_threads = max(1, min(threads or n_cores(), len(cities)))
     with ThreadPoolExecutor(n_threads) as pool:
         futures = [pool.submit(work) for _ in range(n_threads)]
         try:
@@ -182,5 +182,6 @@ def _run(
     return sum(future.result() for future in futures)
 
 
-def _n_cores() -> int:
+def n_cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

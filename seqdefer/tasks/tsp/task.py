@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +19,13 @@ from torch import Tensor
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.interfaces import Meter, PredictorTraining, SplitName, Task, TaskEntry
 from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.tasks.options import option
 from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
 from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery
 from seqdefer.tasks.tsp.exact import TIME_LIMIT
 from seqdefer.tasks.tsp.experts import TourExpert, make_expert
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, load_pointer, save_pointer
-from seqdefer.tasks.tsp.reinforce import TrainingOptions, train
+from seqdefer.tasks.tsp.reinforce import TrainingOptions, sample_tours, train
 from seqdefer.tasks.tsp.rl4co import RL4COPredictor, load_rl4co
 from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.tours import percent_over
@@ -36,33 +36,29 @@ AT_ONCE = 256  # instances solved between two writes
 JUDGED = 500  # instances that tell how good a trained predictor is
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True)
 class TSPOptions:
     """What can be chosen about the task; the fields are its command-line options."""
 
-    data: str | None = _option(
+    data: str | None = option(
         None, "cities to use instead of Gaussian ones: a TSPLIB .tsp file or a folder of them, or a CSV of coordinates"
     )
-    cities: int = _option(50, "cities of an instance")
-    expert: str = _option("gurobi", "who completes tours: gurobi or highs (exact), search (nearly exact, much faster)")
-    predictor: str | None = _option(
+    cities: int = option(50, "cities of an instance")
+    expert: str = option("gurobi", "who completes tours: gurobi or highs (exact), search (nearly exact, much faster)")
+    predictor: str | None = option(
         None, "folder of a pointer network, or rl4co:FOLDER for a policy of RL4CO (the shipped one)"
     )
-    facts: bool = _option(
+    facts: bool = option(
         True, "features: the decoder's state and what the partial tour shows, instead of the paper's node embeddings"
     )
-    train: int = _option(2400, "instances to fit rejectors on")
-    validation: int = _option(400, "instances to stop and choose with")
-    test: int = _option(500, "instances to report on")
-    effort: int | None = _option(None, f"perturbations a city for --expert search ({EFFORT})")
-    time_limit: float | None = _option(
+    train: int = option(2400, "instances to fit rejectors on")
+    validation: int = option(400, "instances to stop and choose with")
+    test: int = option(500, "instances to report on")
+    effort: int | None = option(None, f"perturbations a city for --expert search ({EFFORT})")
+    time_limit: float | None = option(
         None, f"seconds a solve may take before an exact expert gives its best tour ({TIME_LIMIT:g})"
     )
-    seed: int = _option(0, "seed of the instances")
+    seed: int = option(0, "seed of the instances")
 
 
 class TSPTask(Task):
@@ -204,13 +200,7 @@ def train_predictor(options: TrainingOptions, folder: Path, device: torch.device
 
 @torch.no_grad()
 def greedy_tours(model: PointerNet, cities: Tensor, device: torch.device) -> Tensor:
-    predictor = TourPredictor(model, facts=False)
-    state, _ = predictor.start(cities.to(device))
-    tours = []
-    for _ in range(cities.shape[1]):
-        tours.append(predictor.propose(state).tokens)
-        state = predictor.append(state, tours[-1])
-    return torch.stack(tours, 1).cpu()
+    return sample_tours(model, model.encode(cities.to(device)), generator=None)[0].cpu()
 
 
 ENTRY = TaskEntry(
