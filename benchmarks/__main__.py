@@ -9,8 +9,9 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,16 +20,25 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import tsp, weather
+from benchmarks import text, tsp, weather
 from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
-from seqdefer.environment import machine
+from seqdefer.environment import choose_device, machine
 from seqdefer.errors import OptionError, SeqdeferError, unknown
 from seqdefer.store import writable_folder, write_json
+from seqdefer.tasks.text.loading import DTYPES
 
-BENCHMARKS = {**weather.BENCHMARKS, **tsp.BENCHMARKS}
-OURS = {**weather.OURS, **tsp.OURS}
+Benchmark = Callable[[Bench], list[Row]]
+OURS = {**weather.OURS, **tsp.OURS, **text.OURS}
+
+
+def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
+    """By name, in the order of the table."""
+    return {**weather.BENCHMARKS, **tsp.BENCHMARKS, "text": partial(text.text, choice=choice)}
+
+
+BENCHMARKS = tuple(benchmarks(text.Choice()))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,11 +46,13 @@ class _Parser(argparse.ArgumentParser):
         raise OptionError(f"{message}; see: python -m benchmarks --help")
 
 
-def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
-    """`sizes` stands in for those of the options."""
+def main(
+    arguments: Sequence[str] | None = None, sizes: Sizes | None = None, text_sizes: text.Sizes | None = None
+) -> int:
+    """`sizes` and `text_sizes` stand in for those of the options."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _main(arguments, sizes)
+        return _main(arguments, sizes, text_sizes)
     except SeqdeferError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1 if isinstance(error, ResultsDifferError) else 2
@@ -49,19 +61,23 @@ def main(arguments: Sequence[str] | None = None, sizes: Sizes | None = None) -> 
         return 130
 
 
-def _main(arguments: list[str], sizes: Sizes | None) -> int:
+def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | None) -> int:
     chosen = _parser().parse_args(arguments)
     names = _names(chosen.only)
     if chosen.out.is_dir():
         raise OptionError(f"--out {chosen.out} is a folder; name a file in it")
     sizes = sizes or (QUICK if chosen.quick else DEFAULT)
+    choice = _text_choice(chosen, text_sizes or (text.QUICK if chosen.quick else text.DEFAULT))
     begun = time.perf_counter()
     with writable_folder(chosen.out.parent), tempfile.TemporaryDirectory() as folder:
         bench = Bench(sizes, Path(folder), data=chosen.data, full=chosen.full)
-        rows = run(bench, names, begun)
+        rows = run(bench, {name: benchmarks(choice)[name] for name in names}, begun)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
     command = " ".join(["python -m benchmarks", *arguments])
-    write_json(chosen.out, provenance(bench, command, begun) | {"rows": [asdict(row) for row in rows]})
+    made = provenance(bench, command, begun)
+    if any(row.benchmark == "text" for row in rows):
+        made["text"] = text.provenance(choice)
+    write_json(chosen.out, made | {"rows": [asdict(row) for row in rows]})
     print(f"written: {chosen.out}", file=sys.stderr)
     return 0
 
@@ -74,12 +90,26 @@ def _parser() -> _Parser:
         epilog=f"benchmarks: {', '.join(BENCHMARKS)}",
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute (default: under five)")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, under two minutes (default: under ten)")
     parser.add_argument("--full", action="store_true", help="paper_scale trains to the end instead of projecting")
     parser.add_argument("--only", action="append", metavar="NAME", help="this benchmark; give it again for another")
     parser.add_argument("--data", metavar="PATH", help="a temperature record, as `seqdefer run weather` takes it")
+    parser.add_argument(
+        "--pair", nargs=2, metavar=("PREDICTOR", "EXPERT"), help="text: two models, names on the Hub or folders (made)"
+    )
+    parser.add_argument("--documents", metavar="FILE", help="text: JSON lines, plain or gzip; needs --pair (made)")
+    parser.add_argument("--device", default="auto", help="text: cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="text: of the weights (float32)")
     parser.add_argument("--out", type=Path, default=Path("bench.json"), metavar="FILE", help="write here (bench.json)")
     return parser
+
+
+def _text_choice(chosen: argparse.Namespace, sizes: text.Sizes) -> text.Choice:
+    if chosen.documents is not None and chosen.pair is None:
+        raise OptionError("--documents needs --pair: the pair that is made reads numbers, not texts")
+    choose_device(chosen.device)  # before anything is measured
+    pair = None if chosen.pair is None else (chosen.pair[0], chosen.pair[1])
+    return text.Choice(pair, chosen.documents, chosen.device, chosen.dtype, sizes)
 
 
 def _names(only: list[str] | None) -> list[str]:
@@ -89,12 +119,12 @@ def _names(only: list[str] | None) -> list[str]:
     return [name for name in BENCHMARKS if not only or name in only]
 
 
-def run(bench: Bench, names: Sequence[str], begun: float) -> list[Row]:
+def run(bench: Bench, benchmarks: Mapping[str, Benchmark], begun: float) -> list[Row]:
     rows: list[Row] = []
-    for name in names:
+    for name, benchmark in benchmarks.items():
         bench.tell = _teller(name, begun)
         bench.tell("start")
-        rows += BENCHMARKS[name](bench)
+        rows += benchmark(bench)
     return rows
 
 

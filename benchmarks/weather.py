@@ -24,7 +24,8 @@ from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.interfaces import Policy, Silent, SplitName, Task
 from seqdefer.labels import hand_off_table
 from seqdefer.losses import Phi, get_phi, token_surrogate
-from seqdefer.policies import Threshold, TokenSweep, all_outcomes, sweep_thresholds, threshold_for
+from seqdefer.oracle import all_outcomes
+from seqdefer.policies import Threshold, TokenSweep, sweep_thresholds, threshold_for
 from seqdefer.rejectors import NETWORKS, TokenNetwork
 from seqdefer.store import write_text
 from seqdefer.tasks.weather import WeatherOptions, WeatherTask, prepare

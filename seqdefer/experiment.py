@@ -47,10 +47,10 @@ from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
 from seqdefer.interfaces import Meter, NextTokenExpert, Policy, Silent, SplitName, Task, TaskEntry
 from seqdefer.labels import Calls, hand_off_table
 from seqdefer.losses import get_phi, get_psi, hand_off_grid, rule_of_thumb
+from seqdefer.oracle import all_outcomes, beam_outcomes
 from seqdefer.paper import PAPER
 from seqdefer.policies import (
     Threshold,
-    all_outcomes,
     choose_by_cost,
     choose_hand_off,
     cost_price_for,
@@ -243,9 +243,9 @@ class Experiment:
             rows = torch.arange(self.settings.instances) + seed * self.settings.instances
             with self.clock.stage(f"sweep thresholds (seed {seed})", 1) as advance:
                 sweeps = _sweeps(test, rows, rejectors, self.settings, self.grid)
-                seeds.append(_seed_result(seed, test, rows, sweeps))
                 advance(1)
             runs.append(sweeps)
+            seeds.append(_seed_result(seed, test.table.select(rows), sweeps, self.outcomes(test, rows, sweeps, seed)))
             if seed == 0 and type(self.task).draw is not Task.draw:
                 with self.clock.stage("draw examples", 1) as advance:
                     self.drawn = self.draw_examples(validation, test, rejectors)
@@ -293,10 +293,8 @@ class Experiment:
         if not (isinstance(self.task.expert, NextTokenExpert) and is_needed):
             return Labelled(examples, drafted, table, None)
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
-            if self.task.spec.length <= MAX_ENUMERATED_LENGTH:
-                trees = enumerate_trees(self.task, examples, progress=advance)
-            else:
-                trees = DecisionTrees(self.task, examples)
+            grow = DecisionTrees if self._searches else enumerate_trees
+            trees = grow(self.task, examples, progress=advance)
         self.trees.append(trees)
         return Labelled(examples, drafted, table, trees)
 
@@ -341,6 +339,29 @@ class Experiment:
         )
         rejector.save_pretrained(folder)
         return rejector
+
+    def outcomes(self, test: Labelled, rows: Tensor, run: Run, seed: int) -> tuple[Tensor, Tensor] | None:
+        """What the token oracle chooses from, loss and deferred tokens (n, D) each; None where it has no trees.
+
+        Of sequences too long for all outcomes: those that a beam finds, and all that any method is known to reach, so
+        that none beats the oracle."""
+        if test.trees is None:
+            return None
+        if not self._searches:
+            loss, deferred = all_outcomes(test.trees, rows)
+            return loss.cpu(), deferred.cpu()
+        with self.clock.stage(f"search for the oracle (seed {seed})", len(rows)) as advance:
+            loss, deferred = beam_outcomes(test.trees, rows, progress=advance)
+        table = test.table.select(rows)
+        swept = [sweep for sweep in run.sweeps.values() if isinstance(sweep, GridSweep)]
+        losses = [loss.cpu(), table.loss, *(torch.from_numpy(sweep.loss.T) for sweep in swept)]
+        counts = [deferred.cpu(), table.deferred, *(torch.from_numpy(sweep.deferred.T) for sweep in swept)]
+        return torch.cat([part.double() for part in losses], 1), torch.cat([part.double() for part in counts], 1)
+
+    @property
+    def _searches(self) -> bool:
+        """Sequences are too long to try all decisions."""
+        return self.task.spec.length > MAX_ENUMERATED_LENGTH
 
     def _alpha(self, train: Labelled) -> float:
         return rule_of_thumb(train.table) if self.settings.alpha is None else self.settings.alpha
@@ -417,6 +438,11 @@ class Experiment:
             "OneTimeCost": "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token decides.",
         }
         told = tuple(note for method, note in notes.items() if note and settings.wants(method))
+        if self.trees and self._searches:
+            told += (
+                f"OptimalToken is the best found by a beam over the decisions of {self.task.spec.length} tokens, or by "
+                "any method: a bound; the true optimum may be lower.",
+            )
         return (*told, "The paper's figures are for its own pair and data; compare orders of methods, not digits.")
 
     def _results(
@@ -506,17 +532,15 @@ def _sweeps(
     return Run(Ends.of(table), {name: sweep() for name, sweep in make.items() if settings.wants(name)})
 
 
-def _seed_result(seed: int, test: Labelled, rows: Tensor, run: Run) -> SeedResult:
-    table = test.table.select(rows)
+def _seed_result(seed: int, table: HandOffTable, run: Run, outcomes: tuple[Tensor, Tensor] | None) -> SeedResult:
     random = random_curve(run.ends)
     curves: dict[str, Curve] = {
         "Random": random,
         "OptimalWhole": optimal_whole(table),
         "OptimalOneTime": optimal_once(table),
     }
-    if test.trees is not None and test.trees.task.spec.length <= MAX_ENUMERATED_LENGTH:
-        loss, deferred = all_outcomes(test.trees, rows)
-        curves["OptimalToken"] = optimal_curve(loss.cpu(), deferred.cpu(), until=float(run.ends.expert_deferred.mean()))
+    if outcomes is not None:
+        curves["OptimalToken"] = optimal_curve(*outcomes, until=float(run.ends.expert_deferred.mean()))
     curves |= {name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}
     methods = {
         name: MethodResult(

@@ -20,6 +20,7 @@ from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, Sequen
 
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
+BRANCHES = 4  # rows that an example is reckoned to grow into
 
 
 def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: Tensor) -> State:
@@ -101,6 +102,11 @@ class NextTokenExpert(Expert, Generic[State]):
     `append` is told of every token, `next` only of the rows that ask: an expert with a cache can leave tokens unread
     until a row asks, and read them in one pass then.
     """
+
+    @property
+    def examples_at_once(self) -> int:
+        """Examples to work on together where each branches into several rows (hand-offs, trees)."""
+        return max(1, self.batch_size // BRANCHES)
 
     @abstractmethod
     def start(self, examples: Examples) -> State:

@@ -9,19 +9,25 @@ The labels of token-level deferral are in `seqdefer.trees`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from seqdefer import __version__
+from seqdefer.branches import branch_out
 from seqdefer.engine import Progress
 from seqdefer.errors import CheckpointError
-from seqdefer.interfaces import DraftExpert, Task
+from seqdefer.interfaces import DraftExpert, NextTokenExpert, Task
 from seqdefer.store import fingerprint, read_tensors, write_tensors
-from seqdefer.types import Draft, Examples, HandOffTable, Sequences
+from seqdefer.types import Draft, Examples, HandOffTable, Sequences, SequenceSpec
+
+HandOffs: TypeAlias = Callable[[Examples, Sequences, Tensor, SequenceSpec], tuple[Sequences, int]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,10 @@ def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut
     examples, device = examples.to(task.predictor.device), task.predictor.device
     drafted = Sequences(drafted.tokens.to(device), drafted.lengths.to(device))
     if shortcut and isinstance(task.expert, DraftExpert):
-        return _table_by_draft(task, task.expert, examples, drafted)
+        return _table_by_draft(task, task.expert.hand_offs, examples, drafted)
+    is_plain = task.expert.deterministic and task.expert.reads_prefix
+    if shortcut and is_plain and isinstance(task.expert, NextTokenExpert):
+        return _table_by_draft(task, partial(_branch_by_parts, task.expert), examples, drafted)
     current = Sequences(drafted.tokens.clone(), drafted.lengths.clone())
     losses, deferred, calls = [], [], Calls()
     for kept in range(task.spec.length):
@@ -107,12 +116,12 @@ def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut
 
 
 def _table_by_draft(
-    task: Task, expert: DraftExpert, examples: Examples, drafted: Sequences
+    task: Task, hand_offs: HandOffs, examples: Examples, drafted: Sequences
 ) -> tuple[Tensor, Tensor, Calls]:
-    """The expert completes all prefixes of a draft in its own way."""
+    """All prefixes of a draft are completed together."""
     n, length = len(drafted), task.spec.length
     kept = torch.arange(length, device=drafted.tokens.device)
-    completed, runs = expert.hand_offs(examples, drafted, kept, task.spec)
+    completed, runs = hand_offs(examples, drafted, kept, task.spec)
     each = torch.arange(n, device=kept.device).repeat_interleave(length)
     completed = Sequences(completed.tokens.to(drafted.tokens), completed.lengths.to(drafted.lengths))
     is_open = drafted.lengths[:, None] > kept  # (n, L)
@@ -121,6 +130,19 @@ def _table_by_draft(
     deferred = torch.where(is_open, completed.lengths.view(n, length) - kept, 0)
     loss, deferred = torch.cat([loss, own], 1), torch.nn.functional.pad(deferred, (0, 1))
     return loss.cpu(), deferred.cpu(), Calls(runs, int(is_open.sum()) - runs)
+
+
+def _branch_by_parts(
+    expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
+) -> tuple[Sequences, int]:
+    """`branch_out` for a few drafts at a time: each grows into many rows."""
+    places = torch.arange(len(drafts), device=kept.device)
+    parts = [
+        branch_out(expert, examples.select(rows), drafts.select(rows), kept, spec)
+        for rows in places.split(expert.examples_at_once)
+    ]
+    tokens, lengths = (torch.cat([getattr(part, name) for part, _ in parts]) for name in ("tokens", "lengths"))
+    return Sequences(tokens, lengths), sum(runs for _, runs in parts)
 
 
 def _is_news(task: Task, drafted: Sequences, current: Sequences, kept: int) -> Tensor:

@@ -35,7 +35,26 @@ _TSP = {
     "OneTimeEntropy": (324.23, 13.48, -5.93, 4.15),
 }
 
+_XSUM = {
+    "Random": (1433.55, 36.98, 0.0, 0.0),
+    "OptimalToken": (1212.00, 46.85, 15.48, 1.50),
+    "ChowMean": (1430.52, 19.09, 0.13, 3.48),
+    "ChowSum": (1431.41, 19.65, 0.06, 3.50),
+    "ChowQuantile0.0": (1432.28, 25.89, -0.01, 3.89),
+    "ChowQuantile0.4": (1436.10, 24.23, -0.27, 3.80),
+    "ChowQuantile0.8": (1434.48, 19.32, -0.15, 3.40),
+    "ChowQuantile1.0": (1427.27, 18.91, 0.35, 3.50),
+    "WholeModelEmbed": (1434.23, 21.57, -0.11, 3.81),
+    "OneTimeModel": (1398.39, 22.84, 2.35, 4.03),
+    "OneTimeScore": (1433.41, 26.82, -1.50, 2.13),
+    "OneTimeEntropy": (1442.92, 24.92, -1.75, 2.38),
+    "TokenwiseModel": (1323.92, 25.34, 7.63, 0.93),
+    "TokenwiseScore": (1354.78, 31.87, 5.48, 0.97),
+    "TokenwiseEntropy": (1360.41, 31.50, 5.09, 0.63),
+}
+
 PAPER: dict[str, dict[str, PaperFigure]] = {
     "tsp": {name: PaperFigure(*figures) for name, figures in _TSP.items()},
+    "xsum": {name: PaperFigure(*figures) for name, figures in _XSUM.items()},
     "weather": {name: PaperFigure(*figures) for name, figures in _WEATHER.items()},
 }

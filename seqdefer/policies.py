@@ -115,11 +115,21 @@ def _sweep(
     rejector: TokenRejector[Any], trees: DecisionTrees, rows: Tensor, thresholds: Tensor
 ) -> tuple[TokenSweep, Tensor]:
     """The sweep, and all the scores it met."""
+    state = rejector.start(trees.context)
+    swept = [_sweep_part(rejector, state, trees, rows[part], thresholds) for part in trees.parts(rows)]
+    deferred, lengths, loss = (torch.cat(parts, 1) for parts in list(zip(*swept, strict=True))[:3])
+    return TokenSweep(thresholds, deferred, lengths, loss), torch.cat([met for *_, met in swept])
+
+
+def _sweep_part(
+    rejector: TokenRejector[Any], state: Any, trees: DecisionTrees, rows: Tensor, thresholds: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Deferred, lengths and losses (T, n) of some rows, and the scores met. `state`: before the first token, of all."""
     shape = (len(thresholds), len(rows))
     nodes = trees.roots[rows].expand(shape)
     last, last_choice = nodes.clone(), torch.zeros(shape, dtype=torch.bool, device=trees.device)
     deferred = torch.zeros(shape, dtype=torch.long, device=trees.device)
-    state, known, met = rejector.start(trees.context), torch.arange(0), []
+    known, met = torch.arange(0), []
     for position in range(trees.task.spec.length):
         live = nodes != END
         here, back = torch.unique(nodes[live], return_inverse=True)
@@ -138,36 +148,8 @@ def _sweep(
         nodes = following
         if not bool((nodes != END).any()):
             break
-    loss, lengths = _leaf_losses(trees, last.flatten(), last_choice.flatten())
-    return TokenSweep(thresholds, deferred, lengths.view(shape), loss.view(shape)), torch.cat(met)
-
-
-def _leaf_losses(trees: DecisionTrees, nodes: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequence loss and length of each leaf (node, choice); leaves that many thresholds share are measured once."""
-    leaves, back = torch.unique(nodes * 2 + choice.long(), return_inverse=True)
-    sequences = trees.sequences(leaves // 2, (leaves % 2).bool())
-    examples = trees.examples.select(trees.nodes.example[leaves // 2])
-    return trees.task.sequence_loss(examples, sequences)[back], sequences.lengths[back]
-
-
-def all_outcomes(trees: DecisionTrees, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Loss and deferred tokens of every way to decide, (n, 2^L) each: what the token oracle chooses from."""
-    roots = trees.roots if rows is None else trees.roots[rows.to(trees.device)]
-    n, length = len(roots), trees.task.spec.length
-    nodes = roots[:, None]
-    last, last_choice = nodes, torch.zeros_like(nodes, dtype=torch.bool)
-    deferred = torch.zeros_like(nodes)
-    for _ in range(length):
-        nodes, last, last_choice, deferred = (x.repeat_interleave(2, 1) for x in (nodes, last, last_choice, deferred))
-        choice = torch.arange(nodes.shape[1], device=trees.device).remainder(2).bool().expand_as(nodes)
-        live = nodes != END
-        last, last_choice = torch.where(live, nodes, last), torch.where(live, choice, last_choice)
-        deferred = deferred + (choice & live)
-        following = torch.full_like(nodes, END)
-        following[live] = trees.children(nodes[live], choice[live])
-        nodes = following
-    loss, _ = _leaf_losses(trees, last.flatten(), last_choice.flatten())
-    return loss.view(n, -1), deferred
+    loss, lengths = trees.outcomes(last.flatten(), last_choice.flatten())
+    return deferred, lengths.view(shape), loss.view(shape), torch.cat(met)
 
 
 @dataclass(frozen=True)

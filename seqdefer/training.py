@@ -205,18 +205,19 @@ def token_risk(
     nodes, state = trees.roots[rows], rejector.start(trees.context[rows])
     thresholds = steering.thresholds(len(rows)).to(trees.device)
     columns: list[list[Tensor]] = [[], [], [], []]  # scores, losses, costs, mask
-    for position in range(trees.task.spec.length):
-        live, at = nodes != END, nodes.clamp(min=0)
-        score, state = rejector.score(state, position, trees.proposal(at))
-        loss, cost = trees.losses(at)
-        cost = cost + price
-        for column, value in zip(columns, (score, loss, cost, live), strict=True):
-            column.append(value)
-        defer = steering.decide(score.detach()[live], thresholds[live], loss[live], cost[live])
-        nodes = torch.full_like(nodes, END)
-        nodes[live] = trees.children(at[live], defer)
-        if not bool((nodes != END).any()):
-            break
+    with trees.working_on(rows):
+        for position in range(trees.task.spec.length):
+            live, at = nodes != END, nodes.clamp(min=0)
+            score, state = rejector.score(state, position, trees.proposal(at))
+            loss, cost = trees.losses(at)
+            cost = cost + price
+            for column, value in zip(columns, (score, loss, cost, live), strict=True):
+                column.append(value)
+            defer = steering.decide(score.detach()[live], thresholds[live], loss[live], cost[live])
+            nodes = torch.full_like(nodes, END)
+            nodes[live] = trees.children(at[live], defer)
+            if not bool((nodes != END).any()):
+                break
     scores, losses, costs, mask = (torch.stack(column, 1) for column in columns)
     return token_surrogate(scores, losses, costs, mask, phi)
 

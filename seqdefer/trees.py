@@ -5,11 +5,17 @@ node: the predictor's proposal, the expert's token, their losses, and one child 
 `enumerate_trees` (all of them; for short sequences) or on first visit (lazily; for long ones), and where both writers
 name the same token the two decisions share one child. After that neither model is asked again: training epochs,
 rejectors, seeds and threshold sweeps are look-ups, and give exactly what the plain loop in `seqdefer.engine` would.
+
+Growing lazily, a node's children need both models to stand at its prefix. Whoever goes through trees level by level
+says which examples it is working on (`working_on`, `parts`): their inputs are then read once, and children go on from
+where the models stood when the node was made. Otherwise inputs and prefixes are read anew.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -23,6 +29,11 @@ from seqdefer.types import Examples, Proposal, Sequences
 
 END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; nobody has asked yet
 MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes an example; longer sequences grow lazily
+
+# Of lazily grown trees; measured with two T5 models on a CPU.
+NODES_A_LEVEL = 4  # that a sweep visits for the first time, of one example
+KEPT = 2  # batches of nodes at which the models are kept standing
+WORTH_A_PASS = 1 / 4  # of a batch: so many go on from where the models stand; fewer are replayed, together with others
 
 
 @dataclass
@@ -57,10 +68,34 @@ class _Nodes:
         return [field.name for field in fields(self) if field.name != "size"]
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """Both models after the prefixes of R nodes (or at the beginning of R examples)."""
+
+    ids: Tensor  # int64 (R,) nodes or examples, rising
+    state: Any
+    expert_state: Any
+
+
+@dataclass
+class _Desk:
+    """The models at the examples that are being worked on."""
+
+    examples: Tensor  # int64 (E,) rising
+    beginning: _Standing | None = None  # of all examples, when it is first needed
+    standing: list[_Standing] = field(default_factory=list)  # the latest last
+
+    def keep(self, made: _Standing, most: int) -> None:
+        """`most` nodes in all; the oldest go first."""
+        self.standing.append(made)
+        while sum(len(one.ids) for one in self.standing) > most:
+            self.standing.pop(0)
+
+
 class DecisionTrees:
     """One tree an example, in one table of nodes. Nodes are int64 ids; END (-1) stands for a sequence that is over."""
 
-    def __init__(self, task: Task, examples: Examples) -> None:
+    def __init__(self, task: Task, examples: Examples, *, progress: Progress = lambda _: None) -> None:
         if not isinstance(task.expert, NextTokenExpert):
             raise ContractError(
                 f"decision trees need an expert that names next tokens; that of task {task.name!r} only completes"
@@ -72,9 +107,11 @@ class DecisionTrees:
         self.calls, self.is_complete = Calls(), False
         self._nodes: _Nodes | None = None
         self._context: list[Tensor] = []
+        self._desk: _Desk | None = None
         self.roots = torch.arange(0, device=self.device)
         for rows in torch.arange(len(examples), device=self.device).split(self.predictor.batch_size):
             self._plant(rows)
+            progress(len(rows))
         self.context = torch.cat(self._context)  # (n, C)
 
     def __len__(self) -> int:
@@ -121,12 +158,16 @@ class DecisionTrees:
         return torch.arange(0, self.nodes.size, max(1, self.nodes.size // most), device=self.device)
 
     def _path(self, *, defer: bool) -> Tensor:
-        nodes, passed = self.roots, []
-        while len(nodes):
-            passed.append(nodes)
-            following = self.children(nodes, torch.full_like(nodes, int(defer), dtype=torch.bool))
-            nodes = following[following != END]
-        return torch.cat(passed)
+        """All nodes that one writer alone passes, level by level."""
+        passed = []
+        for part in self.parts(torch.arange(len(self), device=self.device)):
+            nodes = self.roots[part]
+            while len(nodes):
+                passed.append(nodes)
+                following = self.children(nodes, torch.full_like(nodes, int(defer), dtype=torch.bool))
+                nodes = following[following != END]
+        path = torch.cat(passed)
+        return path[self.nodes.position[path].argsort(stable=True)]
 
     def sequences(self, nodes: Tensor, defer: Tensor) -> Sequences:
         """The sequences that end with deciding `defer` (B,) at `nodes` (B,)."""
@@ -144,6 +185,14 @@ class DecisionTrees:
             tokens[rows[live], table.position[at]] = table.tokens[at, choice.long()]
             child, node = torch.where(live, node, child), torch.where(live, table.parent[node.clamp(min=0)], node)
         return Sequences(tokens, lengths)
+
+    def outcomes(self, nodes: Tensor, defer: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and length of the sequences that end with deciding `defer` (B,) at `nodes` (B,); equal ones are measured
+        once. (B,), (B,)"""
+        leaves, back = torch.unique(nodes * 2 + defer.long(), return_inverse=True)
+        sequences = self.sequences(leaves // 2, (leaves % 2).bool())
+        examples = self.examples.select(self.nodes.example[leaves // 2])
+        return self.task.sequence_loss(examples, sequences)[back], sequences.lengths[back]
 
     # -- growing ---------------------------------------------------------------------------------------------------
 
@@ -194,24 +243,82 @@ class DecisionTrees:
         asked[copies] = torch.arange(len(example), device=self.device)
         return asked, copies
 
+    @contextmanager
+    def working_on(self, rows: Tensor) -> Iterator[None]:
+        """Inside, the models are kept at the examples `rows` and at the nodes made last: much faster growth, for the
+        memory that their states take. For those who go on from the nodes that they were just given."""
+        before = self._desk
+        self._desk = None if self.is_complete else _Desk(torch.unique(rows.to(self.device)))
+        try:
+            yield
+        finally:
+            self._desk = before
+
+    def parts(self, rows: Tensor, *, nodes: int = NODES_A_LEVEL) -> Iterator[Tensor]:
+        """Places in `rows`, so many at a time that a level of the caller's search, about `nodes` an example, is a
+        batch; each part is being worked on while the caller has it. Complete trees need no models and are one part."""
+        places = torch.arange(len(rows), device=self.device)
+        for part in (places,) if self.is_complete else places.split(self._batches(1 / nodes)):
+            with self.working_on(rows[part]):
+                yield part
+
+    def _batches(self, n: float) -> int:
+        return max(1, int(n * self.predictor.batch_size))
+
     def _grow(self, nodes: Tensor, choice: Tensor) -> None:
-        """Makes the children of `nodes` for `choice`, by replaying their prefixes."""
+        """Makes the children of `nodes` for `choice`."""
         for position in torch.unique(self.nodes.position[nodes]).tolist():
             here = (self.nodes.position[nodes] == position).nonzero().squeeze(1)
-            for part in here.split(self.predictor.batch_size):
-                self._grow_level(nodes[part], choice[part], int(position))
+            for standing, group in self._by_standing(nodes[here]):
+                for part in here[group].split(self.predictor.batch_size):
+                    self._grow_level(standing, nodes[part], choice[part], int(position))
+
+    def _by_standing(self, nodes: Tensor) -> list[tuple[_Standing | None, Tensor]]:
+        """Where the models stand at which of `nodes` (places among them); None for those that must be replayed."""
+        groups: list[tuple[_Standing | None, Tensor]] = []
+        left = torch.ones_like(nodes, dtype=torch.bool)
+        for standing in reversed(self._desk.standing if self._desk is not None else []):
+            found = torch.isin(nodes, standing.ids) & left
+            if bool(found.any()) and int(found.sum()) >= min(self._batches(WORTH_A_PASS), int(left.sum())):
+                groups.append((standing, found.nonzero().squeeze(1)))
+                left &= ~found
+        return [*groups, (None, left.nonzero().squeeze(1))] if bool(left.any()) else groups
 
     @torch.no_grad()
-    def _grow_level(self, nodes: Tensor, choice: Tensor, position: int) -> None:
+    def _grow_level(self, standing: _Standing | None, nodes: Tensor, choice: Tensor, position: int) -> None:
         example = self.nodes.example[nodes]
-        prefix = self.sequences(nodes, choice.bool()).tokens[:, : position + 1]
-        unique, copies = torch.unique(example, return_inverse=True)  # an input is read once for all its prefixes
-        batch = self.examples.select(unique)
-        state, expert_state = self.predictor.start(batch.inputs)[0], self.expert.start(batch)
-        state = self.predictor.extend(self.predictor.select(state, copies), prefix)
-        expert_state = self.expert.extend(self.expert.select(expert_state, copies), prefix)
-        made, _ = self._ask(state, expert_state, example, torch.full_like(nodes, position + 1), nodes)
+        if standing is None:
+            standing, ids = self._begun(example), example
+            unread = self.sequences(nodes, choice.bool()).tokens[:, : position + 1]
+        else:
+            ids, unread = nodes, self.nodes.tokens[nodes, choice][:, None]
+        copies = torch.searchsorted(standing.ids, ids)
+        state = self.predictor.extend(self.predictor.select(standing.state, copies), unread)
+        expert_state = self.expert.extend(self.expert.select(standing.expert_state, copies), unread)
+        made, expert_state = self._ask(state, expert_state, example, torch.full_like(nodes, position + 1), nodes)
         self._link(nodes, choice, made)
+        if self._desk is not None:
+            self._desk.keep(_Standing(made, state, expert_state), self._batches(KEPT))
+
+    def _begun(self, example: Tensor) -> _Standing:
+        """The models at the beginning of these examples: each input is read once for all its prefixes."""
+        desk = self._desk
+        if desk is None or len(desk.examples) > self._batches(KEPT) or not torch.isin(example, desk.examples).all():
+            return self._begin(torch.unique(example))
+        if desk.beginning is None:
+            begun = self._begin(desk.examples)
+            desk.beginning = self._begin_expert(begun) if self.expert.reads_prefix else begun
+        return desk.beginning
+
+    def _begin(self, examples: Tensor) -> _Standing:
+        batch = self.examples.select(examples)
+        return _Standing(examples, self.predictor.start(batch.inputs)[0], self.expert.start(batch))
+
+    def _begin_expert(self, begun: _Standing) -> _Standing:
+        """Experts are lazy: one that was asked has read its input, and shares what it read with all its copies."""
+        _, expert_state = self.expert.next(begun.expert_state, torch.arange(len(begun.ids), device=self.device))
+        self.calls = self.calls + Calls(len(begun.ids), 0)
+        return _Standing(begun.ids, begun.state, expert_state)
 
     def _link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
         table = self.nodes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,8 @@ import pytest
 from seqdefer.tasks.weather_data import parse_series
 
 ROOT = Path(__file__).resolve().parents[1]
+HAS_TRANSFORMERS = find_spec("transformers") is not None
+needs_transformers = pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs the extra 'text'")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +34,7 @@ def weather() -> Iterator[ModuleType]:
 
 @pytest.fixture(scope="module")
 def run(weather: ModuleType) -> Callable[..., int]:
+    from benchmarks import text
     from benchmarks.__main__ import main
 
     sizes = weather.Sizes(
@@ -37,7 +42,8 @@ def run(weather: ModuleType) -> Callable[..., int]:
         n_labels=32, n_enumerate=8, n_sweep=10, n_thresholds=5, n_curve=40, n_engine=6, n_paper=64, paper_epochs=2,
         n_tours=3, n_cold_tours=2, n_tour_cities=8,
     )  # fmt: skip
-    return lambda *arguments: main(arguments, sizes)
+    text_sizes = text.Sizes({1: 1, 2: 3}, longest=12, length=5, n_layers=(1, 2), width=32, n_heads=2, n_words=99)
+    return lambda *arguments: main(arguments, sizes, text_sizes)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,8 @@ def written(run: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -
 def test_every_benchmark_has_rows(written: dict[str, Any], weather: ModuleType) -> None:
     from benchmarks.__main__ import BENCHMARKS, OURS
 
-    assert list(dict.fromkeys(row["benchmark"] for row in written["rows"])) == list(BENCHMARKS)
+    expected = [name for name in BENCHMARKS if name != "text" or HAS_TRANSFORMERS]
+    assert list(dict.fromkeys(row["benchmark"] for row in written["rows"])) == expected
     assert set(OURS) == set(BENCHMARKS)
 
 
@@ -77,6 +84,59 @@ def test_paper_scale_is_called_a_projection(written: dict[str, Any]) -> None:
     assert total["median"] == pytest.approx(making["median"] + 100 * epoch["median"])
     assert "does not compare" in total["note"]
     assert memory["unit"] == "GB"
+
+
+@needs_transformers
+def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "text"]
+    assert [row["what"].split(":")[0] for row in rows] == ["batches of 1"] * 6 + ["batches of 2"] * 6
+    assert "3 documents, " in rows[6]["what"]
+    assert rows[6]["same"] == "45 tokens of either model alone equal"
+    assert rows[9]["same"].endswith("tokens of the expert equal")
+    assert "THE BOUND" in rows[10]["what"]
+    assert re.fullmatch(r"ms a document: interleaved .*, predictor .*, encoding .*, expert .*", rows[10]["note"])
+
+
+def test_text_is_left_out_without_transformers(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    out = tmp_path / "bench.json"
+    assert run("--only", "text", "--out", str(out)) == 0
+    assert "text: left out: " in (told := capsys.readouterr().err)
+    assert "pip install 'seqdefer[text]'" in told
+    assert json.loads(out.read_text(encoding="utf-8"))["rows"] == []
+    assert run("--only", "text", "--pair", "small", "large", "--out", str(out)) == 2
+
+
+@needs_transformers
+def test_text_takes_a_pair_and_documents(run: Callable[..., int], tmp_path: Path) -> None:
+    from tiny_models import tiny, tokenizer
+
+    for name, n_layers in (("predictor", 1), ("expert", 2)):
+        tiny("gpt2", n_layers, seed=n_layers).save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+    documents = tmp_path / "documents.jsonl"
+    texts = ["w5 w6 w7", "w8 w9", "w10 w11 w12 w13"]
+    documents.write_text("".join(json.dumps({"document": each, "summary": "w3"}) + "\n" for each in texts))
+    pair, out = [str(tmp_path / name) for name in ("predictor", "expert")], tmp_path / "bench.json"
+    assert run("--only", "text", "--pair", *pair, "--documents", str(documents), "--out", str(out)) == 0
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert written["text"]["pair"] == pair
+    assert len(written["rows"]) == 12
+    assert run("--only", "text", "--pair", *pair, "--dtype", "bfloat16", "--out", str(out)) == 0
+
+
+@needs_transformers
+def test_text_that_differs_is_not_timed(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import text
+
+    right = text.generate
+    monkeypatch.setattr(text, "generate", lambda *given, **options: right(*given, **options) + 1)
+    assert run("--only", "text", "--out", str(tmp_path / "bench.json")) == 1
+    assert "benchmarks: tokens of either model alone: " in capsys.readouterr().err
 
 
 def test_provenance(written: dict[str, Any]) -> None:
@@ -124,6 +184,8 @@ def test_different_results_are_not_timed(
         (["--nope"], "unrecognized arguments: --nope; see: python -m benchmarks --help"),
         (["--out", "."], "is a folder"),
         (["--only", "curve", "--data", "no-such-record.csv"], "cannot read no-such-record.csv"),
+        (["--documents", "news.jsonl"], "--documents needs --pair"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
     ],
 )
 def test_mistakes_cost_one_line(

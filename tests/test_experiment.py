@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from seqdefer.experiment import (
 )
 from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.losses import rule_of_thumb
+from seqdefer.oracle import beam_outcomes
 from seqdefer.policies import (
     Threshold,
     choose_by_cost,
@@ -235,11 +237,24 @@ def test_an_expert_that_only_completes_has_no_token_level_methods(tmp_path: Path
         assert plain.summary[name] == results.summary[name]
 
 
-def test_long_sequences_have_no_enumerated_oracle(tmp_path: Path) -> None:
-    """Their trees grow lazily."""
-    results = run_toy(ToyTask(n=16, length=13), tmp_path, seeds=1)
-    assert "OptimalToken" not in results.summary
-    assert "TokenwiseModel" in results.summary
+@pytest.mark.parametrize("width", [1, 8])
+def test_long_sequences_have_an_oracle_that_was_searched_for(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their trees grow lazily. However narrow the beam, the oracle knows what every method reached."""
+    monkeypatch.setattr(experiment, "beam_outcomes", partial(beam_outcomes, width=width))
+    results = run_toy(ToyTask(n=30, length=13), tmp_path)
+    for seed in results.seeds:
+        area = {name: method.audc for name, method in seed.methods.items()}
+        assert area["OptimalToken"] == min(area.values())
+        assert area["OptimalToken"] < area["OptimalOneTime"]
+    assert any("OptimalToken is the best found by a beam" in note and "a bound" in note for note in results.notes)
+    assert "search for the oracle" in results.provenance.seconds
+
+
+def test_the_oracle_of_short_sequences_is_exact(toy_run: Results) -> None:
+    assert not any("beam" in note for note in toy_run.notes)
+    assert "search for the oracle" not in toy_run.provenance.seconds
 
 
 # -- stopping and going on -----------------------------------------------------------------------------------------

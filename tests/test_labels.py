@@ -90,17 +90,21 @@ def test_calls_made_and_saved_are_those_of_the_naive_way(task: Task) -> None:
 
 
 @pytest.mark.parametrize("name", ["lengths differ", "all of one length", "two words"])
-def test_a_row_is_asked_once_and_after_each_disagreement(name: str, spy: Spy) -> None:
+def test_a_row_is_run_once_and_after_each_disagreement(name: str, spy: Spy) -> None:
     task = TASKS[name]
     examples, drafted = examples_and_draft(task)
-    completed = spy(task.expert, "complete")
-    _, calls = hand_off_table(task, examples, drafted)
-    asked = Counter(int(one) for batch, _, _ in completed for one in batch.ids)
-    assert calls.made == asked.total()
-    for one, tokens, length in zip(rows_of(examples), *sequences_of(drafted), strict=True):
+    named = spy(task.expert, "next")
+    for row, (one, tokens, length) in enumerate(zip(rows_of(examples), *sequences_of(drafted), strict=True)):
+        del named[:]
+        _, calls = hand_off_table(task, examples.select(torch.tensor([row])), drafted.select(torch.tensor([row])))
+        asked = sum(len(rows) for _, rows in named)
+        differ = [j for j in range(length) if expert_after(task, one, tokens[:j]) != tokens[j]]
         # What the two write last does not matter: nothing can be handed off after it.
-        differ = sum(expert_after(task, one, tokens[:j]) != tokens[j] for j in range(length - 1))
-        assert asked[int(one.ids)] == 1 + differ
+        assert calls.made == 1 + sum(j < length - 1 for j in differ)
+        # The draft is read once, and of each branch only what the expert itself writes.
+        branches = [write_all(task, examples, hand_off(j))[row] for j in differ]
+        written = sum(len(branch) - j - 1 for j, branch in zip(differ, branches, strict=True))
+        assert asked == length + written
 
 
 def sequences_of(drafted: Draft) -> tuple[list[list[Any]], list[int]]:

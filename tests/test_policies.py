@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from oracles import Hashing, WithExpert, completing, hand_off, rows_of, write, write_all
+from oracles import Hashing, WithExpert, completing, hand_off, write_all
 from torch import Tensor
 
 from seqdefer.baselines import CHOW, Confidence, confidence_of
@@ -30,11 +30,11 @@ from seqdefer.errors import OptionError
 from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.labels import hand_off_table
 from seqdefer.losses import hand_off_grid, is_ended
+from seqdefer.oracle import all_outcomes
 from seqdefer.policies import (
     Calibrated,
     Threshold,
     TokenSweep,
-    all_outcomes,
     choose_by_cost,
     choose_hand_off,
     choose_whole,
@@ -48,7 +48,7 @@ from seqdefer.policies import (
 from seqdefer.rejectors import LSTMRejector, MLPRejector, Sizes
 from seqdefer.testing import ToyTask
 from seqdefer.trees import DecisionTrees, enumerate_trees
-from seqdefer.types import HandOffTable, Rollout, Sequences
+from seqdefer.types import HandOffTable, Rollout
 
 TOYS = {
     "lengths differ": ToyTask(n=20, length=4),
@@ -157,27 +157,6 @@ def test_a_prefix_is_scored_once_however_many_thresholds_reach_it() -> None:
 
 
 # -- the oracle ----------------------------------------------------------------------------------------------------
-
-
-@each_toy
-def test_all_outcomes_are_those_of_every_way_to_decide(task: ToyTask) -> None:
-    examples = task.split("test").select(torch.arange(8))
-    loss, deferred = all_outcomes(enumerate_trees(task, examples))
-    for row, one in enumerate(rows_of(examples)):
-        ways = product([False, True], repeat=task.spec.length)
-        written = [write(task, one, lambda position, prefix, proposal, way=way: way[position]) for way in ways]
-        assert deferred[row].tolist() == [sum(path.by_expert) for path in written]
-        tokens = torch.tensor([[*path.tokens, *[0] * (task.spec.length - len(path))] for path in written])
-        repeated = examples.select(torch.full((len(written),), row))
-        lengths = torch.tensor([len(path) for path in written])
-        assert torch.equal(loss[row], task.sequence_loss(repeated, Sequences(tokens, lengths)))
-
-
-def test_outcomes_of_some_rows() -> None:
-    task, rows = TOYS["two words"], torch.tensor([7, 2])
-    trees = enumerate_trees(task, task.split("test"))
-    for some, every in zip(all_outcomes(trees, rows), all_outcomes(trees), strict=True):
-        assert torch.equal(some, every[rows])
 
 
 def token_curve(rejector: TokenRejector[Any], trees: DecisionTrees, ends: Ends) -> Curve:

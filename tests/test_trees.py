@@ -15,7 +15,8 @@ from seqdefer.engine import roll_out
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.interfaces import Task
 from seqdefer.labels import Calls
-from seqdefer.policies import Threshold, all_outcomes, sweep_thresholds
+from seqdefer.oracle import all_outcomes, beam_outcomes
+from seqdefer.policies import Threshold, sweep_thresholds
 from seqdefer.rejectors import LSTMRejector, Sizes
 from seqdefer.tasks.weather import WeatherTask
 from seqdefer.testing import ToyTask
@@ -209,6 +210,83 @@ def test_lazy_trees_grow_where_somebody_goes() -> None:
         rollout = roll_out(task.predictor, task.expert, examples, Threshold(Hashing(), threshold), task.spec)
         assert torch.equal(swept.deferred[row], rollout.deferred)
         assert torch.equal(swept.loss[row], task.sequence_loss(examples, rollout.sequences))
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 24, 4096])
+def test_parts_and_kept_states_change_nothing(batch_size: int) -> None:
+    """Whether children go on from where the models stand or are replayed, and in whatever parts examples come."""
+    task = ToyTask(n=14, length=10)
+    examples, thresholds = task.split("test"), torch.linspace(0, 1, 9)
+    expected = enumerate_trees(task, examples)
+    task.predictor.batch_size = batch_size
+    trees, rows = DecisionTrees(task, examples), torch.tensor([13, 2, 2, 7, 0, 11])
+    for rejector in (Hashing(1), Hashing(2)):  # the second meets nodes that are there, and must replay to go elsewhere
+        for some in (rows, torch.arange(14)):
+            one, other = (sweep_thresholds(rejector, grown, some, thresholds) for grown in (trees, expected))
+            assert torch.equal(one.deferred, other.deferred)
+            assert torch.equal(one.lengths, other.lengths)
+            assert torch.equal(one.loss, other.loss)
+            found, wanted = (sweep_thresholds(rejector, grown, some) for grown in (trees, expected))
+            assert torch.equal(found.thresholds, wanted.thresholds)
+            assert torch.equal(found.deferred, wanted.deferred)
+
+
+def test_an_input_is_read_once_a_walk_and_no_token_twice(spy: Spy) -> None:
+    """Trees once read every prefix from its input on, level after level."""
+    task = ToyTask(n=12, length=15, ends=False)
+    task.predictor.batch_size = 16  # four examples a part
+    trees = DecisionTrees(task, task.split("test"))
+    started, read = spy(task.predictor, "start"), spy(task.predictor, "append")
+    sweep_thresholds(Hashing(), trees, thresholds=torch.tensor([0.0, 2.0]))
+    assert [len(inputs) for (inputs,) in started] == [4, 4, 4]
+    assert sum(len(tokens) for _, tokens in read) == trees.nodes.size - 12
+
+
+def test_calls_of_lazy_trees_are_all_counted(spy: Spy) -> None:
+    """Also those that only make the expert read its input."""
+    task = ToyTask(n=12, length=15)
+    task.predictor.batch_size = 16
+    named = spy(task.expert, "next")
+    trees = DecisionTrees(task, task.split("test"))
+    sweep_thresholds(Hashing(), trees)
+    beam_outcomes(trees)
+    assert trees.calls.made == sum(len(rows) for _, rows in named)
+
+
+def test_states_are_kept_no_longer_than_they_are_worked_with() -> None:
+    task = ToyTask(n=6, length=15)
+    trees = DecisionTrees(task, task.split("test"))
+    trees.typical_nodes()
+    sweep_thresholds(Hashing(), trees)
+    assert trees._desk is None
+    with pytest.raises(IndexError), trees.working_on(torch.arange(3)):
+        trees.children(torch.tensor([10**6]), torch.tensor([True]))
+    assert trees._desk is None
+
+
+def test_others_may_grow_meanwhile() -> None:
+    task, deferring = ToyTask(n=6, length=15, ends=False), torch.ones(6, dtype=torch.bool)
+    trees, plain = (DecisionTrees(task, task.split("test")) for _ in range(2))
+    with trees.working_on(torch.tensor([1, 4])):
+        first = trees.children(trees.roots[[4]], deferring[:1])
+        nodes = trees.children(trees.roots, deferring)
+        nodes = trees.children(nodes, ~deferring)
+    expected = plain.children(plain.children(plain.roots, deferring), ~deferring)
+    assert int(trees.nodes.parent[nodes[4]]) == int(first)
+    assert torch.equal(trees.proposal(nodes).features, plain.proposal(expected).features)
+    assert torch.equal(trees.proposal(nodes).tokens, plain.proposal(expected).tokens)
+
+
+def test_typical_nodes_stand_level_by_level_whatever_the_parts() -> None:
+    task = ToyTask(n=11, length=14)
+    found = []
+    for batch_size in (4096, 8):
+        task.predictor.batch_size = batch_size
+        trees = DecisionTrees(task, task.split("test"))
+        nodes = trees.typical_nodes()
+        found.append((trees.nodes.example[nodes], trees.nodes.position[nodes], trees.nodes.tokens[nodes]))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_long_sequences_are_not_enumerated() -> None:

@@ -422,21 +422,28 @@ def _share_out(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
 # --- encoding --------------------------------------------------------------------------------------------------------
 
 
-def encode(tokenizer: Callable[..., Any], texts: Sequence[str], prefix: str, max_tokens: int) -> tuple[Tensor, int]:
+def encode(
+    tokenizer: Callable[..., Any], texts: Sequence[str], prefix: str, max_tokens: int, *, suffix: str = ""
+) -> tuple[Tensor, int]:
     """Ids of `prefix` + text as the tokenizer makes them (its end token, if it adds one, is kept), cut at `max_tokens`
     and followed by PADDING where a row is shorter; and how many texts were cut. int64 (n, S)
 
+    The ids of `suffix` follow what is left of a text, before the tokenizer's end token.
     `tokenizer` is one of transformers, or whatever can be called alike.
     """
-    least = len(_ids(tokenizer, [prefix])[0]) + 1
-    if max_tokens < least:
+    after = _ids(tokenizer, [suffix], add_special_tokens=False)[0] if suffix else []
+    longest = max_tokens - len(after)
+    if longest < len(_ids(tokenizer, [prefix])[0]) + 1:
         raise OptionError(f"a document is cut at {max_tokens} tokens, which leaves nothing of it; allow more")
     if not texts:
         return torch.empty(0, 0, dtype=torch.long), 0
     whole = [prefix + text for text in texts]
-    rows = _ids(tokenizer, whole, truncation=True, max_length=max_tokens)
-    full = [text for text, row in zip(whole, rows, strict=True) if len(row) == max_tokens]
-    n_cut = sum(len(row) > max_tokens for row in _ids(tokenizer, full))
+    rows = _ids(tokenizer, whole, truncation=True, max_length=longest)
+    full = [text for text, row in zip(whole, rows, strict=True) if len(row) == longest]
+    n_cut = sum(len(row) > longest for row in _ids(tokenizer, full))
+    if after:
+        end = getattr(tokenizer, "eos_token_id", None)
+        rows = [[*row[:-1], *after, end] if row[-1] == end else [*row, *after] for row in rows]
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=PADDING), n_cut
 

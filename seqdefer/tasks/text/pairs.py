@@ -11,14 +11,16 @@ asks, and reads the tokens it has not read in one pass when the row asks again; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import NextTokenExpert, Predictor
+from seqdefer.errors import unknown
+from seqdefer.interfaces import BRANCHES, NextTokenExpert, Predictor
 from seqdefer.store import fingerprint
+from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.memory import Halving
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
@@ -26,6 +28,7 @@ from seqdefer.tasks.text.passes import Pass
 from seqdefer.tasks.text.reading import Reader, Reading
 from seqdefer.types import Examples, Proposal
 
+SHOWN = ("facts", "states", "both")
 DEFAULT_BATCH = {"cpu": 32, "cuda": 512}  # rows at once; a GPU that holds fewer says so and goes on
 
 
@@ -48,6 +51,11 @@ class _Writer(ABC):
     @batch_size.setter
     def batch_size(self, size: int) -> None:
         self.halving.size = Halving(size).size
+
+    @property
+    def examples_at_once(self) -> int:
+        """On a CPU one: its rows share what was read of the document, which costs more to copy than to read with."""
+        return 1 if self.device.type == "cpu" else max(1, self.batch_size // BRANCHES)
 
     @abstractmethod
     def judge(self, run: Pass, read: int) -> Proposal:
@@ -72,12 +80,27 @@ class _Writer(ABC):
 
 
 class TextPredictor(_Writer, Predictor[Reading]):
-    """Proposes the likeliest token. Context: the mean of the encoder's states (without an encoder: of the prompt's).
-    Features: the last hidden state, as the output layer sees it. Uncertainty: -log p(token), in nats; entropy."""
+    """Proposes the likeliest token. Uncertainty: -log p(token), in nats; entropy.
+
+    `shown` is what rejectors may look at. states, as in the paper: context is the mean of the encoder's states (without
+    an encoder: of the prompt's), features the last hidden state, as the output layer sees it. facts: context is the
+    length of the document, features those of `facts_of`. both: one after the other."""
+
+    def __init__(
+        self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None, shown: str = "states"
+    ) -> None:
+        super().__init__(model, end=end, n_tokens=n_tokens)
+        if shown not in SHOWN:
+            raise unknown("choice of what rejectors see", shown, SHOWN)
+        self.shown = shown
+        self.fingerprint = fingerprint(self.fingerprint, shown)
 
     def judge(self, run: Pass, read: int) -> Proposal:
+        """The features are the hidden state, and the second likeliest token with its log p for the facts."""
         log_probs = run.logits[:, : self.n_tokens].float().log_softmax(1)
-        tokens, features = self.named(log_probs, read), run.hidden.float()
+        best, likeliest = log_probs.topk(2, 1)
+        tokens = self.named(log_probs, read)
+        features = torch.cat([run.hidden.float(), likeliest[:, 1:].float(), best[:, 1:]], 1)
         if read == 0 and self.model.first is not None:  # certain
             zero = torch.zeros_like(log_probs[:, 0])
             return Proposal(tokens, features, zero, zero)
@@ -87,10 +110,19 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
     def start(self, inputs: Tensor) -> tuple[Reading, Tensor]:
         reading = self.reader.catch_up(self.unread(inputs))
-        return reading, reading.context()
+        length = reading.lengths[:, None].to(reading.tokens.device).float().log()
+        parts = {"states": [reading.context()], "facts": [length], "both": [reading.context(), length]}
+        return reading, torch.cat(parts[self.shown], 1)
 
     def propose(self, state: Reading) -> Proposal:
-        return state.said()
+        said = state.said()
+        hidden, second, log_prob = said.features.split([said.features.shape[1] - 2, 1, 1], 1)
+        parts = [hidden] if self.shown != "facts" else []
+        if self.shown != "states":
+            likeliest = torch.cat([said.tokens[:, None], second.long()], 1)
+            log_probs = torch.cat([-said.uncertainty[:, None], log_prob], 1)
+            parts.append(facts_of(state.inputs, state.tokens, likeliest, log_probs))
+        return replace(said, features=torch.cat(parts, 1))
 
     def append(self, state: Reading, tokens: Tensor) -> Reading:
         return self.extend(state, tokens[:, None])
@@ -134,11 +166,14 @@ class TextPair:
     expert: TextExpert
 
     @classmethod
-    def of(cls, predictor: TextModel, expert: TextModel) -> TextPair:
+    def of(cls, predictor: TextModel, expert: TextModel, shown: str = "states") -> TextPair:
         check_vocabulary(predictor.tokenizer, expert.tokenizer)
         end = next(iter(predictor.ends or expert.ends), None)
         n_tokens = min(predictor.n_tokens, expert.n_tokens)  # beyond, ids that pad a vocabulary to a round size
-        return cls(TextPredictor(predictor, end=end, n_tokens=n_tokens), TextExpert(expert, end=end, n_tokens=n_tokens))
+        return cls(
+            TextPredictor(predictor, end=end, n_tokens=n_tokens, shown=shown),
+            TextExpert(expert, end=end, n_tokens=n_tokens),
+        )
 
 
 def load_pair(
@@ -148,7 +183,10 @@ def load_pair(
     device: torch.device | str = "cpu",
     dtype: str = "float32",
     remember: int = 0,
+    shown: str = "states",
 ) -> TextPair:
-    """Two checkpoints (see `load_text_model`) as a pair."""
-    models = (load_text_model(source, device=device, dtype=dtype, remember=remember) for source in (predictor, expert))
-    return TextPair.of(*models)
+    """Two checkpoints (see `load_text_model`) as a pair; `shown`: see `TextPredictor`."""
+    small, large = (
+        load_text_model(source, device=device, dtype=dtype, remember=remember) for source in (predictor, expert)
+    )
+    return TextPair.of(small, large, shown)

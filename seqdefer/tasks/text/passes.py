@@ -50,7 +50,7 @@ class Memory:
         """`rows` (repeats allowed) after the first `read` tokens. A slice copies nothing."""
         width = self.base + read
         own = tuple((keys[:, :, :width][rows], values[:, :, :width][rows]) for keys, values in self.own)
-        source = tuple((keys[rows], values[rows]) for keys, values in self.source)
+        source = tuple((_shared(keys, rows), _shared(values, rows)) for keys, values in self.source)
         return Memory(own, source, None if self.mask is None else self.mask[rows], self.base)
 
     @staticmethod
@@ -85,7 +85,22 @@ def _joined(parts: list[tuple[Layer, ...]], *, at_end: bool) -> tuple[Layer, ...
     )
 
 
+def _shared(source: Tensor, rows: Tensor | slice) -> Tensor:
+    """Rows of a source. Those of one document are one row, seen several times: copying it would cost more than reading
+    with it."""
+    if not _is_one(source):
+        return source[rows]
+    n = len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
+    return source[:1].expand(n, -1, -1, -1)
+
+
+def _is_one(source: Tensor) -> bool:
+    return len(source) == 1 or source.stride(0) == 0
+
+
 def _stacked(parts: list[Tensor], at_end: bool) -> Tensor:
+    if all(_is_one(part) and part.data_ptr() == parts[0].data_ptr() for part in parts):
+        return parts[0][:1].expand(sum(map(len, parts)), -1, -1, -1)
     width = max(part.shape[2] for part in parts)
     if all(part.shape[2] == width for part in parts):
         return torch.cat(parts)
@@ -150,7 +165,8 @@ class Network(ABC):
 
         def cut(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             seen.append(arguments[0])
-            return (arguments[0][:, -1:], *arguments[1:])
+            last = arguments[0][:, -1:].contiguous()  # of a view, torch would multiply row by row
+            return (last, *arguments[1:])
 
         handle = self.head.register_forward_pre_hook(cut)
         try:

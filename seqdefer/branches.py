@@ -1,0 +1,86 @@
+"""All hand-offs of a draft in one go, for experts that name next tokens.
+
+The expert reads along with the draft. Where it would go on otherwise, a branch sets out: the completion of the tokens
+kept so far. The branches of all drafts are written together, one position at a time, and nothing is read twice. Where
+the expert would go on as the draft does, the completion is that of the next place where it would not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.interfaces import NextTokenExpert
+from seqdefer.types import Examples, Sequences, SequenceSpec
+
+DRAFT = -1
+
+
+class _Writing:
+    """Drafts and the branches that left them. A row of the expert's state either reads a draft or writes a branch."""
+
+    def __init__(self, drafts: Sequences, spec: SequenceSpec) -> None:
+        (n, length), device = drafts.tokens.shape, drafts.tokens.device
+        self.drafts, self.spec, self.device, self.runs = drafts, spec, device, n
+        self.written = Sequences(drafts.tokens.clone(), drafts.lengths.clone())  # the drafts, then the branches
+        self.completion = torch.arange(n, device=device)[:, None].repeat(1, length + 1)  # rows of `written`, by kept
+        self.draft = torch.arange(n, device=device)  # (R,) whose draft a row of the state belongs to
+        self.branch = torch.full((n,), DRAFT, device=device)  # (R,) the row of `written` that it writes
+
+    def go_on(self, position: int, named: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes down what the expert named (R,) at `position`. Returns the rows of the state that go on, those from
+        which a branch sets out twice, and the token that each reads next."""
+        reads = self.branch == DRAFT
+        drafted = self.drafts.tokens[self.draft, position]
+        leaving = (reads & (named != drafted)).nonzero().squeeze(1)
+        self._write(position, self.branch[~reads], named[~reads])
+        new = self._set_out(position, self.draft[leaving])
+        self._write(position, new, named[leaving])
+        rows = torch.cat([torch.arange(len(named), device=self.device), leaving])
+        self.draft, self.branch = self.draft[rows], torch.cat([self.branch, new])
+        tokens = torch.cat([torch.where(reads, drafted, named), named[leaving]])
+        is_read = self.drafts.lengths[self.draft] <= position + 1
+        is_written = self.spec.is_end(tokens) | (position + 1 >= self.spec.length)
+        goes_on = ~torch.where(self.branch == DRAFT, is_read, is_written)
+        self.draft, self.branch = self.draft[goes_on], self.branch[goes_on]
+        return rows[goes_on], tokens[goes_on]
+
+    def _write(self, position: int, rows: Tensor, tokens: Tensor) -> None:
+        self.written.tokens[rows, position], self.written.lengths[rows] = tokens, position + 1
+
+    def _set_out(self, position: int, drafts: Tensor) -> Tensor:
+        """New branches that leave `drafts` at `position`; their rows in `written`."""
+        n = len(self.written)
+        new = torch.arange(n, n + len(drafts), device=self.device)
+        kept = self.drafts.tokens[drafts].clone()
+        kept[:, position:] = 0
+        self.written = Sequences(
+            torch.cat([self.written.tokens, kept]), torch.cat([self.written.lengths, torch.zeros_like(new)])
+        )
+        self.completion[drafts, position] = new
+        # Reading on to the end counts as the run that completes the last prefix but one.
+        self.runs += int((self.drafts.lengths[drafts] > position + 1).sum())
+        return new
+
+    def completions(self, kept: Tensor) -> Sequences:
+        """n x J rows, a draft's together. kept: int64 (J,)"""
+        for position in range(self.completion.shape[1] - 2, -1, -1):
+            agrees = self.completion[:, position] < len(self.drafts)
+            self.completion[agrees, position] = self.completion[agrees, position + 1]
+        return self.written.select(self.completion[:, kept].flatten())
+
+
+def branch_out(
+    expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
+) -> tuple[Sequences, int]:
+    """As `DraftExpert.hand_offs`; the expert must be deterministic."""
+    writing, state = _Writing(drafts, spec), expert.start(examples)
+    for position in range(spec.length):
+        named, state = expert.next(state, torch.arange(len(writing.draft), device=drafts.tokens.device))
+        rows, tokens = writing.go_on(position, named.to(drafts.tokens))
+        if len(rows) == 0:
+            break
+        state = expert.append(expert.select(state, rows), tokens)
+    return writing.completions(kept), writing.runs

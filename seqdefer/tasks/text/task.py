@@ -1,0 +1,295 @@
+"""Documents in, short texts out: any pair of Hugging Face models, any JSONL; `xsum` is the paper's summarization.
+
+A token costs 1 if it is not one of its reference's tokens, whoever writes it (the end of a sequence is in every
+reference). The paper counts every token that the reference has; ROUGE counts it as often as the reference has it, so
+that who repeats himself wins nothing, and the token loss here does so too unless told otherwise.
+The sequence loss is 100 x (1 - ROUGE-1): on words, as the package rouge-score counts them, or on token ids, which is
+what the token loss sees.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from seqdefer.errors import OptionError, unknown
+from seqdefer.interfaces import Meter, SplitName, Task, TaskEntry
+from seqdefer.markup import NBSP, number
+from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
+from seqdefer.tasks.options import check_ranges, option
+from seqdefer.tasks.text.data import Document, Fields, encode, filter_by_words, make_splits, read_corpus
+from seqdefer.tasks.text.loading import DTYPES
+from seqdefer.tasks.text.pairs import SHOWN, TextExpert, TextPair, TextPredictor, load_pair
+from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.rouge import References, in_reference, rouge1_of_ids
+from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
+
+ROUGE = ("words", "ids")
+TOKEN_LOSSES = ("clipped", "paper")
+END_SIGN = "∎"
+SHOWN_LETTERS = 300  # of a document in the report
+# Encoder states to keep, of each model: labelling comes back to the same documents again and again.
+REMEMBERED = {"cpu": 2**30, "cuda": 2**33}
+RANGES = {
+    "length": (1, 4096),
+    "input_tokens": (1, 10**6),
+    "train_documents": (1, 10**9),
+    "validation_documents": (1, 10**9),
+    "test_documents": (1, 10**9),
+    "seed": (0, 2**63 - 1),
+}
+
+
+class CutWarning(UserWarning):
+    """Documents are longer than the models may read."""
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What can be chosen about the task; the fields are its command-line options."""
+
+    predictor: str = option("", "the small model: a name on the Hugging Face Hub, or a folder")
+    expert: str = option("", "the large model, of the same vocabulary: a name on the Hub, or a folder")
+    train: str = option("", "documents to fit rejectors on: JSONL, plain or gzip, or a dataset's NAME[:CONFIG][/SPLIT]")
+    test: str | None = option(None, "documents to report on, likewise; without it a part of --train is kept for that")
+    document_field: str = option("document", "what the text to read is called in the data")
+    summary_field: str = option("summary", "what the text that is wanted is called in the data")
+    prefix: str = option("", "what the models expect before a document")
+    suffix: str = option("", "what they expect after it, such as 'TL;DR:' for decoder-only models")
+    length: int = option(20, "tokens to write, at most")
+    input_tokens: int = option(448, "tokens of a document to read, at most")
+    max_words: int | None = option(None, "leave out documents whose summary has more words")
+    shown: str = option(
+        "facts", "what rejectors see: facts of token and document, states of the predictor as in the paper, or both"
+    )
+    token_loss: str = option(
+        "clipped", "a token is right if the reference has it: as often as it is written (clipped), or at all (paper)"
+    )
+    rouge: str = option("words", "what ROUGE-1 counts: words, or ids of tokens")
+    dtype: str = option("float32", "numbers of both models: float32, or bfloat16 or float16 on a GPU that is short")
+    train_documents: int = option(2400, "documents to fit rejectors on, at most")
+    validation_documents: int = option(600, "documents to stop and choose with, at most")
+    test_documents: int = option(1000, "documents to report on, at most")
+    seed: int = option(0, "seed of the split")
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
+        if self.rouge not in ROUGE:
+            raise unknown("way to count ROUGE", self.rouge, ROUGE)
+        if self.shown not in SHOWN:
+            raise unknown("choice of what rejectors see", self.shown, SHOWN)
+        if self.token_loss not in TOKEN_LOSSES:
+            raise unknown("token loss", self.token_loss, TOKEN_LOSSES)
+        if self.dtype not in DTYPES:
+            raise unknown("dtype", self.dtype, DTYPES)
+
+
+class TextTask(Task):
+    loss_unit = "100 x (1 - ROUGE-1)"
+    predictor: TextPredictor
+    expert: TextExpert
+
+    def __init__(
+        self,
+        name: str,
+        options: TextOptions,
+        pair: TextPair,
+        parts: Mapping[SplitName, Sequence[Document]],
+        source: str = "",
+    ) -> None:
+        self.name, self.options, self.source = name, options, source
+        self.predictor, self.expert = pair.predictor, pair.expert
+        self.spec = SequenceSpec(options.length, pair.predictor.end)
+        self.tokenizer = pair.predictor.model.tokenizer
+        self.documents = [one for part in parts.values() for one in part]  # an example's id is its place here
+        self.references = References([one.summary for one in self.documents])
+        self.n_cut = 0
+        self.parts: dict[SplitName, Examples] = {}
+        first = 0
+        inputs, targets = self._encode(pair)
+        for part, documents in parts.items():
+            ids = torch.arange(first, first + len(documents))
+            self.parts[part] = Examples(inputs[ids], targets[ids], ids)
+            first += len(documents)
+
+    def _encode(self, pair: TextPair) -> tuple[Tensor, Tensor]:
+        """Inputs (n, S) and references (n, R), rows ending with PADDING where they are shorter."""
+        options = self.options
+        limits = [model.longest_input(options.length) for model in (pair.predictor.model, pair.expert.model)]
+        longest = min([options.input_tokens, *(limit for limit in limits if limit is not None)])
+        texts = [one.document for one in self.documents]
+        inputs, self.n_cut = encode(self.tokenizer, texts, options.prefix, longest, suffix=options.suffix)
+        if self.n_cut:
+            warnings.warn(
+                f"{self.n_cut} of {len(texts)} documents are longer than {longest} tokens and were cut there",
+                CutWarning,
+                stacklevel=4,
+            )
+        end = [] if self.spec.end is None else [self.spec.end]
+        # A decoder-only model goes on after a prompt: its first word has a space before it.
+        space = "" if pair.predictor.model.is_encoder_decoder else " "
+        ids = self.tokenizer([space + one.summary for one in self.documents], add_special_tokens=False, verbose=False)
+        targets = [torch.tensor([*row, *end]) for row in ids["input_ids"]]
+        return inputs, pad_sequence(targets, batch_first=True, padding_value=PADDING)
+
+    def split(self, name: SplitName) -> Examples:
+        return self.parts[name]
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        if self.options.rouge == "ids":
+            references = Sequences(examples.targets, (examples.targets != PADDING).sum(1))
+            special = [] if self.spec.end is None else [self.spec.end]
+            scores = rouge1_of_ids(sequences, references, special)
+        else:
+            scores = self._rouge_of_words(examples, sequences)
+        return 100 * (1 - scores).float()
+
+    def _rouge_of_words(self, examples: Examples, sequences: Sequences) -> Tensor:
+        """Sweeps and hand-offs come to the same texts again and again: each is decoded and counted once."""
+        keys = torch.cat([examples.ids[:, None].to(sequences.tokens), _blanked(sequences)], 1)
+        different, copies = keys.unique(dim=0, return_inverse=True)
+        rows = different.tolist()
+        texts = self.tokenizer.batch_decode(
+            [[token for token in row[1:] if token != PADDING] for row in rows], skip_special_tokens=True
+        )
+        scores = self.references.score(texts, [row[0] for row in rows])
+        return scores.to(sequences.tokens.device)[copies]
+
+    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+        return (~in_reference(tokens, examples.targets)).float()
+
+    def describe(self) -> dict[str, str]:
+        cut = f", {self.n_cut} cut at {self.options.input_tokens} tokens" if self.n_cut else ""
+        return {
+            "data": f"{self.source}{cut}",
+            "documents": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
+            "predictor": f"{self.predictor.model.name} ({self.predictor.fingerprint})",
+            "expert": f"{self.expert.model.name} ({self.expert.fingerprint})",
+        }
+
+    def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
+        losses = {
+            budget: self.sequence_loss(examples.to(rollout.sequences.tokens.device), rollout.sequences).tolist()
+            for budget, rollout in rollouts.items()
+        }
+        drawn = []
+        for row, place in enumerate(examples.ids.tolist()):
+            drawings = [
+                self._drawing(rollout, row, budget, losses[budget][row]) for budget, rollout in rollouts.items()
+            ]
+            drawn.append(
+                TokenExample(_shortened(self.documents[place].document), self.documents[place].summary, drawings)
+            )
+        return draw_tokens(drawn, legend=[f"{END_SIGN} the end of a text"])
+
+    def _drawing(self, rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
+        n = int(rollout.sequences.lengths[row])
+        pieces = self._pieces(rollout.sequences.tokens[row, :n].tolist())
+        authors, scores = rollout.by_expert[row, :n].tolist(), rollout.scores[row, :n].tolist()
+        caption = f"ROUGE-1 {number(100 - loss, 0)}, {sum(authors)} of {n} by the expert"
+        return TokenDrawing(pieces, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
+
+    def _pieces(self, tokens: list[int]) -> list[str]:
+        """What each token adds to the text."""
+        pieces, before = [], ""
+        for place, token in enumerate(tokens):
+            if token == self.spec.end:
+                pieces.append(END_SIGN)
+                continue
+            text = self.tokenizer.decode(tokens[: place + 1], skip_special_tokens=True)
+            pieces.append(text[len(before) :])
+            before = text
+        return pieces
+
+
+def _blanked(sequences: Sequences) -> Tensor:
+    """Tokens with PADDING past the end. (B, L)"""
+    return sequences.tokens.masked_fill(~sequences.mask(), PADDING)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
+
+
+# -- preparing -----------------------------------------------------------------------------------------------------
+
+
+def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter) -> TextTask:
+    for what in ("predictor", "expert", "train"):
+        if not getattr(options, what):
+            raise OptionError(f"--{what} is missing: name {'a model' if what != 'train' else 'the documents'}")
+    with meter.stage("read the documents", 1) as advance:
+        fields = Fields(options.document_field, options.summary_field)
+        train = read_corpus(options.train, fields=fields, split="train")
+        test = None if options.test is None else read_corpus(options.test, fields=fields, split="test")
+        if options.max_words is not None:
+            train = filter_by_words(train, options.max_words)
+            test = None if test is None else filter_by_words(test, options.max_words)
+        counts: dict[SplitName, int] = {
+            "train": options.train_documents,
+            "validation": options.validation_documents,
+            "test": options.test_documents,
+        }
+        splits = make_splits(train, test, counts, options.seed)
+        advance(1)
+    with meter.stage("load the models", 1) as advance:
+        remember = REMEMBERED.get(device.type, 0)
+        pair = load_pair(
+            options.predictor,
+            options.expert,
+            device=device,
+            dtype=options.dtype,
+            remember=remember,
+            shown=options.shown,
+        )
+        advance(1)
+    return TextTask(name, options, pair, splits.parts, splits.source)
+
+
+def _prepare_xsum(options: TextOptions, folder: Path, device: torch.device, meter: Meter) -> TextTask:
+    return prepare("xsum", options, device, meter)
+
+
+def _prepare_text(options: TextOptions, folder: Path, device: torch.device, meter: Meter) -> TextTask:
+    return prepare("text", options, device, meter)
+
+
+def _small(options: TextOptions) -> TextOptions:
+    return replace(options, train_documents=240, validation_documents=60, test_documents=300)
+
+
+# FLAN-T5 has seen XSum among its tasks, is safe to load and shares one vocabulary over all sizes.
+_XSUM = TextOptions(
+    predictor="google/flan-t5-small",
+    expert="google/flan-t5-base",
+    train="EdinburghNLP/xsum/train",
+    test="EdinburghNLP/xsum/test",
+    prefix="summarize: ",
+)
+
+XSUM = TaskEntry(
+    name="xsum",
+    summary="summarize news in 20 tokens; the expert is a larger model of the same family",
+    presets={
+        "quick": _small(_XSUM),
+        "paper": _XSUM,
+        "paper-token": replace(_XSUM, max_words=14, train_documents=800, validation_documents=200),
+        "paper-once": replace(_XSUM, max_words=20),
+    },
+    prepare=_prepare_xsum,
+    hyperparameters="xsum",
+)
+
+TEXT = TaskEntry(
+    name="text",
+    summary="any two Hugging Face models that share a vocabulary, on documents of your own",
+    presets={"quick": _small(TextOptions()), "paper": TextOptions()},
+    prepare=_prepare_text,
+    hyperparameters="xsum",
+)
