@@ -31,7 +31,7 @@ from seqdefer.store import write_text
 from seqdefer.tasks.weather import WeatherOptions, WeatherTask, prepare
 from seqdefer.training import PRESETS, History, Settings, fit, fit_token
 from seqdefer.trees import END, DecisionTrees, enumerate_trees
-from seqdefer.types import Examples, HandOffTable, Proposal, Rollout
+from seqdefer.types import Examples, HandOffTable, Proposal, Rollout, Sequences
 
 PAPER = PRESETS["mwp-token"]
 SEED = 0
@@ -207,8 +207,10 @@ def risk_by_asking(network: TokenNetwork, task: Any, examples: Examples, phi: Ph
         proposal = task.predictor.propose(state)
         named, expert_state = task.expert.next(expert_state, everyone)
         score, seen = network.score(seen, position, proposal)
-        here = torch.full_like(everyone, position)
-        loss, cost = task.token_loss(examples, here, proposal.tokens), task.token_cost(examples, here, named)
+        before = Sequences(
+            examples.targets[:, :0], torch.full_like(everyone, position)
+        )  # the losses ask where, not what
+        loss, cost = task.token_loss(examples, before, proposal.tokens), task.token_cost(examples, before, named)
         for column, value in zip(columns, (score, loss, cost), strict=True):
             column.append(value)
         if position + 1 < task.spec.length:

@@ -187,6 +187,8 @@ def _run_parser(entry: TaskEntry) -> _Parser:
     group.add_argument("--psi", metavar="|".join(PSIS), help=f"one-time surrogate ({usual.psi})")
     words = f"how token-level training rollouts go on ({usual.strategy})"
     group.add_argument("--strategy", metavar="|".join(STRATEGIES), help=words)
+    words = f"of each example to learn from by token, where sequences are long ({usual.rollouts})"
+    group.add_argument("--rollouts", type=int, metavar="N", help=words)
     group.add_argument("--hand-offs", type=int, metavar="N", help="how many hand-off points are allowed (all)")
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
     group.add_argument(

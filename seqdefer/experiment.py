@@ -44,6 +44,7 @@ from seqdefer.curves import (
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.environment import Clock, choose_device, machine
 from seqdefer.errors import CheckpointError, DataError, OptionError, unknown
+from seqdefer.exploration import explore_trees
 from seqdefer.interfaces import Meter, NextTokenExpert, Policy, Silent, SplitName, Task, TaskEntry
 from seqdefer.labels import Calls, hand_off_table
 from seqdefer.losses import get_phi, get_psi, hand_off_grid, rule_of_thumb
@@ -51,6 +52,7 @@ from seqdefer.oracle import all_outcomes, beam_outcomes
 from seqdefer.paper import PAPER
 from seqdefer.policies import (
     Threshold,
+    TokenSweep,
     choose_by_cost,
     choose_hand_off,
     cost_price_for,
@@ -73,6 +75,7 @@ from seqdefer.results import (
 )
 from seqdefer.store import fingerprint, write_text
 from seqdefer.training import (
+    BY_FACTS,
     BY_TOKEN,
     PERCEPTRON,
     PRESETS,
@@ -98,7 +101,7 @@ GRANULARITY: dict[str, Granularity] = {
 }  # fmt: skip
 
 
-SHOWN_EXAMPLES, SHOWN_JUDGES, SHOWN_BUDGETS = 3, 200, (0.1, 0.25, 0.5, 0.75)
+SHOWN_EXAMPLES, SHOWN_JUDGES, SHOWN_BUDGETS = 3, {"enumerated": 200, "searched": 40}, (0.1, 0.25, 0.5, 0.75)
 METHODS = [name for name in GRANULARITY if name != "Random" and not name.startswith("Optimal")]
 
 
@@ -116,6 +119,7 @@ class ExperimentSettings:
     strategy: Strategy = "explore"
     hand_offs: int | None = None  # size of J; None allows them all
     alpha: float | None = None  # alpha_1; None is the rule of thumb
+    rollouts: int = 8  # of each example that token-level rejectors learn from, where sequences are long
     price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
     methods: tuple[str, ...] | None = None  # None runs them all; Random and the oracles are always there
     resamples: int = 1000
@@ -124,9 +128,9 @@ class ExperimentSettings:
         return self.methods is None or method in self.methods
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "instances", "resamples"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least 1")
+        for name, least in {"seeds": 1, "instances": 1, "resamples": 1, "rollouts": 2}.items():
+            if getattr(self, name) < least:
+                raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
         for name in ("alpha", "price"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -147,6 +151,7 @@ class ExperimentSettings:
 STARTING_POINTS: dict[str, tuple[Settings, Settings, Settings]] = {
     "mwp": (PRESETS["mwp-token"], PRESETS["mwp-once"], PERCEPTRON),
     "xsum": (PRESETS["xsum-token"], TRANSFORMER, TRANSFORMER),
+    "text": (BY_FACTS, TRANSFORMER, TRANSFORMER),
     "tsp": (PRESETS["mwp-token"], TRANSFORMER, TRANSFORMER),
     "pronounce": (BY_TOKEN, PRESETS["mwp-once"], PERCEPTRON),
 }
@@ -169,7 +174,9 @@ def experiment_settings(entry: TaskEntry, preset: str, draft_architecture: str |
     if preset != "quick":
         return settings
     token = replace(token, epochs=20, learning_rate=2e-3)
-    return replace(settings, seeds=3, token=token, once=_quick(once), cost=_quick(cost))
+    return replace(
+        settings, seeds=3, instances=entry.quick_instances, token=token, once=_quick(once), cost=_quick(cost)
+    )
 
 
 def _quick(settings: Settings) -> Settings:
@@ -293,8 +300,13 @@ class Experiment:
         if not (isinstance(self.task.expert, NextTokenExpert) and is_needed):
             return Labelled(examples, drafted, table, None)
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
-            grow = DecisionTrees if self._searches else enumerate_trees
-            trees = grow(self.task, examples, progress=advance)
+            if not self._searches:
+                trees = enumerate_trees(self.task, examples, progress=advance)
+            elif name == "test":  # sweeps and the oracle go wherever they like
+                trees = DecisionTrees(self.task, examples, progress=advance)
+            else:
+                labels, rollouts = self.folder / "labels", self.settings.rollouts
+                trees = explore_trees(self.task, examples, rollouts, folder=labels, progress=advance)
         self.trees.append(trees)
         return Labelled(examples, drafted, table, trees)
 
@@ -406,8 +418,7 @@ class Experiment:
     ) -> Mapping[float, Policy[Any]]:
         """A policy for each of the shown budgets."""
         if "TokenwiseModel" in rejectors and validation.trees is not None:
-            rejector, some = rejectors["TokenwiseModel"], torch.arange(min(len(validation.trees), SHOWN_JUDGES))
-            swept = sweep_thresholds(rejector, validation.trees, some)
+            rejector, swept = rejectors["TokenwiseModel"], self._sweep_judges(rejectors["TokenwiseModel"], validation)
             return {budget: Threshold(rejector, threshold_for(budget, swept).threshold) for budget in SHOWN_BUDGETS}
         name = next((name for name in ("OneTimeCost", "OneTimeModel") if name in rejectors), None)
         if name is None:
@@ -423,6 +434,14 @@ class Experiment:
                 kept = choose_hand_off(scores, self.grid, odds.threshold)
             chosen[budget] = HandOff(kept)
         return chosen
+
+    def _sweep_judges(self, rejector: TokenNetwork, validation: Labelled) -> TokenSweep:
+        """Some validation examples, to find the threshold of a budget with. Closed trees cannot tell."""
+        assert validation.trees is not None
+        some = torch.arange(min(len(validation.examples), SHOWN_JUDGES["searched" if self._searches else "enumerated"]))
+        if self._searches:
+            return sweep_thresholds(rejector, DecisionTrees(self.task, validation.examples.select(some)))
+        return sweep_thresholds(rejector, validation.trees, some)
 
     def _notes(self, train: Labelled) -> tuple[str, ...]:
         settings, alpha, price = self.settings, self._alpha(train), self._price(train)

@@ -153,6 +153,7 @@ class Task(ABC):
     name: str
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
+    token_rule: str = ""  # tells apart the ways in which a task may count token losses
     is_papers: bool = True  # False where the paper's figures, if there are any, are for something else
     predictor: Predictor[Any]
     expert: Expert
@@ -165,15 +166,15 @@ class Task(ABC):
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
         """What the report measures: the loss of whole sequences, >= 0. (B,)"""
 
-    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-        """l: the loss of writing `tokens` (B,) at `positions` (int64 (B,), from 0), >= 0. (B,)"""
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        """l: the loss of writing `tokens` (B,) after `prefixes`, that is at positions `prefixes.lengths`, >= 0. (B,)"""
         raise NotImplementedError(f"task {self.name!r} defines no token loss, so it has no token-level deferral")
 
-    def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+    def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         """c: the cost of having the expert write `tokens`; its own loss unless a task says otherwise. (B,)
 
         Where l and c are both 0, a surrogate has nothing to learn; `training.fit_token` then adds a small price."""
-        return self.token_loss(examples, positions, tokens)
+        return self.token_loss(examples, prefixes, tokens)
 
     def describe(self) -> dict[str, str]:
         """Fingerprints of data and models, for the provenance."""
@@ -258,7 +259,7 @@ class TaskEntry:
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is kept in `folder` and found again there.
     `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp, xsum, or
-    ours (`experiment.STARTING_POINTS`).
+    ours (`experiment.STARTING_POINTS`). `quick_instances` test instances a seed are enough for the preset `quick`.
     `training` is there where the predictor can be trained by a command of its own.
     """
 
@@ -267,6 +268,7 @@ class TaskEntry:
     presets: Mapping[str, Any]
     prepare: Callable[[Any, Path, torch.device, Meter], Task]
     hyperparameters: str = "mwp"
+    quick_instances: int = 100
     training: PredictorTraining | None = None
 
 

@@ -31,6 +31,7 @@ from seqdefer.trees import END, DecisionTrees
 from seqdefer.types import Draft, HandOffTable
 
 LEAST_BATCH = 16
+COINS = 4  # fixed paths of each validation example, where trees are closed
 
 Strategy = Literal["free", "teacher", "scheduled", "explore"]
 STRATEGIES: tuple[Strategy, ...] = ("free", "teacher", "scheduled", "explore")
@@ -77,6 +78,7 @@ PRESETS: dict[str, Settings] = {
 # Ours, for what the paper has not: attention over the steps of a draft, and the estimates of OneTimeCost.
 TRANSFORMER = Settings(1e-3, 8, "draft_transformer", 2, 64, 0.1, 40, 0.1, 2400, least_steps=32)
 BY_TOKEN = Settings(1e-3, 7, "mlp", 2, 64, 0.4, 100, 0.001, 12_000)
+BY_FACTS = Settings(2e-3, 10, "mlp", 2, 64, 0.2, 100, 0.1, 800)
 PERCEPTRON = Settings(1e-3, 8, "draft_mlp", 2, 64, 0.2, 60, 0.01, 2400, least_steps=32)
 
 
@@ -189,6 +191,23 @@ class Steering:
         return defer
 
 
+class Coins(Steering):
+    """Whatever the rejector says, the same decisions each time, from hardly ever deferring to nearly always. Where trees
+    are closed, the risk on these paths tells epochs apart; on the rejector's own, the paths change with it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__("free", seed)
+        self.seed = seed
+
+    def thresholds(self, n: int) -> Tensor:
+        """The share that each sequence defers."""
+        self.generator.manual_seed(self.seed)
+        return (torch.randperm(n, generator=self.generator) + 0.5) / n
+
+    def decide(self, scores: Tensor, thresholds: Tensor, loss: Tensor, cost: Tensor) -> Tensor:
+        return torch.rand(len(scores), generator=self.generator).to(scores.device) < thresholds
+
+
 def default_price(trees: DecisionTrees) -> float:
     """5 % of the predictor's mean token loss where more than one prefix in a hundred has l = c = 0: a surrogate is flat
     there, and its score arbitrary (the paper's theorems ask for c_j >= c-bar > 0). 0 elsewhere."""
@@ -233,7 +252,8 @@ def fit_token(
     price: float | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[TokenNetwork, History]:
-    """TokenwiseModel: minimises the token surrogate over rollouts that `strategy` steers; validation steers itself.
+    """TokenwiseModel: minimises the token surrogate over rollouts that `strategy` steers; validation steers itself, or
+    goes fixed ways where trees are closed.
 
     `price` is added to the cost of every expert token; None lets `default_price` choose."""
     price = default_price(train) if price is None else price
@@ -247,8 +267,10 @@ def fit_token(
     )
     seen = train.proposal(train.typical_nodes())
     network.to(train.device).standardise(train.context, step_inputs(seen.features, seen.uncertainty, seen.entropy))
-    loss_of, steering, judge = get_phi(phi), Steering(strategy, seed), Steering("free", seed)
-    everyone = torch.arange(len(validation))
+    loss_of, steering = get_phi(phi), Steering(strategy, seed)
+    judge, everyone = Steering("free", seed), torch.arange(len(validation))
+    if validation.is_closed:
+        judge, everyone = Coins(seed), everyone.repeat(COINS)
     history = fit(
         network,
         len(train),

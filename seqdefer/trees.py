@@ -13,7 +13,7 @@ where the models stood when the node was made. Otherwise inputs and prefixes are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -64,8 +64,20 @@ class _Nodes:
             getattr(self, column)[self.size : needed] = getattr(other, column)[: other.size]
         self.size = needed
 
-    def _columns(self) -> list[str]:
-        return [field.name for field in fields(self) if field.name != "size"]
+    @classmethod
+    def _columns(cls) -> list[str]:
+        return [field.name for field in fields(cls) if field.name != "size"]
+
+    def used(self) -> dict[str, Tensor]:
+        """The columns without their spare capacity."""
+        return {name: getattr(self, name)[: self.size] for name in self._columns()}
+
+    def moved(self, by: int, examples: int) -> dict[str, Tensor]:
+        """The columns as they are behind `by` other nodes, of examples that stand behind `examples` others."""
+        columns = self.used()
+        for name in ("parent", "children"):
+            columns[name] = torch.where(columns[name] >= 0, columns[name] + by, columns[name])
+        return {**columns, "example": columns["example"] + examples}
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,15 @@ class _Desk:
 class DecisionTrees:
     """One tree an example, in one table of nodes. Nodes are int64 ids; END (-1) stands for a sequence that is over."""
 
-    def __init__(self, task: Task, examples: Examples, *, progress: Progress = lambda _: None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        examples: Examples,
+        *,
+        grown: Mapping[str, Tensor] | None = None,
+        progress: Progress = lambda _: None,
+    ) -> None:
+        """`grown`: what `tensors` gave of trees of the same examples, instead of asking the models."""
         if not isinstance(task.expert, NextTokenExpert):
             raise ContractError(
                 f"decision trees need an expert that names next tokens; that of task {task.name!r} only completes"
@@ -104,11 +124,16 @@ class DecisionTrees:
         self.examples = examples.to(self.device)
         self.expert: NextTokenExpert[Any] = task.expert
         self.predictor: Predictor[Any] = task.predictor
-        self.calls, self.is_complete = Calls(), False
+        self.calls, self.is_complete, self.is_closed = Calls(), False, False
         self._nodes: _Nodes | None = None
         self._context: list[Tensor] = []
         self._desk: _Desk | None = None
         self.roots = torch.arange(0, device=self.device)
+        if grown is not None:
+            parts = {name: column.to(self.device) for name, column in grown.items()}
+            self.roots, self.context = parts.pop("roots"), parts.pop("context")
+            self._nodes = _Nodes(size=len(parts["example"]), **parts)
+            return
         for rows in torch.arange(len(examples), device=self.device).split(self.predictor.batch_size):
             self._plant(rows)
             progress(len(rows))
@@ -121,6 +146,14 @@ class DecisionTrees:
     def nodes(self) -> _Nodes:
         assert self._nodes is not None
         return self._nodes
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the trees hold, to be kept and grown on."""
+        return {**self.nodes.used(), "roots": self.roots, "context": self.context}
+
+    def close(self) -> None:
+        """No more growth: who decides for a child that is not there gets the other one."""
+        self.is_closed = True
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -140,8 +173,10 @@ class DecisionTrees:
         choice = defer.long()
         found = self.nodes.children[nodes, choice]
         missing = found == UNKNOWN
-        if not self.is_complete:  # what a complete tree saves was counted when it was made
+        if not (self.is_complete or self.is_closed):  # what a complete tree saves was counted when it was made
             self.calls = self.calls + Calls(0, int((found >= 0).sum()))
+        if self.is_closed:
+            return torch.where(missing, self.nodes.children[nodes, 1 - choice], found)
         if bool(missing.any()):
             agree = self.nodes.tokens[nodes, 0] == self.nodes.tokens[nodes, 1]
             only = choice.masked_fill(agree, 0)  # one child for both decisions, also when both are asked for at once
@@ -151,9 +186,9 @@ class DecisionTrees:
         return found
 
     def typical_nodes(self, most: int = 100_000) -> Tensor:
-        """Nodes to take statistics from: of complete trees all (evenly thinned), else those that predictor alone and
-        expert alone pass, so that it does not matter what has been grown before."""
-        if not self.is_complete:
+        """Nodes to take statistics from: of trees that do not grow all (evenly thinned), else those that predictor
+        alone and expert alone pass, so that it does not matter what has been grown before."""
+        if not (self.is_complete or self.is_closed):
             return torch.cat([self._path(defer=False), self._path(defer=True)])[:most]
         return torch.arange(0, self.nodes.size, max(1, self.nodes.size // most), device=self.device)
 
@@ -201,22 +236,24 @@ class DecisionTrees:
         batch = self.examples.select(rows)
         state, context = self.predictor.start(batch.inputs)
         self._context.append(context)
-        made, _ = self._ask(state, self.expert.start(batch), rows, torch.zeros_like(rows), torch.full_like(rows, END))
+        blank = rows[:, None][:, :0]  # int64 (B, 0)
+        made, _ = self._ask(state, self.expert.start(batch), rows, blank, torch.full_like(rows, END))
         self.roots = torch.cat([self.roots, made])
 
     @torch.no_grad()
     def _ask(
-        self, state: Any, expert_state: Any, example: Tensor, position: Tensor, parent: Tensor
+        self, state: Any, expert_state: Any, example: Tensor, prefix: Tensor, parent: Tensor
     ) -> tuple[Tensor, Any]:
-        """Makes the nodes where the two models stand. Returns their ids and the expert's state."""
-        spec = self.task.spec
+        """Makes the nodes where both models stand, after `prefix` (B, T). Returns their ids and the expert's state."""
+        spec, position = self.task.spec, torch.full_like(example, prefix.shape[1])
         proposal = self.predictor.propose(state)
         asked, copies = self._rows_to_ask(example, position)
         named, expert_state = self.expert.next(expert_state, asked)
         tokens = torch.stack([proposal.tokens, named[copies].to(proposal.tokens.dtype)], 1)  # (B, 2)
         batch = self.examples.select(example)
         kept, deferred = tokens.unbind(1)
-        losses = [self.task.token_loss(batch, position, kept), self.task.token_cost(batch, position, deferred)]
+        before = Sequences(prefix, position)
+        losses = [self.task.token_loss(batch, before, kept), self.task.token_cost(batch, before, deferred)]
         ends = spec.is_end(tokens) | (position[:, None] + 1 >= spec.length)
         n = len(example)
         entropy = torch.zeros(n, 0, device=self.device) if proposal.entropy is None else proposal.entropy
@@ -287,15 +324,15 @@ class DecisionTrees:
     @torch.no_grad()
     def _grow_level(self, standing: _Standing | None, nodes: Tensor, choice: Tensor, position: int) -> None:
         example = self.nodes.example[nodes]
+        prefix = self.sequences(nodes, choice.bool()).tokens[:, : position + 1]
         if standing is None:
-            standing, ids = self._begun(example), example
-            unread = self.sequences(nodes, choice.bool()).tokens[:, : position + 1]
+            standing, ids, unread = self._begun(example), example, prefix
         else:
-            ids, unread = nodes, self.nodes.tokens[nodes, choice][:, None]
+            ids, unread = nodes, prefix[:, -1:]
         copies = torch.searchsorted(standing.ids, ids)
         state = self.predictor.extend(self.predictor.select(standing.state, copies), unread)
         expert_state = self.expert.extend(self.expert.select(standing.expert_state, copies), unread)
-        made, expert_state = self._ask(state, expert_state, example, torch.full_like(nodes, position + 1), nodes)
+        made, expert_state = self._ask(state, expert_state, example, prefix, nodes)
         self._link(nodes, choice, made)
         if self._desk is not None:
             self._desk.keep(_Standing(made, state, expert_state), self._batches(KEPT))
@@ -327,6 +364,20 @@ class DecisionTrees:
         table.children[nodes[agree], 1 - choice[agree]] = made[agree]
 
 
+def join_trees(parts: Sequence[DecisionTrees], task: Task, examples: Examples) -> DecisionTrees:
+    """The trees of all parts, whose examples stand in `examples` one after the other."""
+    nodes, roots, n_nodes, n_examples = [], [], 0, 0
+    for part in parts:
+        nodes.append(part.nodes.moved(n_nodes, n_examples))
+        roots.append(part.roots + n_nodes)
+        n_nodes, n_examples = n_nodes + part.nodes.size, n_examples + len(part)
+    grown = {name: torch.cat([one[name] for one in nodes]) for name in nodes[0]}
+    grown |= {"roots": torch.cat(roots), "context": torch.cat([part.context for part in parts])}
+    joined = DecisionTrees(task, examples, grown=grown)
+    joined.calls = sum((part.calls for part in parts), start=Calls())
+    return joined
+
+
 @torch.no_grad()
 def enumerate_trees(
     task: Task, examples: Examples, *, batch_size: int | None = None, progress: Progress = lambda _: None
@@ -353,8 +404,9 @@ def _enumerate_batch(trees: DecisionTrees, rows: Tensor) -> None:
     state, _ = trees.predictor.start(batch.inputs)
     expert_state = trees.expert.start(batch)
     nodes = trees.roots[rows]
+    prefix = trees.nodes.tokens[nodes][:, :0]  # (B, 0) of the tokens' dtype
     paths = torch.ones_like(rows)  # decisions that lead to each node: what the naive way would ask
-    for position in range(trees.task.spec.length - 1):
+    for _ in range(trees.task.spec.length - 1):
         table = trees.nodes
         is_open = table.children[nodes] == UNKNOWN  # (B, 2)
         agree = table.tokens[nodes, 0] == table.tokens[nodes, 1]
@@ -367,7 +419,8 @@ def _enumerate_batch(trees: DecisionTrees, rows: Tensor) -> None:
         expert_state = trees.expert.append(trees.expert.select(expert_state, branch), tokens)
         parents = nodes[branch]
         example = table.example[parents]
-        made, expert_state = trees._ask(state, expert_state, example, torch.full_like(parents, position + 1), parents)
+        prefix = torch.cat([prefix[branch], tokens[:, None]], 1)
+        made, expert_state = trees._ask(state, expert_state, example, prefix, parents)
         trees._link(parents, choice, made)
         paths = paths[branch] * torch.where(agree[branch], 2, 1)
         trees.calls = trees.calls + Calls(0, int(paths.sum()) - len(made))

@@ -49,7 +49,7 @@ from seqdefer.results import Results, load_results
 from seqdefer.tasks.weather import ENTRY, WeatherOptions, WeatherTask
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.training import PERCEPTRON, PRESETS, TRANSFORMER, Settings
-from seqdefer.types import Examples, Rollout
+from seqdefer.types import Examples, Rollout, Sequences
 
 TINY = ExperimentSettings(
     seeds=2,
@@ -324,8 +324,8 @@ def test_an_interrupted_run_goes_on_where_it_was(
 class OtherCosts(ToyTask):
     """The same sequences and losses, but an expert whose tokens cost more."""
 
-    def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-        return super().token_cost(examples, positions, tokens) + 0.5
+    def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return super().token_cost(examples, prefixes, tokens) + 0.5
 
 
 @pytest.mark.parametrize(
@@ -675,7 +675,7 @@ def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architect
 
 def test_hyperparameters_and_architectures_that_nobody_knows() -> None:
     with pytest.raises(
-        OptionError, match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, tsp, xsum"
+        OptionError, match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, text, tsp, xsum"
     ):
         experiment_settings(entry_for("table 9"), "quick")
     message = "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"

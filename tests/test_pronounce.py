@@ -246,13 +246,16 @@ def test_token_losses_add_to_the_error_rate(task: PronounceTask) -> None:
     targets = torch.tensor([[[5, 6, 7, 8] + [0] * 8, [5, 9] + [0] * 10]])
     batch = Examples(torch.ones(1, 12, dtype=torch.long), targets, torch.arange(1))
 
+    def after(position: int) -> Sequences:
+        return Sequences(torch.zeros(1, position, dtype=torch.long), torch.tensor([position]))
+
     def loss(position: int, token: int) -> float:
-        return float(task.token_loss(batch, torch.tensor([position]), torch.tensor([token])))
+        return float(task.token_loss(batch, after(position), torch.tensor([token])))
 
     assert [loss(0, 5), loss(0, 6)] == [0.0, 25.0]
     assert [loss(1, 6), loss(1, 9), loss(1, 7)] == [0.0, 0.0, 25.0]  # either pronunciation
     assert [loss(4, 0), loss(2, 0), loss(1, 0), loss(9, 0), loss(9, 3)] == [0.0, 0.0, 25.0, 0.0, 25.0]
-    costs = task.token_cost(batch, torch.tensor([0]), torch.tensor([6]))
+    costs = task.token_cost(batch, after(0), torch.tensor([6]))
     assert costs.tolist() == [25.0 + FEE]
 
 

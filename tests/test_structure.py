@@ -26,6 +26,7 @@ ORDER = [
     "branches",
     "labels",
     "trees",
+    "exploration",
     "losses",
     "rejectors",
     "training",

@@ -72,7 +72,7 @@ class PairTask(Task):
         wrong = (sequences.tokens[:, :, None] != examples.targets[:, None, :]).all(2) & sequences.mask()
         return wrong.sum(1) / sequences.lengths
 
-    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         return (examples.targets != tokens[:, None]).all(1).float()
 
 

@@ -263,6 +263,10 @@ def lstm(task: ToyTask) -> LSTMRejector:
     return LSTMRejector(Sizes(2, 3, task.spec.length, True, layers=2, units=5, dropout=0.4), "toy").eval()
 
 
+def after(prefix: list[Any]) -> Sequences:
+    return Sequences(torch.tensor([prefix]).view(1, len(prefix)), torch.tensor([len(prefix)]))
+
+
 @pytest.mark.parametrize("strategy", ["free", "teacher"])
 @pytest.mark.parametrize("phi", ["logistic", "square"])
 @pytest.mark.parametrize("ends", [True, False])
@@ -279,7 +283,7 @@ def test_token_risk_is_the_surrogate_along_the_rollout(strategy: Strategy, phi: 
         def decide(
             position: int, prefix: list[Any], proposal: Proposal, one: Examples = one, terms: Any = terms
         ) -> bool:
-            score, place = torch.tensor(score_after(task, one, network, prefix)), torch.tensor([position])
+            score, place = torch.tensor(score_after(task, one, network, prefix)), after(prefix)
             loss = task.token_loss(one, place, proposal.tokens)
             cost = task.token_cost(one, place, torch.tensor([expert_after(task, one, prefix)]))
             terms.append(float(loss * loss_of(score) + cost * loss_of(-score)))
@@ -419,8 +423,8 @@ def test_a_price_is_added_where_some_tokens_cost_nothing() -> None:
     """With l = c = 0 wherever both are right, scores there were arbitrary: a first speller came out at -44 %."""
 
     class Free(ToyTask):
-        def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-            return self.token_loss(examples, positions, tokens)
+        def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+            return self.token_loss(examples, prefixes, tokens)
 
     free, priced = (enumerate_trees(task, task.split("train")) for task in (Free(n=50), ToyTask(n=50)))
     mean = float(free.nodes.losses[: free.nodes.size, 0].mean())

@@ -22,7 +22,7 @@ from seqdefer.tasks.weather import WeatherTask
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyState
 from seqdefer.trees import END, DecisionTrees, enumerate_trees
-from seqdefer.types import Examples, Proposal
+from seqdefer.types import Examples, Proposal, Sequences
 
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
 Grow = Callable[[Task, Examples], DecisionTrees]
@@ -83,11 +83,12 @@ def check_nodes(trees: DecisionTrees, nodes: Tensor, rows: Tensor, position: int
     assert proposal.uncertainty.tolist() == [one.uncertainty.item() for one in expected]
     assert proposal.entropy is not None
     assert proposal.entropy.tolist() == [one.entropy.item() for one in expected if one.entropy is not None]
-    examples, positions = trees.examples.select(rows), torch.full_like(rows, position)
+    examples, before = trees.examples.select(rows), [path.tokens[:position] for path in paths]
+    prefixes = Sequences(torch.tensor(before).view(len(rows), position), torch.full_like(rows, position))
     task, ones = trees.task, rows_of(examples)
     named = [expert_after(task, one, path.tokens[:position]) for one, path in zip(ones, paths, strict=True)]
-    assert torch.equal(loss, task.token_loss(examples, positions, proposal.tokens))
-    assert torch.equal(cost, task.token_cost(examples, positions, torch.tensor(named, dtype=torch.long)))
+    assert torch.equal(loss, task.token_loss(examples, prefixes, proposal.tokens))
+    assert torch.equal(cost, task.token_cost(examples, prefixes, torch.tensor(named, dtype=torch.long)))
 
 
 def check_leaves(trees: DecisionTrees, nodes: Tensor, choice: bool, paths: list[Written]) -> None:

@@ -252,11 +252,12 @@ def test_the_predictor_is_frozen() -> None:
 def test_the_loss_of_a_sequence_is_the_sum_over_its_tokens(weather: WeatherTask) -> None:
     examples = make_examples()
     tokens = examples.targets + torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
-    by_token = [weather.token_loss(examples, torch.full((8,), j), tokens[:, j]) for j in range(6)]
+    before = [Sequences(tokens, torch.full((8,), j)) for j in range(6)]
+    by_token = [weather.token_loss(examples, before[j], tokens[:, j]) for j in range(6)]
     total = weather.sequence_loss(examples, Sequences(tokens, torch.full((8,), 6)))
     torch.testing.assert_close(torch.stack(by_token, 1).sum(1), total)
     torch.testing.assert_close(by_token[2], (tokens[:, 2] - examples.targets[:, 2]) ** 2)
-    assert torch.equal(weather.token_cost(examples, torch.full((8,), 2), tokens[:, 2]), by_token[2])
+    assert torch.equal(weather.token_cost(examples, before[2], tokens[:, 2]), by_token[2])
 
 
 # -- preparing -----------------------------------------------------------------------------------------------------

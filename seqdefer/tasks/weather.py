@@ -150,8 +150,8 @@ class WeatherTask(Task):
     def split(self, name: SplitName) -> Examples:
         return self.parts[name]
 
-    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-        return (tokens - examples.targets.gather(1, positions[:, None]).squeeze(1)).square()
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return (tokens - examples.targets.gather(1, prefixes.lengths[:, None]).squeeze(1)).square()
 
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
         return (sequences.tokens - examples.targets).square().sum(1)

@@ -90,18 +90,20 @@ class ToyTask(Task):
         right = self.target(state.inputs, state.position)
         return torch.where(draw % 8 < often, (draw >> 3) % self.vocabulary, right)
 
-    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        positions = prefixes.lengths
         right = examples.targets.gather(1, positions[:, None]).squeeze(1)
         return (tokens != right) * (1 + mix(examples.inputs, positions, 3) % 4 / 4)
 
-    def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-        return self.token_loss(examples, positions, tokens) + 1 / 4  # asking has a price
+    def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return self.token_loss(examples, prefixes, tokens) + 1 / 4  # asking has a price
 
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
         """Token losses of what is written, and 1 for each token of the target that is missing."""
         rows, positions = sequences.mask().nonzero(as_tuple=True)
         loss = torch.zeros(sequences.tokens.shape, device=rows.device)
-        loss[rows, positions] = self.token_loss(examples.select(rows), positions, sequences.tokens[rows, positions])
+        prefixes, tokens = Sequences(sequences.tokens[rows], positions), sequences.tokens[rows, positions]
+        loss[rows, positions] = self.token_loss(examples.select(rows), prefixes, tokens)
         if self.spec.end is not None:
             loss[~sequences.mask() & (examples.targets != self.spec.end)] = 1
         return loss.sum(1)

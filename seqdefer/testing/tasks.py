@@ -100,16 +100,22 @@ def _check_sequence_loss(task: Task, examples: Examples, sequences: Sequences) -
 def _check_token_losses(task: Task, examples: Examples, sequences: Sequences) -> None:
     rows, positions = sequences.mask().nonzero(as_tuple=True)  # the positions differ within the batch
     batch, tokens = examples.select(rows), sequences.tokens[rows, positions]
+    prefixes = Sequences(sequences.tokens[rows], positions)  # what follows a prefix stands there and means nothing
     order = shuffled(rows)
     for name in ("token_loss", "token_cost"):
-        loss = _token_loss(task, name, batch, positions, tokens)
-        picked = _token_loss(task, name, batch.select(order), positions[order], tokens[order])
+        loss = _token_loss(task, name, batch, prefixes, tokens)
+        picked = _token_loss(task, name, batch.select(order), prefixes.select(order), tokens[order])
         require_same(picked, loss[order], f"{name_of(task)}.{name} of rows in another order", ONE_BY_ONE)
+        bare = replace(prefixes, tokens=prefixes.tokens.masked_fill(~prefixes.mask(), 0))
+        what = f"{name_of(task)}.{name} changes with what stands after a prefix"
+        require_same(
+            _token_loss(task, name, batch, bare, tokens), loss, what, "look at prefixes.mask() or prefixes.lengths"
+        )
 
 
-def _token_loss(task: Task, name: str, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+def _token_loss(task: Task, name: str, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
     try:
-        loss = getattr(task, name)(examples, positions, tokens)
+        loss = getattr(task, name)(examples, prefixes, tokens)
     except NotImplementedError as error:
         fail(
             f"{name_of(task.expert)} names next tokens, but {error}",

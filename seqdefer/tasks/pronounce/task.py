@@ -111,13 +111,13 @@ class PronounceTask(Task):
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
         return error_rates(sequences, examples.targets, self.spec)
 
-    def token_loss(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         rows = torch.arange(len(tokens), device=tokens.device)
-        is_wrong = (examples.targets[rows, :, positions] != tokens[:, None]).all(1)
+        is_wrong = (examples.targets[rows, :, prefixes.lengths] != tokens[:, None]).all(1)
         return 100.0 * is_wrong / (examples.targets[:, 0] != END).sum(1)
 
-    def token_cost(self, examples: Examples, positions: Tensor, tokens: Tensor) -> Tensor:
-        return self.token_loss(examples, positions, tokens) + FEE
+    def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return self.token_loss(examples, prefixes, tokens) + FEE
 
     def describe(self) -> dict[str, str]:
         return {

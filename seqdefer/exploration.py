@@ -1,0 +1,86 @@
+"""Decision trees of long sequences to train on: a few rollouts at every budget are grown, and no more.
+
+Of 2^L ways to decide, training can see some. Here each example is written `rollouts` times, by the predictor alone, by
+the expert alone, and by both with a coin whose bias goes from one to the other; then the tree is closed. Training
+rollouts go where the rejector steers them as far as the tree goes, and touch neither model; every seed, network and
+strategy learns from the same trees. In a folder the trees are kept batch by batch, like the labels of hand-offs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seqdefer import __version__
+from seqdefer.engine import Progress
+from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.interfaces import Task
+from seqdefer.labels import Calls
+from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.trees import END, DecisionTrees, join_trees
+from seqdefer.types import Examples
+
+
+def explore_trees(
+    task: Task,
+    examples: Examples,
+    rollouts: int,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Progress = lambda _: None,
+) -> DecisionTrees:
+    """Closed trees with the nodes that `rollouts` rollouts an example pass."""
+    if rollouts < 2:
+        raise OptionError(f"{rollouts} rollouts an example; the predictor alone and the expert alone are two already")
+    parts = []
+    for rows in torch.arange(len(examples)).split(task.predictor.batch_size):
+        parts.append(_kept_batch(task, examples.select(rows), rollouts, seed, folder))
+        progress(len(rows))
+    trees = join_trees(parts, task, examples)
+    trees.close()
+    return trees
+
+
+def _kept_batch(task: Task, examples: Examples, rollouts: int, seed: int, folder: Path | None) -> DecisionTrees:
+    """The trees of a batch, from the folder where they are there already."""
+    if folder is None or not task.expert.fingerprint:
+        return _explored(task, examples, rollouts, seed)
+    models = (task.predictor.fingerprint, task.expert.fingerprint)
+    rules = (task.name, task.spec.length, task.spec.end, task.token_rule, rollouts, seed)
+    name = fingerprint(__version__, "trees", *models, *rules, examples.inputs, examples.targets, examples.ids)
+    path = folder / f"{name}.safetensors"
+    if path.is_file():
+        with suppress(CheckpointError, KeyError, ValueError, TypeError):  # a damaged file is made again
+            found = read_tensors(path)
+            made, saved = found.pop("calls").tolist()
+            trees = DecisionTrees(task, examples, grown=found)
+            trees.calls = Calls(made, saved)
+            return trees
+    trees = _explored(task, examples, rollouts, seed)
+    write_tensors(path, {**trees.tensors(), "calls": torch.tensor([trees.calls.made, trees.calls.saved])})
+    return trees
+
+
+def _explored(task: Task, examples: Examples, rollouts: int, seed: int) -> DecisionTrees:
+    trees = DecisionTrees(task, examples)
+    coins = torch.rand(len(examples), rollouts, task.spec.length, generator=torch.Generator().manual_seed(seed))
+    defer = (coins < torch.linspace(0, 1, rollouts)[:, None]).to(trees.device)  # (n, R, L)
+    for rows in trees.parts(torch.arange(len(examples), device=trees.device), nodes=rollouts):
+        _walk(trees, rows, defer[rows])
+    return trees
+
+
+def _walk(trees: DecisionTrees, rows: Tensor, defer: Tensor) -> None:
+    """Grows the trees of `rows` (n,) along the decisions `defer` (n, R, L)."""
+    nodes = trees.roots[rows][:, None].expand(defer.shape[:2])  # (n, R)
+    for choice in defer.unbind(2):
+        live = nodes != END
+        if not bool(live.any()):
+            return
+        following = torch.full_like(nodes, END)
+        following[live] = trees.children(nodes[live], choice[live])
+        nodes = following
