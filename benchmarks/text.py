@@ -31,6 +31,7 @@ from torch import Tensor
 from benchmarks.measure import Row, Seconds, require_same
 from benchmarks.weather import SEED, Bench
 from seqdefer.baselines import Confidence
+from seqdefer.branches import branch_out
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.environment import choose_device, machine
 from seqdefer.errors import DataError, MissingExtraError
@@ -57,6 +58,7 @@ class Sizes:
     n_documents: Mapping[int, int]  # for each batch size: how many of the documents, the first ones
     longest: int = 448  # tokens of a document
     length: int = 20  # tokens that are written
+    n_labelled: int = 4  # documents whose hand-offs are all written
     n_layers: tuple[int, int] = (2, 8)  # of predictor and expert: so many in the encoder, so many in the decoder
     width: int = 512
     n_heads: int = 6
@@ -64,7 +66,7 @@ class Sizes:
 
 
 DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32})
-QUICK = Sizes(n_documents={1: 1, 8: 8}, longest=128, width=256, n_words=8064)
+QUICK = Sizes(n_documents={1: 1, 8: 8}, n_labelled=2, longest=128, width=256, n_words=8064)
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,49 @@ def text(bench: Bench, choice: Choice) -> list[Row]:
         for batch, n in choice.sizes.n_documents.items():
             some = replace(whole, examples=whole.examples.select(torch.arange(n)), batch=batch)
             rows += _rows(bench, some, is_exact=choice.dtype == "float32")
+        few = whole.examples.select(torch.arange(choice.sizes.n_labelled))
+        rows.append(_hand_offs(bench, replace(whole, examples=few), is_exact=choice.dtype == "float32"))
     return rows
+
+
+def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
+    """All hand-offs of the documents, branching, against one run of the expert for each."""
+    expert, drafts = some.pair.expert, draft(some.pair.predictor, some.examples, some.spec).sequences
+    kept = torch.arange(some.spec.length, device=drafts.tokens.device)
+    passes = {"ours": 0, "theirs": 0}
+
+    def counted(name: str, way: Callable[[], Tensor]) -> Tensor:
+        def count(*_: Any) -> None:
+            passes[name] += 1
+
+        handle = expert.model.model.register_forward_pre_hook(count)
+        try:
+            return way()
+        finally:
+            handle.remove()
+
+    def together() -> Tensor:
+        completed, _ = branch_out(expert, some.examples, drafts, kept, some.spec)
+        return torch.where(completed.mask(), completed.tokens, 0)
+
+    def one_by_one() -> Tensor:
+        runs = [
+            expert.complete(some.examples, drafts.truncate(torch.full_like(drafts.lengths, k)), some.spec)
+            for k in kept.tolist()
+        ]
+        return torch.stack([torch.where(run.mask(), run.tokens, 0) for run in runs], 1).flatten(0, 1)
+
+    bench.tell("hand-offs: comparing")
+    pair = (counted("ours", together).cpu(), counted("theirs", one_by_one).cpu())
+    same = require_same("tokens of all hand-offs", pair, rounding=0.0 if is_exact else 1.0)
+    seconds = bench.race(ours=together, theirs=one_by_one)
+    runs, n = branch_out(expert, some.examples, drafts, kept, some.spec)[1], int(drafts.lengths.sum())
+    note = (
+        f"{runs:,} completions written instead of {n:,}; {passes['ours']:,} passes of the expert, over the branches of "
+        f"{expert.examples_at_once} documents each, instead of {passes['theirs']:,} over all documents"
+    )
+    what = f"all hand-offs of {len(drafts)} documents, one run of the expert for each"
+    return Row.faster("text", what, seconds["ours"], seconds["theirs"], same, note)
 
 
 def _rows(bench: Bench, some: Decoding, *, is_exact: bool) -> list[Row]:

@@ -75,7 +75,18 @@ class _Writing:
 def branch_out(
     expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
 ) -> tuple[Sequences, int]:
-    """As `DraftExpert.hand_offs`; the expert must be deterministic."""
+    """As `DraftExpert.hand_offs`; the expert must be deterministic. A few drafts at a time: each becomes many rows."""
+    parts = [
+        _branch_out(expert, examples.select(rows), drafts.select(rows), kept, spec)
+        for rows in torch.arange(len(drafts), device=kept.device).split(expert.examples_at_once)
+    ]
+    tokens, lengths = (torch.cat([getattr(part, name) for part, _ in parts]) for name in ("tokens", "lengths"))
+    return Sequences(tokens, lengths), sum(runs for _, runs in parts)
+
+
+def _branch_out(
+    expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
+) -> tuple[Sequences, int]:
     writing, state = _Writing(drafts, spec), expert.start(examples)
     for position in range(spec.length):
         named, state = expert.next(state, torch.arange(len(writing.draft), device=drafts.tokens.device))

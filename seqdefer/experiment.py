@@ -283,7 +283,8 @@ class Experiment:
         if available < wanted:
             raise DataError(
                 f"the test split has {available} examples, {self.settings.seeds} seeds x {self.settings.instances} "
-                "instances need more; lower --seeds or --instances, or give more test data (tsp: --test)"
+                "instances need more; lower --seeds or --instances, or give more test data (tsp: --test; text: "
+                "--test-documents)"
             )
         return torch.randperm(available, generator=torch.Generator().manual_seed(0))[:wanted]
 
@@ -350,7 +351,7 @@ class Experiment:
             method=recipe.name, made_by=made_by, task=self.task.name, history=_finite(asdict(history))
         )
         rejector.save_pretrained(folder)
-        return rejector
+        return rejector.to(self.task.predictor.device)
 
     def outcomes(self, test: Labelled, rows: Tensor, run: Run, seed: int) -> tuple[Tensor, Tensor] | None:
         """What the token oracle chooses from, loss and deferred tokens (n, D) each; None where it has no trees.

@@ -36,21 +36,23 @@ def explore_trees(
     """Closed trees with the nodes that `rollouts` rollouts an example pass."""
     if rollouts < 2:
         raise OptionError(f"{rollouts} rollouts an example; the predictor alone and the expert alone are two already")
+    coins = torch.rand(len(examples), rollouts, task.spec.length, generator=torch.Generator().manual_seed(seed))
+    defer = coins < torch.linspace(0, 1, rollouts)[:, None]  # (n, R, L)
     parts = []
     for rows in torch.arange(len(examples)).split(task.predictor.batch_size):
-        parts.append(_kept_batch(task, examples.select(rows), rollouts, seed, folder))
+        parts.append(_kept_batch(task, examples.select(rows), defer[rows], folder))
         progress(len(rows))
     trees = join_trees(parts, task, examples)
     trees.close()
     return trees
 
 
-def _kept_batch(task: Task, examples: Examples, rollouts: int, seed: int, folder: Path | None) -> DecisionTrees:
+def _kept_batch(task: Task, examples: Examples, defer: Tensor, folder: Path | None) -> DecisionTrees:
     """The trees of a batch, from the folder where they are there already."""
     if folder is None or not task.expert.fingerprint:
-        return _explored(task, examples, rollouts, seed)
+        return _explored(task, examples, defer)
     models = (task.predictor.fingerprint, task.expert.fingerprint)
-    rules = (task.name, task.spec.length, task.spec.end, task.token_rule, rollouts, seed)
+    rules = (task.name, task.spec.length, task.spec.end, task.token_rule, defer)
     name = fingerprint(__version__, "trees", *models, *rules, examples.inputs, examples.targets, examples.ids)
     path = folder / f"{name}.safetensors"
     if path.is_file():
@@ -60,16 +62,16 @@ def _kept_batch(task: Task, examples: Examples, rollouts: int, seed: int, folder
             trees = DecisionTrees(task, examples, grown=found)
             trees.calls = Calls(made, saved)
             return trees
-    trees = _explored(task, examples, rollouts, seed)
+    trees = _explored(task, examples, defer)
     write_tensors(path, {**trees.tensors(), "calls": torch.tensor([trees.calls.made, trees.calls.saved])})
     return trees
 
 
-def _explored(task: Task, examples: Examples, rollouts: int, seed: int) -> DecisionTrees:
+def _explored(task: Task, examples: Examples, defer: Tensor) -> DecisionTrees:
+    """The trees along the decisions `defer` (n, R, L)."""
     trees = DecisionTrees(task, examples)
-    coins = torch.rand(len(examples), rollouts, task.spec.length, generator=torch.Generator().manual_seed(seed))
-    defer = (coins < torch.linspace(0, 1, rollouts)[:, None]).to(trees.device)  # (n, R, L)
-    for rows in trees.parts(torch.arange(len(examples), device=trees.device), nodes=rollouts):
+    defer = defer.to(trees.device)
+    for rows in trees.parts(torch.arange(len(examples), device=trees.device), nodes=defer.shape[1]):
         _walk(trees, rows, defer[rows])
     return trees
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut
         return _table_by_draft(task, task.expert.hand_offs, examples, drafted)
     is_plain = task.expert.deterministic and task.expert.reads_prefix
     if shortcut and is_plain and isinstance(task.expert, NextTokenExpert):
-        return _table_by_draft(task, partial(_branch_by_parts, task.expert), examples, drafted)
+        return _table_by_draft(task, partial(branch_out, task.expert), examples, drafted)
     current = Sequences(drafted.tokens.clone(), drafted.lengths.clone())
     losses, deferred, calls = [], [], Calls()
     for kept in range(task.spec.length):
@@ -130,19 +130,6 @@ def _table_by_draft(
     deferred = torch.where(is_open, completed.lengths.view(n, length) - kept, 0)
     loss, deferred = torch.cat([loss, own], 1), torch.nn.functional.pad(deferred, (0, 1))
     return loss.cpu(), deferred.cpu(), Calls(runs, int(is_open.sum()) - runs)
-
-
-def _branch_by_parts(
-    expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
-) -> tuple[Sequences, int]:
-    """`branch_out` for a few drafts at a time: each grows into many rows."""
-    places = torch.arange(len(drafts), device=kept.device)
-    parts = [
-        branch_out(expert, examples.select(rows), drafts.select(rows), kept, spec)
-        for rows in places.split(expert.examples_at_once)
-    ]
-    tokens, lengths = (torch.cat([getattr(part, name) for part, _ in parts]) for name in ("tokens", "lengths"))
-    return Sequences(tokens, lengths), sum(runs for _, runs in parts)
 
 
 def _is_news(task: Task, drafted: Sequences, current: Sequences, kept: int) -> Tensor:

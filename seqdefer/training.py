@@ -192,8 +192,8 @@ class Steering:
 
 
 class Coins(Steering):
-    """Whatever the rejector says, the same decisions each time, from hardly ever deferring to nearly always. Where trees
-    are closed, the risk on these paths tells epochs apart; on the rejector's own, the paths change with it."""
+    """Whatever the rejector says, the same decisions each time, from hardly ever deferring to nearly always. Where
+    trees are closed, the risk on these paths tells epochs apart; on the rejector's own, the paths change with it."""
 
     def __init__(self, seed: int) -> None:
         super().__init__("free", seed)

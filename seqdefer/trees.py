@@ -152,8 +152,11 @@ class DecisionTrees:
         return {**self.nodes.used(), "roots": self.roots, "context": self.context}
 
     def close(self) -> None:
-        """No more growth: who decides for a child that is not there gets the other one."""
-        self.is_closed = True
+        """No more growth: who decides for a child that is not there gets the other one. The trees move to the CPU,
+        because training goes through them in steps that are too small for a GPU."""
+        self.is_closed, self.device = True, torch.device("cpu")
+        self._nodes = _Nodes(self.nodes.size, **{name: column.cpu() for name, column in self.nodes.used().items()})
+        self.examples, self.roots, self.context = self.examples.to("cpu"), self.roots.cpu(), self.context.cpu()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -384,14 +387,14 @@ def enumerate_trees(
 ) -> DecisionTrees:
     """Trees with all their nodes, made level by level from live states: no prefix is ever replayed.
 
-    By default batches fit a processor's cache, or fill a GPU."""
+    By default batches fit a processor's cache, or fill a GPU; they are smaller where the expert asks for it."""
     if task.spec.length > MAX_ENUMERATED_LENGTH:
         raise OptionError(
             f"cannot enumerate 2^{task.spec.length} decisions an example; sequences longer than "
             f"{MAX_ENUMERATED_LENGTH} tokens grow lazily: use DecisionTrees(task, examples)"
         )
     trees = DecisionTrees(task, examples)
-    batch_size = batch_size or (128 if trees.device.type == "cpu" else 8192)
+    batch_size = batch_size or min(128 if trees.device.type == "cpu" else 8192, trees.expert.examples_at_once)
     for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
         _enumerate_batch(trees, rows)
         progress(len(rows))

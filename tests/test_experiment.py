@@ -675,7 +675,8 @@ def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architect
 
 def test_hyperparameters_and_architectures_that_nobody_knows() -> None:
     with pytest.raises(
-        OptionError, match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, text, tsp, xsum"
+        OptionError,
+        match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, text, tsp, xsum",
     ):
         experiment_settings(entry_for("table 9"), "quick")
     message = "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"

@@ -236,8 +236,9 @@ class Rows(list[dict[str, Any]]):
 
 
 def use_datasets(monkeypatch: pytest.MonkeyPatch, answer: Rows | Exception, version: str = "4.1.0") -> list[Any]:
-    """Puts a stand-in for the package in its place; returns the list of what it is asked for."""
+    """Puts a stand-in for the package in its place, with a network; returns the list of what it is asked for."""
     asked: list[Any] = []
+    monkeypatch.setattr("seqdefer.tasks.text.hub.is_hub_known", lambda: True)
 
     def load_dataset(*names: Any, **options: Any) -> Rows:
         asked.append((names, options))

@@ -161,7 +161,7 @@ def test_without_a_network_the_error_says_what_to_give(monkeypatch: pytest.Monke
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", offline)
-    monkeypatch.setattr("seqdefer.tasks.text.loading.getproxies", dict)
+    monkeypatch.setattr("seqdefer.tasks.text.hub.getproxies", dict)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(
         OptionError, match=r"nobody/nothing is not in the cache of the Hub, and there is no network; give"

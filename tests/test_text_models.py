@@ -6,6 +6,7 @@ import gzip
 import json
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqdefer.branches import branch_out
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.errors import DataError, OptionError
 from seqdefer.interfaces import Policy, SplitName, Task
@@ -26,10 +28,11 @@ pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 from tiny_models import DECODERS, ENCODER_DECODERS, FAMILIES, documents, generated, tiny_pair, tiny_text_model
 
+from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.memory import Halving, SmallerBatchWarning
 from seqdefer.tasks.text.models import TextModel
-from seqdefer.tasks.text.pairs import TextExpert, TextPair, TextPredictor, load_pair
-from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.pairs import SHOWN, TextExpert, TextPair, TextPredictor, load_pair
+from seqdefer.tasks.text.passes import PADDING, Memory, Pass
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -362,6 +365,131 @@ def test_encodings_forget_the_oldest_documents() -> None:
     assert model.encodings.n_encoded == 6
 
 
+# -- what rejectors are shown --------------------------------------------------------------------------------------
+
+
+@some_families
+def test_what_is_shown_are_states_facts_or_both(family: str) -> None:
+    model, inputs = tiny_pair(family).predictor.model, documents(5).inputs
+    tokens = torch.randint(3, 60, (5, 3), generator=torch.Generator().manual_seed(1))
+    seen = {}
+    for shown in SHOWN:
+        predictor = TextPredictor(model, shown=shown)
+        state, context = predictor.start(inputs)
+        seen[shown] = [context, predictor.propose(state).features]
+        seen[shown].append(predictor.propose(predictor.extend(state, tokens)).features)
+    for states, facts, both in zip(*(seen[shown] for shown in ("states", "facts", "both")), strict=True):
+        assert torch.equal(torch.cat([states, facts], 1), both)
+    lengths = (inputs != PADDING).sum(1, keepdim=True)
+    torch.testing.assert_close(seen["facts"][0], lengths.log())
+
+
+@some_families
+def test_facts_are_of_the_two_likeliest_tokens(family: str) -> None:
+    """Of a token that every sequence begins with, too, and of an end token that another one stands for."""
+    model, inputs = tiny_pair(family).predictor.model, documents(8).inputs
+    predictor = TextPredictor(model, shown="facts")
+    tokens = torch.randint(3, 60, (8, 2), generator=torch.Generator().manual_seed(1))
+    state, _ = predictor.start(inputs)
+    for position in range(3):
+        proposal, prefix = predictor.propose(state), tokens[:, :position]
+        for row in range(8):
+            log_probs = full_pass(model, inputs[row], prefix[row].tolist())[0].log_softmax(0)
+            second = log_probs.topk(2).indices[1:]
+            likeliest = torch.cat([proposal.tokens[row : row + 1], second])[None]
+            expected = facts_of(inputs[row : row + 1], prefix[row : row + 1], likeliest, log_probs[likeliest])
+            torch.testing.assert_close(proposal.features[row], expected[0], rtol=1e-4, atol=1e-4)
+        state = predictor.append(state, tokens[:, position]) if position < 2 else state
+
+
+def test_what_is_shown_has_a_name() -> None:
+    model = tiny_pair("t5").predictor.model
+    assert len({TextPredictor(model, shown=shown).fingerprint for shown in SHOWN}) == 3
+    with pytest.raises(OptionError, match="unknown choice of what rejectors see 'all'; available: both, facts, states"):
+        TextPredictor(model, shown="all")
+
+
+def test_facts_are_numbers_where_one_token_alone_is_allowed() -> None:
+    """The second likeliest then has log p = -inf."""
+    predictor = TextPredictor(tiny_text_model("t5", 1, 1), shown="both")
+    logits = torch.full((2, 60), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
+    run = Pass(Memory((), (), None, 1), torch.zeros(2, 16), logits)
+    proposal = predictor.judge(run, 1)
+    assert proposal.tokens.tolist() == [5, 5]
+    assert bool(proposal.features.isfinite().all())
+    assert bool(proposal.uncertainty.isfinite().all())
+
+
+# -- one document, many rows ---------------------------------------------------------------------------------------
+
+
+def memory_of(n: int, n_inputs: int, read: int, seed: int) -> Memory:
+    generator = torch.Generator().manual_seed(seed)
+    own = tuple((torch.randn(n, 2, 1 + read, 3, generator=generator),) * 2 for _ in range(2))
+    source = tuple((torch.randn(n, 2, n_inputs, 3, generator=generator),) * 2 for _ in range(2))
+    return Memory(own, source, None, 1)
+
+
+def is_shared(memory: Memory) -> bool:
+    return all(tensor.stride(0) == 0 for layer in memory.source for tensor in layer)
+
+
+def assert_same(found: Memory, own: list[Tensor], source: list[Tensor]) -> None:
+    """Layer by layer, keys as values."""
+    for (keys, values), (expected, _) in zip(
+        (*found.own, *found.source), ((x, x) for x in (*own, *source)), strict=True
+    ):
+        assert torch.equal(keys, expected)
+        assert torch.equal(values, expected)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("rows", [torch.tensor([0, 0]), slice(0, 1), torch.tensor([0])])
+def test_rows_of_one_document_share_it_and_rows_of_several_do_not(n: int, rows: Tensor | slice) -> None:
+    memory = memory_of(n, 5, 3, seed=0)
+    taken = memory.take(rows, 2)
+    assert_same(taken, [keys[rows, :, :3] for keys, _ in memory.own], [keys[rows] for keys, _ in memory.source])
+    again = taken.take(torch.zeros(4, dtype=torch.long), 2)
+    assert_same(again, [keys[[0] * 4, :, :3] for keys, _ in memory.own], [keys[[0] * 4] for keys, _ in memory.source])
+    assert is_shared(again) == (n == 1 or len(taken) == 1)
+
+
+def test_parts_of_one_document_are_joined_without_copying_it() -> None:
+    memory = memory_of(1, 5, 3, seed=0)
+    some = memory.take(torch.tensor([0, 0, 0]), 3)
+    grown = replace(
+        some, own=memory_of(3, 5, 3, seed=1).own
+    )  # what a pass leaves: caches of its own, the same document
+    joined = Memory.join([some, grown.take(slice(1, 3), 3), memory])
+    assert is_shared(joined)
+    assert joined.source[0][0].data_ptr() == memory.source[0][0].data_ptr()
+    own = [torch.cat([one, other[1:3], last]) for (one, _), (other, _), (last, _) in
+           zip(some.own, grown.own, memory.own, strict=True)]  # fmt: skip
+    assert_same(joined, own, [keys.expand(6, -1, -1, -1) for keys, _ in memory.source])
+
+
+def test_different_documents_of_one_row_each_are_not_taken_for_one() -> None:
+    one, other = memory_of(1, 5, 2, seed=0), memory_of(1, 4, 2, seed=1)
+    joined = Memory.join([one.take(torch.tensor([0, 0]), 2), other])
+    padding = [torch.nn.functional.pad(keys, (0, 0, 0, 1)) for keys, _ in other.source]
+    source = [torch.cat([keys[[0, 0]], padded]) for (keys, _), padded in zip(one.source, padding, strict=True)]
+    assert_same(joined, [torch.cat([a[[0, 0]], b]) for (a, _), (b, _) in zip(one.own, other.own, strict=True)], source)
+    assert joined.mask is not None
+    assert joined.mask.tolist() == [[True] * 5, [True] * 5, [True] * 4 + [False]]
+
+
+@each_encoder_decoder
+def test_branches_of_one_document_share_what_was_read_of_it(family: str, spy: Spy) -> None:
+    pair, one = tiny_pair(family), documents(1)
+    tokens = torch.randint(3, 60, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    drafts = Sequences(tokens, torch.tensor([LENGTH]))
+    _, gone_on = read_by(pair.expert.model, spy)
+    branch_out(pair.expert, one, drafts, torch.arange(LENGTH), spec_of(pair))
+    sources = [memory.source[0][0] for memory, _ in gone_on]
+    assert max(len(source) for source in sources) > 1
+    assert len({source.data_ptr() for source in sources}) == 1
+
+
 # -- labels --------------------------------------------------------------------------------------------------------
 
 
@@ -476,16 +604,20 @@ def test_one_row_that_does_not_fit_ends_it() -> None:
 # -- the real pair -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def real_pair(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> TextPair:
+def unpacked(shared_dir: Path, folder: Path) -> tuple[Path, Path]:
+    """The checkpoints of predictor and expert."""
     script = shared_dir / "models" / "unpack.py"
     if not script.is_file():
         pytest.skip("needs the pair in shared/models")
-    folder = tmp_path_factory.mktemp("pair")
     unpack = runpy.run_path(str(script))["unpack"]
     for name in ("predictor", "expert"):
         unpack(script.parent / "xsum-t5" / name, folder / name)
-    return load_pair(folder / "predictor", folder / "expert")
+    return folder / "predictor", folder / "expert"
+
+
+@pytest.fixture(scope="module")
+def real_pair(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> TextPair:
+    return load_pair(*unpacked(shared_dir, tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from seqdefer.baselines import Confidence
 from seqdefer.curves import Ends, GridSweep, curve_of, improvement, once_sweep, optimal_once, random_curve, whole_sweep
 from seqdefer.engine import draft, roll_out
 from seqdefer.errors import OptionError, SeqdeferError
+from seqdefer.exploration import explore_trees
 from seqdefer.interfaces import SplitName, TokenRejector
 from seqdefer.labels import hand_off_table
 from seqdefer.losses import get_phi, one_time_loss, query_costs
@@ -27,6 +28,7 @@ from seqdefer.testing.fakes import ToyPredictor, ToyState
 from seqdefer.training import (
     PRESETS,
     STRATEGIES,
+    Coins,
     History,
     Settings,
     Steering,
@@ -248,6 +250,73 @@ def test_explore_draws_thresholds_from_recent_scores() -> None:
 def test_steering_is_the_same_for_the_same_seed() -> None:
     for strategy in STRATEGIES:
         assert torch.equal(steer(strategy, 20)[0], steer(strategy, 20)[0])
+
+
+def toss(coins: Coins, n: int, length: int) -> tuple[Tensor, Tensor]:
+    """Shares (n,), and the decisions (n, L) at all positions of n sequences that do not end."""
+    shares, blank = coins.thresholds(n), torch.zeros(n)
+    return shares, torch.stack([coins.decide(blank, shares, blank, blank) for _ in range(length)], 1)
+
+
+def test_coins_decide_the_same_each_time_whatever_is_scored() -> None:
+    coins, blank = Coins(3), torch.zeros(50)
+    shares, decided = toss(coins, 50, 20)
+    again = coins.thresholds(50)
+    scored = [coins.decide(torch.randn(50) * 100, again, blank + 1, blank) for _ in range(20)]
+    assert torch.equal(again, shares)
+    assert torch.equal(torch.stack(scored, 1), decided)
+    assert torch.equal(toss(Coins(3), 50, 20)[1], decided)
+    assert not torch.equal(toss(Coins(4), 50, 20)[1], decided)
+
+
+def test_coins_defer_every_share_alike() -> None:
+    shares, decided = toss(Coins(0), 400, 200)
+    torch.testing.assert_close(shares.sort().values, (torch.arange(400) + 0.5) / 400)
+    assert not torch.equal(shares, shares.sort().values)  # which sequence defers how much is drawn
+    torch.testing.assert_close(decided.float().mean(1), shares, atol=0.15, rtol=0)
+    assert float(decided.float().mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_rollouts_by_coins_do_not_follow_the_rejector() -> None:
+    """On closed trees validation goes the same ways whatever the weights: only the scores change."""
+    task = ToyTask(n=12, length=14)
+    trees = explore_trees(task, task.split("train"), 4)
+    visited: list[list[Tensor]] = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        network, went = lstm(task), list[Tensor]()
+        children = trees.children
+
+        def noted(nodes: Tensor, defer: Tensor, went: list[Tensor] = went, children: Any = children) -> Tensor:
+            went.append(nodes * 2 + defer)
+            return children(nodes, defer)
+
+        trees.children = noted  # type: ignore[method-assign]
+        first = token_risk(network, trees, torch.arange(12), get_phi("logistic"), Coins(0))
+        assert torch.equal(token_risk(network, trees, torch.arange(12), get_phi("logistic"), Coins(0)), first)
+        trees.children = children  # type: ignore[method-assign]
+        visited.append(went)
+    assert all(torch.equal(one, other) for one, other in zip(*visited, strict=True))
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_closed_trees_are_judged_by_coins(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, judged = ToyTask(n=8, length=13), []
+    trees = [
+        explore_trees(task, task.split(name), 3) if is_closed else DecisionTrees(task, task.split(name))
+        for name in ("train", "validation")
+    ]
+    risk = training.token_risk
+
+    def noted(rejector: Any, trees_of: DecisionTrees, rows: Tensor, phi: Any, steering: Steering, price: float) -> Any:
+        if trees_of is trees[1]:
+            judged.append((type(steering), rows.tolist()))
+        return risk(rejector, trees_of, rows, phi, steering, price)
+
+    monkeypatch.setattr(training, "token_risk", noted)
+    fit_token(*trees, replace(QUICK, architecture="mlp", epochs=1), seed=0)
+    expected = (Coins, [*range(8)] * training.COINS) if is_closed else (Steering, [*range(8)])
+    assert judged == [expected]
 
 
 def test_unknown_strategy() -> None:

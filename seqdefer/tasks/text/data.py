@@ -31,6 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 from seqdefer.errors import DataError, MissingExtraError, OptionError, missing_extra
 from seqdefer.interfaces import SplitName
 from seqdefer.store import fingerprint
+from seqdefer.tasks.text.hub import cache_alone_if_unknown
 from seqdefer.tasks.text.passes import PADDING
 
 LARGEST_LINE = 16  # MiB
@@ -317,9 +318,12 @@ def _load_dataset(label: str, wanted: tuple[str, str | None, str], fields: Field
         )
     name, config, split = wanted
     try:
-        return datasets.load_dataset(name, config, split=split)
+        with cache_alone_if_unknown() as is_cut_off:
+            return datasets.load_dataset(name, config, split=split)
     except Exception as error:  # no network, no such name, config or split, a full disk: they have no common root
         reason = " ".join(str(error).split()) or type(error).__name__
+        if is_cut_off and isinstance(error, ConnectionError):
+            reason = "it is not in the cache of the Hub, and there is no network"
         raise DataError(f"cannot load the dataset {label}: {reason}; {instead}") from error
 
 
@@ -434,7 +438,8 @@ def encode(
     after = _ids(tokenizer, [suffix], add_special_tokens=False)[0] if suffix else []
     longest = max_tokens - len(after)
     if longest < len(_ids(tokenizer, [prefix])[0]) + 1:
-        raise OptionError(f"a document is cut at {max_tokens} tokens, which leaves nothing of it; allow more")
+        besides = "" if not prefix + suffix else " beside prefix and suffix"
+        raise OptionError(f"a document is cut at {max_tokens} tokens, which leaves nothing of it{besides}; allow more")
     if not texts:
         return torch.empty(0, 0, dtype=torch.long), 0
     whole = [prefix + text for text in texts]
@@ -442,8 +447,8 @@ def encode(
     full = [text for text, row in zip(whole, rows, strict=True) if len(row) == longest]
     n_cut = sum(len(row) > longest for row in _ids(tokenizer, full))
     if after:
-        end = getattr(tokenizer, "eos_token_id", None)
-        rows = [[*row[:-1], *after, end] if row[-1] == end else [*row, *after] for row in rows]
+        end: Any = getattr(tokenizer, "eos_token_id", None)
+        rows = [[*row[:-1], *after, end] if row[-1:] == [end] else [*row, *after] for row in rows]
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=PADDING), n_cut
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 
 from seqdefer.errors import CheckpointError, InputError, OptionError, unknown
+from seqdefer.tasks.text.hub import is_hub_known
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -37,7 +35,7 @@ def load_text_model(
     if is_folder:
         _check_folder(Path(name).expanduser())
     place = str(Path(name).expanduser()) if is_folder else name
-    options = {"trust_remote_code": False, "local_files_only": is_folder or not _is_hub_known()}
+    options = {"trust_remote_code": False, "local_files_only": is_folder or not is_hub_known()}
     with _quiet(library), _one_line(name, is_folder):
         config = library.AutoConfig.from_pretrained(place, **options)
         family = _family(library, config, name)
@@ -63,18 +61,6 @@ def _check_folder(folder: Path) -> None:
         if pickled:
             raise CheckpointError(f"{folder} holds only pickled weights ({pickled[0]}), which can run code; {CONVERT}")
         raise CheckpointError(f"{folder} holds no weights; a checkpoint is a folder with {FILES}")
-
-
-def _is_hub_known() -> bool:
-    """Whether the Hub's address can be looked up. The Hub's own client would try for half a minute."""
-    if getproxies():
-        return True  # the proxy does the looking up
-    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError:
-        return False
-    return True
 
 
 def _family(library: Any, config: Any, name: str) -> Any:
@@ -142,7 +128,7 @@ def _one_line(name: str, is_folder: bool) -> Iterator[None]:
         reason = " ".join(str(error).split())
         if is_folder:
             raise CheckpointError(f"cannot read the checkpoint {name}: {reason}") from error
-        if not _is_hub_known() or "connect" in reason or "offline" in reason:
+        if not is_hub_known() or "connect" in reason or "offline" in reason:
             raise OptionError(
                 f"{name} is not in the cache of the Hub, and there is no network; give a folder with {FILES} instead"
             ) from error

@@ -89,7 +89,11 @@ class TextModel:
     def longest_input(self, n_new: int) -> int | None:
         """Tokens an input may have where `n_new` are to be written, or None where any number will do."""
         limit = self.network.limit()
-        return limit if limit is None or self.is_encoder_decoder else limit - n_new
+        if limit is None:
+            return None
+        if n_new > limit - (not self.is_encoder_decoder):  # without an encoder, the input takes positions too
+            raise OptionError(f"{self.name} has {limit} positions, too few to write {n_new} tokens; write fewer")
+        return limit if self.is_encoder_decoder else limit - n_new
 
     def encode(self, texts: Sequence[str], longest: int | None = None) -> tuple[Tensor, Tensor]:
         """Token ids (n, S), rows ending with PADDING where they are shorter, and which texts were cut. bool (n,)"""

@@ -100,7 +100,8 @@ class TextPredictor(_Writer, Predictor[Reading]):
         log_probs = run.logits[:, : self.n_tokens].float().log_softmax(1)
         best, likeliest = log_probs.topk(2, 1)
         tokens = self.named(log_probs, read)
-        features = torch.cat([run.hidden.float(), likeliest[:, 1:].float(), best[:, 1:]], 1)
+        # A model that allows one token alone gives the second -inf, which no network could read.
+        features = torch.cat([run.hidden.float(), likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)], 1)
         if read == 0 and self.model.first is not None:  # certain
             zero = torch.zeros_like(log_probs[:, 0])
             return Proposal(tokens, features, zero, zero)

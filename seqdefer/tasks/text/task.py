@@ -71,7 +71,7 @@ class TextOptions:
     token_loss: str = option(
         "clipped", "a token is right if the reference has it: as often as it is written (clipped), or at all (paper)"
     )
-    rouge: str = option("words", "what ROUGE-1 counts: words, or ids of tokens")
+    rouge: str = option("ids", "what ROUGE-1 counts: words, or ids of tokens")
     dtype: str = option("float32", "numbers of both models: float32, or bfloat16 or float16 on a GPU that is short")
     train_documents: int = option(2400, "documents to fit rejectors on, at most")
     validation_documents: int = option(600, "documents to stop and choose with, at most")
@@ -105,27 +105,33 @@ class TextTask(Task):
         self.name, self.options, self.source = name, options, source
         self.predictor, self.expert = pair.predictor, pair.expert
         self.token_rule = options.token_loss
+        self.is_papers = options.length == 20  # areas of other lengths are other areas
         self.loss_unit = f"100 x (1 - ROUGE-1{' on token ids' if options.rouge == 'ids' else ''})"
         self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.tokenizer = pair.predictor.model.tokenizer
-        self.documents = [one for part in parts.values() for one in part]  # an example's id is its place here
+        # An example's id is its place here. The test comes first: its labels stay when more is asked for training.
+        order: list[SplitName] = ["test", "validation", "train"]
+        self.documents = [one for part in order for one in parts[part]]
         self.references = References([one.summary for one in self.documents])
-        self.n_cut = 0
+        self.longest = self._longest_input(pair)
         self.parts: dict[SplitName, Examples] = {}
         first = 0
         inputs, targets = self._encode(pair)
-        for part, documents in parts.items():
-            ids = torch.arange(first, first + len(documents))
+        for part in order:
+            ids = torch.arange(first, first + len(parts[part]))
             self.parts[part] = Examples(inputs[ids], targets[ids], ids)
-            first += len(documents)
+            first += len(ids)
+
+    def _longest_input(self, pair: TextPair) -> int:
+        """Tokens to read, where as many as the options say are to be written."""
+        limits = [model.longest_input(self.options.length) for model in (pair.predictor.model, pair.expert.model)]
+        return min([self.options.input_tokens, *(limit for limit in limits if limit is not None)])
 
     def _encode(self, pair: TextPair) -> tuple[Tensor, Tensor]:
         """Inputs (n, S) and references (n, R), rows ending with PADDING where they are shorter."""
-        options = self.options
-        limits = [model.longest_input(options.length) for model in (pair.predictor.model, pair.expert.model)]
-        longest = min([options.input_tokens, *(limit for limit in limits if limit is not None)])
+        prefix, suffix, longest = self.options.prefix, self.options.suffix, self.longest
         texts = [one.document for one in self.documents]
-        inputs, self.n_cut = encode(self.tokenizer, texts, options.prefix, longest, suffix=options.suffix)
+        inputs, self.n_cut = encode(self.tokenizer, texts, prefix, longest, suffix=suffix)
         if self.n_cut:
             warnings.warn(
                 f"{self.n_cut} of {len(texts)} documents are longer than {longest} tokens and were cut there",
@@ -136,7 +142,7 @@ class TextTask(Task):
         # A decoder-only model goes on after a prompt: its first word has a space before it.
         space = "" if pair.predictor.model.is_encoder_decoder else " "
         ids = self.tokenizer([space + one.summary for one in self.documents], add_special_tokens=False, verbose=False)
-        targets = [torch.tensor([*row, *end]) for row in ids["input_ids"]]
+        targets = [torch.tensor([*row, *end], dtype=torch.long) for row in ids["input_ids"]]
         return inputs, pad_sequence(targets, batch_first=True, padding_value=PADDING)
 
     def split(self, name: SplitName) -> Examples:
@@ -169,7 +175,7 @@ class TextTask(Task):
         return (wanted <= (_blanked(prefixes) == tokens[:, None]).sum(1)).float()
 
     def describe(self) -> dict[str, str]:
-        cut = f", {self.n_cut} cut at {self.options.input_tokens} tokens" if self.n_cut else ""
+        cut = f", {self.n_cut} cut at {self.longest} tokens" if self.n_cut else ""
         return {
             "data": f"{self.source}{cut}",
             "documents": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
@@ -200,21 +206,25 @@ class TextTask(Task):
         return TokenDrawing(pieces, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
 
     def _pieces(self, tokens: list[int]) -> list[str]:
-        """What each token adds to the text."""
-        pieces, before = [], ""
+        """What each token adds to the text. Together they are the text: half a letter waits for its other half."""
+        whole, start, pieces = self.tokenizer.decode(tokens, skip_special_tokens=True), 0, []
         for place, token in enumerate(tokens):
-            if token == self.spec.end:
-                pieces.append(END_SIGN)
-                continue
             text = self.tokenizer.decode(tokens[: place + 1], skip_special_tokens=True)
-            pieces.append(text[len(before) :])
-            before = text
+            end = max(start, _n_common(text, whole))
+            pieces.append(whole[start:end] + (END_SIGN if token == self.spec.end else ""))
+            start = end
         return pieces
 
 
 def _blanked(sequences: Sequences) -> Tensor:
     """Tokens with PADDING past the end. (B, L)"""
     return sequences.tokens.masked_fill(~sequences.mask(), PADDING)
+
+
+def _n_common(one: str, other: str) -> int:
+    """Letters that two texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _shortened(text: str) -> str:

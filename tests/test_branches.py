@@ -1,0 +1,97 @@
+"""All hand-offs of a draft at once are what completing each prefix alone gives, for no more runs than needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import hand_off, rows_of, write
+
+from seqdefer.branches import branch_out
+from seqdefer.engine import draft
+from seqdefer.labels import hand_off_table
+from seqdefer.testing import ToyTask
+from seqdefer.types import Sequences
+
+toys = st.builds(
+    ToyTask,
+    n=st.integers(1, 7),
+    length=st.integers(1, 7),
+    vocabulary=st.integers(2, 5),
+    seed=st.integers(0, 10**6),
+    ends=st.booleans(),
+)
+
+
+def texts(sequences: Sequences) -> list[list[int]]:
+    both = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+    return [tokens[:length] for tokens, length in both]
+
+
+def handed_off(task: ToyTask, kept: list[int]) -> list[list[Any]]:
+    """One row, one prefix, one token at a time."""
+    return [write(task, one, hand_off(place)).tokens for one in rows_of(task.split("test")) for place in kept]
+
+
+@given(toys, st.data())
+@settings(max_examples=60)
+def test_branches_are_completions_of_each_prefix_alone(task: ToyTask, data: st.DataObject) -> None:
+    examples = task.split("test")
+    drafts = draft(task.predictor, examples, task.spec).sequences
+    kept = sorted(data.draw(st.sets(st.integers(0, task.spec.length), min_size=1)))
+    before = drafts.tokens.clone()
+    completed, runs = branch_out(task.expert, examples, drafts, torch.tensor(kept), task.spec)
+    assert texts(completed) == handed_off(task, kept)
+    assert torch.equal(drafts.tokens, before)
+    assert task.n <= runs <= int(drafts.lengths.sum())
+
+
+def test_toys_end_early_and_at_full_length() -> None:
+    """What the property above is worth."""
+    task = ToyTask(n=30, length=6)
+    drafts = draft(task.predictor, task.split("test"), task.spec).sequences
+    assert {1, 6} < set(drafts.lengths.tolist())
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 8, 4096])
+@pytest.mark.parametrize("ends", [True, False])
+def test_tables_do_not_depend_on_batches(batch_size: int, ends: bool) -> None:
+    task = ToyTask(n=13, length=6, ends=ends)
+    examples = task.split("test")
+    drafted = draft(task.predictor, examples, task.spec)
+    plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
+    whole, calls = hand_off_table(task, examples, drafted)
+    task.expert.batch_size = batch_size
+    parts, same = hand_off_table(task, examples, drafted)
+    assert calls == same
+    assert calls.made + calls.saved == naive.made
+    assert 0 < calls.made < naive.made
+    for table in (whole, parts):
+        assert torch.equal(table.loss, plain.loss)
+        assert torch.equal(table.deferred, plain.deferred)
+
+
+def test_runs_are_one_more_than_disagreements() -> None:
+    """One for the last prefix, which the expert reads along with the draft, and one wherever it would leave before."""
+    task = ToyTask(n=20, length=6)
+    drafts = draft(task.predictor, task.split("test"), task.spec).sequences
+    runs = 0
+    for one, tokens in zip(rows_of(task.split("test")), texts(drafts), strict=True):
+        named = [write(task, one, hand_off(kept)).tokens[kept] for kept in range(len(tokens))]
+        runs += 1 + sum(token != drafted for token, drafted in zip(named[:-1], tokens[:-1], strict=True))
+    _, counted = branch_out(task.expert, task.split("test"), drafts, torch.arange(6), task.spec)
+    assert counted == runs
+
+
+def test_nothing_is_read_twice(spy: Any) -> None:
+    """The expert is told of every token of a draft once, and of what each branch writes after it left."""
+    task = ToyTask(n=8, length=6, ends=False)
+    drafts = draft(task.predictor, task.split("test"), task.spec).sequences
+    started, read = spy(task.expert, "start"), spy(task.expert, "append")
+    completed, _ = branch_out(task.expert, task.split("test"), drafts, torch.arange(6), task.spec)
+    assert len(started) == 1
+    distinct = {(row // 6, *text[:end]) for row, text in enumerate(texts(completed)) for end in range(1, 6)}
+    assert sum(len(tokens) for _, tokens in read) == len(distinct)
