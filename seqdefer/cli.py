@@ -148,10 +148,8 @@ def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any,
     defaults = entry.presets[chosen.preset]
     # A task's option is nobody else's, even where the experiment has a setting of that name.
     own = {field.name: given.pop(field.name) for field in dataclasses.fields(defaults) if field.name in given}
-    usual = experiment_settings(entry, chosen.preset, chosen.draft_architecture)
+    usual = experiment_settings(entry, chosen.preset, chosen.draft_architecture, chosen.architecture)
     settings: ExperimentSettings = _override(usual, given)
-    if chosen.architecture is not None:
-        settings = dataclasses.replace(settings, token=_override(settings.token, given))
     return dataclasses.replace(defaults, **own), settings
 
 

@@ -157,10 +157,17 @@ STARTING_POINTS: dict[str, tuple[Settings, Settings, Settings]] = {
 }
 
 
-def experiment_settings(entry: TaskEntry, preset: str, draft_architecture: str | None = None) -> ExperimentSettings:
+PAPERS_TOKEN = {"text": PRESETS["xsum-token"]}  # where ours differs
+
+
+def experiment_settings(
+    entry: TaskEntry, preset: str, draft_architecture: str | None = None, architecture: str | None = None
+) -> ExperimentSettings:
     """The hyperparameters of a task; `quick` stops after fewer epochs and seeds, and takes smaller transformers.
 
-    `draft_architecture` changes what scores whole drafts: the paper's perceptron, or attention over the steps."""
+    `draft_architecture` changes what scores whole drafts: the paper's perceptron, or attention over the steps.
+    `architecture` changes what scores tokens; where ours is another than the paper's, the paper's comes with the
+    paper's hyperparameters."""
     if entry.hyperparameters not in STARTING_POINTS:
         raise unknown(f"hyperparameters of task {entry.name!r}", entry.hyperparameters, STARTING_POINTS)
     token, once, cost = STARTING_POINTS[entry.hyperparameters]
@@ -170,6 +177,9 @@ def experiment_settings(entry: TaskEntry, preset: str, draft_architecture: str |
         once, cost = PRESETS.get(f"{entry.hyperparameters}-once", PRESETS["mwp-once"]), PERCEPTRON
     elif draft_architecture is not None:
         once = cost = TRANSFORMER
+    if architecture is not None:
+        papers = PAPERS_TOKEN.get(entry.hyperparameters, token)
+        token = replace(papers if architecture == papers.architecture else token, architecture=architecture)
     settings = ExperimentSettings(token=token, once=once, cost=cost)
     if preset != "quick":
         return settings

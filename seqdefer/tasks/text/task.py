@@ -32,6 +32,7 @@ from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 ROUGE = ("words", "ids")
 TOKEN_LOSSES = ("clipped", "paper")
+PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
 END_SIGN = "∎"
 SHOWN_LETTERS = 300  # of a document in the report
 # Encoder states to keep, of each model: labelling comes back to the same documents again and again.
@@ -110,14 +111,13 @@ class TextTask(Task):
         self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.tokenizer = pair.predictor.model.tokenizer
         # An example's id is its place here. The test comes first: its labels stay when more is asked for training.
-        order: list[SplitName] = ["test", "validation", "train"]
-        self.documents = [one for part in order for one in parts[part]]
+        self.documents = [one for part in reversed(PARTS) for one in parts[part]]
         self.references = References([one.summary for one in self.documents])
         self.longest = self._longest_input(pair)
         self.parts: dict[SplitName, Examples] = {}
         first = 0
         inputs, targets = self._encode(pair)
-        for part in order:
+        for part in reversed(PARTS):
             ids = torch.arange(first, first + len(parts[part]))
             self.parts[part] = Examples(inputs[ids], targets[ids], ids)
             first += len(ids)
@@ -178,7 +178,7 @@ class TextTask(Task):
         cut = f", {self.n_cut} cut at {self.longest} tokens" if self.n_cut else ""
         return {
             "data": f"{self.source}{cut}",
-            "documents": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
+            "documents": ", ".join(f"{name} {len(self.parts[name])}" for name in PARTS),
             "predictor": f"{self.predictor.model.name} ({self.predictor.fingerprint})",
             "expert": f"{self.expert.model.name} ({self.expert.fingerprint})",
         }
