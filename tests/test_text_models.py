@@ -171,8 +171,12 @@ def test_rows_may_hand_off_at_different_places(family: str) -> None:
 
 @each_family
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_writers_in_turn_write_what_full_passes_without_a_cache_write(family: str, share: float) -> None:
+@pytest.mark.parametrize("reads_along", [False, True])
+def test_writers_in_turn_write_what_full_passes_without_a_cache_write(
+    family: str, share: float, reads_along: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair, examples = tiny_pair(family), documents(12)
+    monkeypatch.setattr(pair.expert, "reads_along", reads_along)
     pattern = random_pattern(12, share=share)
     together = written(pair, examples, Decided(pattern))
     assert together == [slow(pair, one, row) for one, row in zip(examples.inputs, pattern.tolist(), strict=True)]
@@ -327,6 +331,19 @@ def test_rows_that_stand_apart_catch_up_in_one_pass(family: str, spy: Spy) -> No
     ]
     ends = expert.model.ends
     assert said.tolist() == [ends[0] if token in ends else token for token in expected]
+
+
+@some_families
+def test_rows_that_read_along_stay_in_one_block(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expert, examples = tiny_pair(family).expert, documents(4)
+    monkeypatch.setattr(expert, "reads_along", True)
+    state = expert.start(examples)
+    for position, asked in enumerate(([0], [1], [0], [2, 1], [2])):
+        _, state = expert.next(state, torch.tensor(asked))
+        is_new = position in (0, 1, 3)  # a row begins in a block of its own, and joins the others at the next question
+        assert len(state.blocks) == (1 if position == 0 else 1 + is_new)
+        state = expert.append(state, torch.full((4,), 3 + position))
+    assert state.begun().tolist() == [0, 1, 2]  # row 3 never asked: nothing is read of it
 
 
 @some_families

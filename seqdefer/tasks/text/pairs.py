@@ -136,7 +136,14 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
 
 class TextExpert(_Writer, NextTokenExpert[Reading]):
-    """Names the likeliest next token to whoever asks."""
+    """Names the likeliest next token to whoever asks.
+
+    `reads_along`: when one row asks, all that have ever asked read on with it, so that they stay together in one block.
+    On a GPU a pass costs nearly the same however many rows it has, and gathering rows from many blocks costs more."""
+
+    def __init__(self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None) -> None:
+        super().__init__(model, end=end, n_tokens=n_tokens)
+        self.reads_along = self.device.type == "cuda"
 
     def judge(self, run: Pass, read: int) -> Proposal:
         tokens = self.as_end(self.named(run.logits[:, : self.n_tokens], read))
@@ -146,7 +153,8 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
         return self.unread(examples.inputs)
 
     def next(self, state: Reading, rows: Tensor) -> tuple[Tensor, Reading]:
-        state = self.reader.catch_up(state, rows)
+        reading = torch.cat([rows.cpu(), state.begun()]) if self.reads_along else rows
+        state = self.reader.catch_up(state, reading)
         return state.said(rows).tokens.to(rows.device), state
 
     def append(self, state: Reading, tokens: Tensor) -> Reading:

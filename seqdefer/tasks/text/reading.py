@@ -65,6 +65,10 @@ class Reading:
         lengths, where = self.lengths[here], self.where[here]
         return Reading(self.inputs[there], lengths, self.tokens[there], self.blocks, where)
 
+    def begun(self) -> Tensor:
+        """Rows of which something was read. int64, on the CPU"""
+        return (self.where[:, 0] != NOWHERE).nonzero().squeeze(1)
+
     def said(self, rows: Tensor | None = None) -> Proposal:
         """What was said of `rows` (all by default) after all their tokens, which must have been read."""
         where = self.where if rows is None else self.where[rows.cpu()]
