@@ -28,6 +28,7 @@ ORDER = [
     "trees",
     "exploration",
     "losses",
+    "theory",
     "rejectors",
     "training",
     "hulls",
