@@ -7,18 +7,18 @@
                     of linear scores          linear_rademacher, linear_complexity, complexity_from_sample
     rewriting, upper bound (B.1, B.2)         one_time_offset
 
-Further constants belong to the losses: `upper_scale` (gamma), `calibration` (Gamma), `lipschitz` (rho) and `bound` (u_psi) of
-`seqdefer.losses.Phi` and `Psi`. Numbers of statements are those of "Learning to Partially Defer for Sequences" (Rayan
-and Tewari). Some constants printed there are wrong: here is the right form, and docs/theory.md says what was printed,
-with counterexamples.
+Further constants belong to the losses, `Phi` and `Psi` of `seqdefer.losses`: `upper_scale` (gamma), `calibration`
+(Gamma), `lipschitz` (rho) and `bound` (u_psi). Statements are numbered as in "Learning to Partially Defer for
+Sequences" (Rayan and Tewari). Some constants printed there are wrong: here are the right ones, and docs/theory.md has
+what was printed, with counterexamples.
 
 >>> from seqdefer.losses import get_phi
 >>> weather = Assumptions(n=70_080, most_loss=1.0, most_cost=1.0, limit=3.0)
 >>> complexities = [linear_complexity(radius=3.0, largest_norm=1.0, n=weather.n)] * 6  # L = 6 tokens
 >>> round(estimation_bound_token(get_phi("logistic"), weather, complexities), 3)
-0.153
+0.149
 >>> round(corollary_token(get_phi("logistic"), weather, complexities), 3)
-0.777
+0.762
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from seqdefer.losses import Phi, Psi
 Floats: TypeAlias = NDArray[np.float64]
 Transform: TypeAlias = Callable[[float], float]
 
-WIDEST_MARGIN = (
-    60.0  # minimisers are sought within; those of a certain label lie at infinity, exp(-60) from the infimum
-)
+# Minimisers are sought within. That of a certain label lies at infinity: exp(-60) from the infimum is near enough.
+WIDEST_MARGIN = 60.0
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,8 @@ def excess_risk_bound(transform: Transform, excess: float, weight: float, least_
     with W, so any upper bound of E[w] will do: E[l + c] averaged over tokens, E[sum_j (c_max - total_j)] one-time.
     """
     least = weight if least_weight is None else least_weight
-    _refuse(_not_finite_or_negative(weight=weight))
+    unclear = ["excess is not a number; give the difference of two risks"] if math.isnan(excess) else []
+    _refuse([*_not_finite_or_negative(weight=weight), *unclear])
     if weight == 0:
         return 0.0  # nothing can be lost
     if not 0 < least <= weight:
