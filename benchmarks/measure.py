@@ -82,7 +82,8 @@ def require_same(what: str, *pairs: tuple[ArrayLike, ArrayLike], tolerance: floa
     if different > rounding * n:
         raise ResultsDifferError(f"{what}: {different:,} of {n:,} differ between the two ways; please report this")
     if different:
-        return f"{n - different:,} of {n:,} {what} equal to {tolerance:g}, the rest turned by rounding"
+        to = f" to {tolerance:g}" if tolerance else ""
+        return f"{n - different:,} of {n:,} {what} equal{to}, the rest turned by rounding"
     return f"{n:,} {what} equal" + (f" to {widest.max():.1g} (allowed: {tolerance:g})" if widest.any() else "")
 
 

@@ -283,7 +283,7 @@ def text(bench: Bench, choice: Choice) -> list[Row]:
         for batch, n in choice.sizes.n_documents.items():
             some = replace(whole, examples=whole.examples.select(torch.arange(n)), batch=batch)
             rows += _rows(bench, some, is_exact=choice.dtype == "float32")
-        few = whole.examples.select(torch.arange(choice.sizes.n_labelled))
+        few = whole.examples.select(torch.arange(min(choice.sizes.n_labelled, len(whole.examples))))
         rows.append(_hand_offs(bench, replace(whole, examples=few), is_exact=choice.dtype == "float32"))
     return rows
 

@@ -216,7 +216,7 @@ def _add_options(parser: _Parser, title: str, task: str, defaults: Any) -> None:
 
 def _help_of(field: dataclasses.Field[Any], default: Any) -> str:
     shown = {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
-    words = f"{field.metadata.get('help', '')}{'' if default is None else f' ({shown})'}"
+    words = f"{field.metadata.get('help', '')}{'' if default in (None, '') else f' ({shown})'}"
     return words.strip().replace("%", "%%")  # argparse would fill in what follows a single one
 
 

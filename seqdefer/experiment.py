@@ -66,6 +66,7 @@ from seqdefer.results import (
     Comparison,
     ExpertCalls,
     MethodResult,
+    PaperFigure,
     Provenance,
     Results,
     SeedResult,
@@ -177,6 +178,8 @@ def experiment_settings(
         once, cost = PRESETS.get(f"{entry.hyperparameters}-once", PRESETS["mwp-once"]), PERCEPTRON
     elif draft_architecture is not None:
         once = cost = TRANSFORMER
+    if architecture not in (None, *TOKEN_NETWORKS):
+        raise unknown("token-level architecture", architecture, TOKEN_NETWORKS)
     if architecture is not None:
         papers = PAPERS_TOKEN.get(entry.hyperparameters, token)
         token = replace(papers if architecture == papers.architecture else token, architecture=architecture)
@@ -293,8 +296,8 @@ class Experiment:
         if available < wanted:
             raise DataError(
                 f"the test split has {available} examples, {self.settings.seeds} seeds x {self.settings.instances} "
-                "instances need more; lower --seeds or --instances, or give more test data (tsp: --test; text: "
-                "--test-documents)"
+                "instances need more; lower --seeds or --instances, or give more test data (tsp: --test; text: more "
+                "documents, --test-documents)"
             )
         return torch.randperm(available, generator=torch.Generator().manual_seed(0))[:wanted]
 
@@ -473,7 +476,14 @@ class Experiment:
                 f"OptimalToken is the best found by a beam over the decisions of {self.task.spec.length} tokens, or by "
                 "any method: a bound; the true optimum may be lower.",
             )
-        return (*told, "The paper's figures are for its own pair and data; compare orders of methods, not digits.")
+        if self._paper:
+            told += ("The paper's figures are for its own pair and data; compare orders of methods, not digits.",)
+        return told
+
+    @property
+    def _paper(self) -> Mapping[str, PaperFigure]:
+        """What the paper has to compare with."""
+        return PAPER.get(self.task.name, {}) if self.task.is_papers else {}
 
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
@@ -489,7 +499,7 @@ class Experiment:
             seeds=tuple(seeds),
             summary=summarise(seeds),
             comparisons=tuple(comparisons),
-            paper=PAPER.get(self.task.name, {}) if self.task.is_papers else {},
+            paper=self._paper,
             units=Units(loss=self.task.loss_unit),
             notes=notes,
             provenance=Provenance(

@@ -176,6 +176,11 @@ class Task(ABC):
         Where l and c are both 0, a surrogate has nothing to learn; `training.fit_token` then adds a small price."""
         return self.token_loss(examples, prefixes, tokens)
 
+    def loss_key(self, examples: Examples) -> str:
+        """What the losses of these examples depend on that neither the examples nor `loss_unit` and `token_rule` show.
+        Kept labels are found again by it."""
+        return ""
+
     def describe(self) -> dict[str, str]:
         """Fingerprints of data and models, for the provenance."""
         return {}

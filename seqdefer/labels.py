@@ -69,8 +69,9 @@ def _kept_batch(
     """The table of a batch, from the folder where it is there already."""
     if folder is None or not task.expert.fingerprint:
         return _table_of_batch(task, examples, drafted, shortcut)
-    parts = (task.spec.end, examples.inputs, examples.targets, examples.ids, drafted.tokens, drafted.lengths)
-    name = fingerprint(__version__, task.name, task.loss_unit, task.expert.fingerprint, shortcut, *parts)
+    rules = (task.name, task.loss_unit, task.loss_key(examples), task.spec.end, task.expert.fingerprint, shortcut)
+    parts = (examples.inputs, examples.targets, examples.ids, drafted.tokens, drafted.lengths)
+    name = fingerprint(__version__, *rules, *parts)
     path = folder / f"{name}.safetensors"
     if path.is_file():
         with suppress(CheckpointError, KeyError, ValueError):  # a damaged file is made again

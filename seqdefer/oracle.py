@@ -17,6 +17,7 @@ BEAM_WIDTH = 8  # of two T5 models' summaries; the area with 32 is one in a thou
 
 def all_outcomes(trees: DecisionTrees, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Loss and deferred tokens of every way to decide, (n, 2^L) each: what the token oracle chooses from."""
+    trees.require_open()
     roots = trees.roots if rows is None else trees.roots[rows.to(trees.device)]
     n, length = len(roots), trees.task.spec.length
     nodes = roots[:, None]
@@ -44,6 +45,7 @@ def beam_outcomes(
 
     Level by level both decisions are tried (where the writers agree, only the one that costs nothing). A prefix is
     given up when `width` others of its example defer no more and have no more loss, if they ended here."""
+    trees.require_open()
     rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
     found = []
     for part in trees.parts(rows, nodes=4 * width):

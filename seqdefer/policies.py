@@ -94,6 +94,7 @@ def sweep_thresholds(
 
     Without `thresholds`, quantiles of the scores that rollouts meet: first coarse (met while deferring all and
     nothing), then fine."""
+    trees.require_open()
     rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
     if thresholds is not None:
         return _sweep(rejector, trees, rows, thresholds.to(trees.device))[0]

@@ -154,9 +154,19 @@ class DecisionTrees:
     def close(self) -> None:
         """No more growth: who decides for a child that is not there gets the other one. The trees move to the CPU,
         because training goes through them in steps that are too small for a GPU."""
+        if bool((self.nodes.used()["children"] == UNKNOWN).all(1).any()):
+            raise OptionError("trees that stop amid a sequence cannot be closed: grow them, or use explore_trees")
         self.is_closed, self.device = True, torch.device("cpu")
         self._nodes = _Nodes(self.nodes.size, **{name: column.cpu() for name, column in self.nodes.used().items()})
         self.examples, self.roots, self.context = self.examples.to("cpu"), self.roots.cpu(), self.context.cpu()
+
+    def require_open(self) -> None:
+        """For all who tell what decisions lead to: in closed trees some lead where others were meant to."""
+        if self.is_closed:
+            raise OptionError(
+                "these trees are closed: they serve training, and cannot tell what a threshold spends or a decision is "
+                "worth; use DecisionTrees(task, examples)"
+            )
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

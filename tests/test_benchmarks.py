@@ -89,7 +89,10 @@ def test_paper_scale_is_called_a_projection(written: dict[str, Any]) -> None:
 @needs_transformers
 def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "text"]
-    assert [row["what"].split(":")[0] for row in rows] == ["batches of 1"] * 6 + ["batches of 2"] * 6
+    *decoding, hand_offs = rows
+    assert [row["what"].split(":")[0] for row in decoding] == ["batches of 1"] * 6 + ["batches of 2"] * 6
+    assert hand_offs["what"] == "all hand-offs of 3 documents, one run of the expert for each"
+    assert hand_offs["same"].endswith("tokens of all hand-offs equal")
     assert "3 documents, " in rows[6]["what"]
     assert rows[6]["same"] == "45 tokens of either model alone equal"
     assert rows[9]["same"].endswith("tokens of the expert equal")
@@ -123,7 +126,7 @@ def test_text_takes_a_pair_and_documents(run: Callable[..., int], tmp_path: Path
     assert run("--only", "text", "--pair", *pair, "--documents", str(documents), "--out", str(out)) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
     assert written["text"]["pair"] == pair
-    assert len(written["rows"]) == 12
+    assert len(written["rows"]) == 13
     assert run("--only", "text", "--pair", *pair, "--dtype", "bfloat16", "--out", str(out)) == 0
 
 

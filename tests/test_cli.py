@@ -188,6 +188,13 @@ def install(monkeypatch: pytest.MonkeyPatch, **fields: tuple[type, Any]) -> None
     monkeypatch.setattr(experiment, "load_task", lambda name: entry)
 
 
+def test_help_shows_no_empty_default(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, prefix=(str, field(default="", metadata={"help": "what comes first"})))
+    with pytest.raises(SystemExit):
+        run("run", "made", "--help")
+    assert "what comes first\n" in capsys.readouterr().out
+
+
 def test_percent_signs_in_the_help_of_a_task(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, share=(str, field(default="5 %", metadata={"help": "100 % of %(prog)s"})))
     with pytest.raises(SystemExit):

@@ -580,14 +580,16 @@ def test_drawings_follow_the_odds_where_costs_are_not_learned(tmp_path: Path) ->
 
 def test_notes_tell_of_what_was_run(tmp_path: Path) -> None:
     notes = run_toy(ToyTask(n=40), tmp_path, seeds=1, methods=("OneTimeCost",)).notes
-    assert [note.split()[0] for note in notes] == ["OneTimeCost", "The"]
+    assert [note.split()[0] for note in notes] == ["OneTimeCost"]
 
 
 @pytest.mark.parametrize("is_papers", [True, False])
 def test_the_papers_figures_stand_beside_the_papers_task_alone(is_papers: bool, tmp_path: Path) -> None:
     task = ToyTask(n=40)
     task.name, task.is_papers = "tsp", is_papers
-    assert bool(run_toy(task, tmp_path, seeds=1, methods=("ChowMean",)).paper) is is_papers
+    results = run_toy(task, tmp_path, seeds=1, methods=("ChowMean",))
+    assert bool(results.paper) is is_papers
+    assert any("The paper's figures" in note for note in results.notes) is is_papers
 
 
 def test_drawings_of_an_earlier_run_go(tmp_path: Path) -> None:
@@ -682,6 +684,8 @@ def test_hyperparameters_and_architectures_that_nobody_knows() -> None:
     message = "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"
     with pytest.raises(OptionError, match=message):
         experiment_settings(ENTRY, "quick", "lstm")
+    with pytest.raises(OptionError, match="unknown token-level architecture 'gru'; available: lstm, mlp"):
+        experiment_settings(ENTRY, "quick", architecture="gru")
 
 
 def test_attention_over_drafts_from_end_to_end(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from oracles import rows_of, write
 from torch import Tensor
 
+from seqdefer.baselines import Confidence
 from seqdefer.errors import OptionError
 from seqdefer.experiment import ExperimentSettings
 from seqdefer.exploration import explore_trees
 from seqdefer.labels import Calls
+from seqdefer.oracle import all_outcomes, beam_outcomes
+from seqdefer.policies import sweep_thresholds
 from seqdefer.testing import ToyTask
 from seqdefer.trees import END, UNKNOWN, DecisionTrees, join_trees
 
@@ -136,6 +140,22 @@ def test_closed_trees_ask_nobody_and_count_nothing(spy: Spy) -> None:
     assert trees.calls == calls
     assert asked == [[], []]
     assert len(trees.typical_nodes()) == trees.nodes.size  # and not only those of the two writers
+
+
+@pytest.mark.parametrize("ask", [partial(sweep_thresholds, Confidence("uncertainty")), beam_outcomes, all_outcomes])
+def test_closed_trees_do_not_tell_what_decisions_lead_to(ask: Callable[[DecisionTrees], Any]) -> None:
+    """A sweep went on from the child that was there, and its share was that of other decisions."""
+    task = ToyTask(n=3, length=13)
+    with pytest.raises(OptionError, match=r"these trees are closed: .*; use DecisionTrees\(task, examples\)"):
+        ask(explore_trees(task, task.split("train"), 2))
+
+
+def test_trees_are_closed_at_the_ends_of_sequences() -> None:
+    """Both children of the last nodes were unknown, and training took node 0 for them."""
+    task = ToyTask(n=3, length=13, ends=False)
+    trees = DecisionTrees(task, task.split("train"))
+    with pytest.raises(OptionError, match="stop amid a sequence cannot be closed: grow them, or use explore_trees"):
+        trees.close()
 
 
 def test_more_rollouts_see_more() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies_environment
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ pytest.importorskip("transformers", reason="needs the extra 'text'")
 from tiny_models import documents, generated, tiny, tiny_text_model
 from tiny_models import tokenizer as tiny_tokenizer
 
+from seqdefer.tasks.text.hub import is_hub_known
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.models import DroppedRuleWarning, check_vocabulary, text_model
 from seqdefer.tasks.text.pairs import TextPair, TextPredictor, load_pair
@@ -156,17 +159,30 @@ def test_a_model_that_does_not_write(tmp_path: Path) -> None:
         load_text_model(tmp_path / "bare")
 
 
-def test_without_a_network_the_error_says_what_to_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def offline(*_: Any, **__: Any) -> Any:
-        raise OSError("Name or service not known")
+def unknown_host(*_: Any, **__: Any) -> Any:
+    """What looking up an address does without a network."""
+    raise OSError("Name or service not known")
 
-    monkeypatch.setattr("socket.getaddrinfo", offline)
+
+def test_without_a_network_the_error_says_what_to_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("socket.getaddrinfo", unknown_host)
     monkeypatch.setattr("seqdefer.tasks.text.hub.getproxies", dict)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(
         OptionError, match=r"nobody/nothing is not in the cache of the Hub, and there is no network; give"
     ):
         load_text_model("nobody/nothing")
+
+
+@pytest.mark.parametrize(("variable", "is_known"), [("no_proxy", False), ("https_proxy", True)])
+def test_a_proxy_looks_the_hub_up(variable: str, is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of hosts that need no proxy was once taken for one, and the Hub's client tried for half a minute."""
+    monkeypatch.setattr("socket.getaddrinfo", unknown_host)
+    monkeypatch.setattr("seqdefer.tasks.text.hub.getproxies", getproxies_environment)
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(variable, "localhost")
+    assert is_hub_known() is is_known
 
 
 def test_without_transformers_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

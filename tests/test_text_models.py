@@ -666,3 +666,17 @@ def test_the_real_pair_in_turn(real_pair: TextPair, news: Examples) -> None:
     short, calls = hand_off_table(task, two, drafted)
     assert torch.equal(short.loss, hand_off_table(task, two, drafted, shortcut=False)[0].loss)
     assert calls.saved > 0
+
+
+@pytest.mark.parametrize(("family", "key", "value"), [("gpt2", "n_head", 4), ("t5", "start", 9)])
+def test_the_name_of_a_model_tells_what_the_weights_do_not(family: str, key: str, value: int) -> None:
+    model = tiny_pair(family).expert.model
+    before = model.fingerprint()
+    owner = model.network if key == "start" else model.model.config
+    usual = getattr(owner, key)
+    setattr(owner, key, value)
+    try:
+        assert model.fingerprint() != before
+    finally:
+        setattr(owner, key, usual)
+    assert model.fingerprint() == before

@@ -28,6 +28,7 @@ from seqdefer.engine import HandOff, draft, interleave, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.experiment import GRANULARITY, Experiment, ExperimentSettings, experiment_settings
 from seqdefer.exploration import explore_trees
+from seqdefer.interfaces import Silent
 from seqdefer.labels import hand_off_table
 from seqdefer.results import load_results
 from seqdefer.testing import check_task
@@ -36,6 +37,7 @@ from seqdefer.types import Examples, Rollout, Sequences
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from test_text_loading import unknown_host
 from test_text_models import Decided, rows_of, unpacked
 from tiny_models import generated, tiny, tiny_pair
 from tiny_models import tokenizer as tiny_tokenizer
@@ -45,7 +47,7 @@ from seqdefer.tasks.text.memory import SmallerBatchWarning
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import SHOWN, TextExpert, TextPair, load_pair
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.tasks.text.task import END_SIGN, TEXT, XSUM, CutWarning, TextOptions, TextTask
+from seqdefer.tasks.text.task import END_SIGN, TEXT, XSUM, CutWarning, TextOptions, TextTask, _remembered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -163,6 +165,16 @@ def test_sequence_losses_are_those_of_the_package_and_of_plain_counting(
             expected = [id_score(row, reference) for row, reference in zip(kept, plain, strict=True)]
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
+
+
+def test_labels_kept_for_words_know_the_words() -> None:
+    """Words that the tokenizer does not know have one id."""
+    one, other = (
+        task_of(tiny_pair("t5"), [Document(str(row), f"w{row + 3}", text) for row in range(6)])
+        for text in ("red", "blue")
+    )
+    assert torch.equal(one.split("test").targets, other.split("test").targets)
+    assert one.loss_key(one.split("test")) != other.loss_key(other.split("test"))
 
 
 def test_equal_texts_are_counted_once(spy: Spy) -> None:
@@ -622,10 +634,18 @@ def test_presets() -> None:
     assert XSUM.presets["paper-token"].train_documents == 800
 
 
-def test_the_papers_figures_are_for_twenty_tokens_and_words() -> None:
+def test_the_papers_figures_are_for_twenty_tokens() -> None:
     documents, pair = random_documents(3), pair_of("t5")
     assert task_of(pair, documents).is_papers
     assert not task_of(pair, documents, length=14).is_papers
+
+
+@pytest.mark.parametrize(("free", "most"), [(2**40, 2**33), (2**34, 2**31)])
+def test_encodings_leave_a_gpu_room(free: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They once took 8 GiB for each model, of a GPU that might not have them; batches were then halved in vain."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    assert _remembered(torch.device("cuda")) == most
+    assert _remembered(torch.device("cpu")) == 2**30
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
@@ -727,9 +747,6 @@ def test_long_documents_are_cut_and_it_is_said_once(place: Path, tmp_path: Path,
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unknown_host(*_: Any, **__: Any) -> Any:
-        raise OSError("Name or service not known")
-
     monkeypatch.setattr("socket.getaddrinfo", unknown_host)
     monkeypatch.setattr("seqdefer.tasks.text.hub.getproxies", dict)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -919,3 +936,13 @@ def path_to(trees: DecisionTrees, leaf: int) -> list[tuple[int, bool]]:
         path.append((parent, bool(children[parent, 0] != node)))
         node = parent
     return path[::-1]
+
+
+def test_own_documents_for_xsum_are_reported_on_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the Hub, which are the default."""
+    asked: list[TextOptions] = []
+    monkeypatch.setattr("seqdefer.tasks.text.task.prepare", lambda _, options, *rest: asked.append(options))
+    usual = XSUM.presets["paper"]
+    for options in (usual, replace(usual, train="own.jsonl"), replace(usual, train="own.jsonl", test="later.jsonl")):
+        XSUM.prepare(options, place, torch.device("cpu"), Silent())
+    assert [one.test for one in asked] == [usual.test, None, "later.jsonl"]

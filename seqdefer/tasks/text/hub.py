@@ -14,7 +14,7 @@ from urllib.request import getproxies
 
 def is_hub_known() -> bool:
     """Whether the Hub's address can be looked up."""
-    if getproxies():
+    if getproxies().keys() - {"no"}:  # "no" lists the hosts that go without one
         return True  # the proxy does the looking up
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:

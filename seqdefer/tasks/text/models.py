@@ -43,6 +43,16 @@ DROPPED = (
     "guidance_scale",
     "penalty_alpha",
 )
+# What a config says of the computation that the shapes of the weights do not.
+SHAPE = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "activation_function",
+    "feed_forward_proj",
+    "relative_attention_max_distance",
+    "scale_embedding",
+)
 SAMPLED = 1024  # values of each tensor that its fingerprint looks at
 
 
@@ -84,7 +94,9 @@ class TextModel:
         """Names the weights by a sample of every tensor (all of them would take long), and the rules."""
         weights = self.model.state_dict().items()
         sample = [f"{name}{_sample(tensor)}" for name, tensor in weights]
-        return fingerprint(type(self.model).__name__, sample, self.ends, self.first, self.n_tokens)
+        rules = [getattr(self.network, "start", None), self.ends, self.first, self.n_tokens]
+        shape = [str(getattr(self.model.config, name, None)) for name in SHAPE]
+        return fingerprint(type(self.model).__name__, sample, *rules, *shape)
 
     def longest_input(self, n_new: int) -> int | None:
         """Tokens an input may have where `n_new` are to be written, or None where any number will do."""

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import Meter, SplitName, Task, TaskEntry
 from seqdefer.markup import NBSP, number
+from seqdefer.store import fingerprint
 from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.options import check_ranges, option
 from seqdefer.tasks.text.data import Document, Fields, encode, filter_by_words, make_splits, read_corpus
@@ -35,8 +36,9 @@ TOKEN_LOSSES = ("clipped", "paper")
 PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
 END_SIGN = "∎"
 SHOWN_LETTERS = 300  # of a document in the report
-# Encoder states to keep, of each model: labelling comes back to the same documents again and again.
+# Bytes of encoder states to keep, of each model: labelling comes back to the same documents again and again.
 REMEMBERED = {"cpu": 2**30, "cuda": 2**33}
+SHARE_TO_REMEMBER = 8  # one part in so many of a GPU's free memory, at most: the rest is for models and batches
 RANGES = {
     "length": (1, 4096),
     "input_tokens": (1, 10**6),
@@ -174,6 +176,11 @@ class TextTask(Task):
         wanted = (examples.targets == tokens[:, None]).sum(1)
         return (wanted <= (_blanked(prefixes) == tokens[:, None]).sum(1)).float()
 
+    def loss_key(self, examples: Examples) -> str:
+        if self.options.rouge == "ids":
+            return ""
+        return fingerprint(*(self.documents[place].summary for place in examples.ids.tolist()))
+
     def describe(self) -> dict[str, str]:
         cut = f", {self.n_cut} cut at {self.longest} tokens" if self.n_cut else ""
         return {
@@ -253,20 +260,26 @@ def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter)
         splits = make_splits(train, test, counts, options.seed)
         advance(1)
     with meter.stage("load the models", 1) as advance:
-        remember = REMEMBERED.get(device.type, 0)
         pair = load_pair(
             options.predictor,
             options.expert,
             device=device,
             dtype=options.dtype,
-            remember=remember,
+            remember=_remembered(device),
             shown=options.shown,
         )
         advance(1)
     return TextTask(name, options, pair, splits.parts, splits.source)
 
 
+def _remembered(device: torch.device) -> int:
+    most = REMEMBERED.get(device.type, 0)
+    return most if device.type != "cuda" else min(most, torch.cuda.mem_get_info(device)[0] // SHARE_TO_REMEMBER)
+
+
 def _prepare_xsum(options: TextOptions, folder: Path, device: torch.device, meter: Meter) -> TextTask:
+    if options.train != _XSUM.train and options.test == _XSUM.test:  # documents of one's own are reported on, too
+        options = replace(options, test=None)
     return prepare("xsum", options, device, meter)
 
 
