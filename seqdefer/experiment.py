@@ -151,14 +151,10 @@ class ExperimentSettings:
 # and ours.
 STARTING_POINTS: dict[str, tuple[Settings, Settings, Settings]] = {
     "mwp": (PRESETS["mwp-token"], PRESETS["mwp-once"], PERCEPTRON),
-    "xsum": (PRESETS["xsum-token"], TRANSFORMER, TRANSFORMER),
-    "text": (BY_FACTS, TRANSFORMER, TRANSFORMER),
+    "xsum": (BY_FACTS, TRANSFORMER, TRANSFORMER),
     "tsp": (PRESETS["mwp-token"], TRANSFORMER, TRANSFORMER),
     "pronounce": (BY_TOKEN, PRESETS["mwp-once"], PERCEPTRON),
 }
-
-
-PAPERS_TOKEN = {"text": PRESETS["xsum-token"]}  # where ours differs
 
 
 def experiment_settings(
@@ -181,7 +177,7 @@ def experiment_settings(
     if architecture not in (None, *TOKEN_NETWORKS):
         raise unknown("token-level architecture", architecture, TOKEN_NETWORKS)
     if architecture is not None:
-        papers = PAPERS_TOKEN.get(entry.hyperparameters, token)
+        papers = PRESETS.get(f"{entry.hyperparameters}-token", token)
         token = replace(papers if architecture == papers.architecture else token, architecture=architecture)
     settings = ExperimentSettings(token=token, once=once, cost=cost)
     if preset != "quick":

@@ -8,7 +8,6 @@ strategy learns from the same trees. In a folder the trees are kept batch by bat
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from seqdefer import __version__
 from seqdefer.engine import Progress
-from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.errors import OptionError
 from seqdefer.interfaces import Task
 from seqdefer.labels import Calls
-from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.store import fingerprint, kept_tensors
 from seqdefer.trees import END, DecisionTrees, join_trees
 from seqdefer.types import Examples
 
@@ -52,18 +51,17 @@ def _kept_batch(task: Task, examples: Examples, defer: Tensor, folder: Path | No
     if folder is None or not task.expert.fingerprint:
         return _explored(task, examples, defer)
     models = (task.predictor.fingerprint, task.expert.fingerprint)
-    rules = (task.name, task.spec.length, task.spec.end, task.token_rule, defer)
+    rules = (task.name, task.spec.length, task.spec.end, task.token_rule, task.loss_key(examples), defer)
     name = fingerprint(__version__, "trees", *models, *rules, examples.inputs, examples.targets, examples.ids)
-    path = folder / f"{name}.safetensors"
-    if path.is_file():
-        with suppress(CheckpointError, KeyError, ValueError, TypeError):  # a damaged file is made again
-            found = read_tensors(path)
-            made, saved = found.pop("calls").tolist()
-            trees = DecisionTrees(task, examples, grown=found)
-            trees.calls = Calls(made, saved)
-            return trees
-    trees = _explored(task, examples, defer)
-    write_tensors(path, {**trees.tensors(), "calls": torch.tensor([trees.calls.made, trees.calls.saved])})
+
+    def make() -> dict[str, Tensor]:
+        trees = _explored(task, examples, defer)
+        return {**trees.tensors(), "calls": torch.tensor([trees.calls.made, trees.calls.saved])}
+
+    kept = kept_tensors(folder / f"{name}.safetensors", {*DecisionTrees.columns(), "calls"}, make)
+    calls = Calls(*kept.pop("calls").tolist())
+    trees = DecisionTrees(task, examples, grown=kept)
+    trees.calls = calls
     return trees
 
 

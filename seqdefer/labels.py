@@ -10,7 +10,6 @@ The labels of token-level deferral are in `seqdefer.trees`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,9 +21,8 @@ from torch import Tensor
 from seqdefer import __version__
 from seqdefer.branches import branch_out
 from seqdefer.engine import Progress
-from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import DraftExpert, NextTokenExpert, Task
-from seqdefer.store import fingerprint, read_tensors, write_tensors
+from seqdefer.store import fingerprint, kept_tensors
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences, SequenceSpec
 
 HandOffs: TypeAlias = Callable[[Examples, Sequences, Tensor, SequenceSpec], tuple[Sequences, int]]
@@ -72,18 +70,17 @@ def _kept_batch(
     rules = (task.name, task.loss_unit, task.loss_key(examples), task.spec.end, task.expert.fingerprint, shortcut)
     parts = (examples.inputs, examples.targets, examples.ids, drafted.tokens, drafted.lengths)
     name = fingerprint(__version__, *rules, *parts)
-    path = folder / f"{name}.safetensors"
-    if path.is_file():
-        with suppress(CheckpointError, KeyError, ValueError):  # a damaged file is made again
-            found = read_tensors(path)
-            made, saved, unproven = found["calls"].tolist()
-            task.expert.unproven += unproven
-            return found["loss"], found["deferred"], Calls(made, saved)
     before = task.expert.unproven
-    loss, deferred, calls = _table_of_batch(task, examples, drafted, shortcut)
-    made = torch.tensor([calls.made, calls.saved, task.expert.unproven - before])
-    write_tensors(path, {"loss": loss, "deferred": deferred, "calls": made})
-    return loss, deferred, calls
+
+    def make() -> dict[str, Tensor]:
+        loss, deferred, calls = _table_of_batch(task, examples, drafted, shortcut)
+        counts = torch.tensor([calls.made, calls.saved, task.expert.unproven - before])
+        return {"loss": loss, "deferred": deferred, "calls": counts}
+
+    kept = kept_tensors(folder / f"{name}.safetensors", {"loss", "deferred", "calls"}, make)
+    made, saved, unproven = kept["calls"].tolist()
+    task.expert.unproven = before + unproven  # those of stored answers count, too
+    return kept["loss"], kept["deferred"], Calls(made, saved)
 
 
 def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut: bool) -> tuple[Tensor, Tensor, Calls]:

@@ -67,6 +67,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
+def kept_tensors(path: Path, names: set[str], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors in a file, by `names`; where there is none, or a damaged one, they are made and written."""
+    if path.is_file():
+        with suppress(CheckpointError):
+            found = read_tensors(path)
+            if found.keys() == names:
+                return found
+    made = make()
+    write_tensors(path, made)
+    return made
+
+
 def read_weights(network: nn.Module, path: Path) -> None:
     """Reads the weights of a network into one of the same shape."""
     try:

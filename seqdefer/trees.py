@@ -55,22 +55,22 @@ class _Nodes:
         needed = self.size + other.size
         if needed > len(self.example):
             capacity = max(needed, 2 * len(self.example))
-            for column in self._columns():
+            for column in self.columns():
                 old = getattr(self, column)
                 grown = torch.empty(capacity, *old.shape[1:], dtype=old.dtype, device=old.device)
                 grown[: self.size] = old[: self.size]
                 setattr(self, column, grown)
-        for column in self._columns():
+        for column in self.columns():
             getattr(self, column)[self.size : needed] = getattr(other, column)[: other.size]
         self.size = needed
 
     @classmethod
-    def _columns(cls) -> list[str]:
+    def columns(cls) -> list[str]:
         return [field.name for field in fields(cls) if field.name != "size"]
 
     def used(self) -> dict[str, Tensor]:
         """The columns without their spare capacity."""
-        return {name: getattr(self, name)[: self.size] for name in self._columns()}
+        return {name: getattr(self, name)[: self.size] for name in self.columns()}
 
     def moved(self, by: int, examples: int) -> dict[str, Tensor]:
         """The columns as they are behind `by` other nodes, of examples that stand behind `examples` others."""
@@ -126,7 +126,6 @@ class DecisionTrees:
         self.predictor: Predictor[Any] = task.predictor
         self.calls, self.is_complete, self.is_closed = Calls(), False, False
         self._nodes: _Nodes | None = None
-        self._context: list[Tensor] = []
         self._desk: _Desk | None = None
         self.roots = torch.arange(0, device=self.device)
         if grown is not None:
@@ -134,10 +133,11 @@ class DecisionTrees:
             self.roots, self.context = parts.pop("roots"), parts.pop("context")
             self._nodes = _Nodes(size=len(parts["example"]), **parts)
             return
+        contexts = []
         for rows in torch.arange(len(examples), device=self.device).split(self.predictor.batch_size):
-            self._plant(rows)
+            contexts.append(self._plant(rows))
             progress(len(rows))
-        self.context = torch.cat(self._context)  # (n, C)
+        self.context = torch.cat(contexts)  # (n, C)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -150,6 +150,11 @@ class DecisionTrees:
     def tensors(self) -> dict[str, Tensor]:
         """All that the trees hold, to be kept and grown on."""
         return {**self.nodes.used(), "roots": self.roots, "context": self.context}
+
+    @staticmethod
+    def columns() -> set[str]:
+        """The names of what `tensors` gives."""
+        return {*_Nodes.columns(), "roots", "context"}
 
     def close(self) -> None:
         """No more growth: who decides for a child that is not there gets the other one. The trees move to the CPU,
@@ -245,13 +250,14 @@ class DecisionTrees:
     # -- growing ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _plant(self, rows: Tensor) -> None:
+    def _plant(self, rows: Tensor) -> Tensor:
+        """Makes the roots of `rows`; returns their context."""
         batch = self.examples.select(rows)
         state, context = self.predictor.start(batch.inputs)
-        self._context.append(context)
         blank = rows[:, None][:, :0]  # int64 (B, 0)
         made, _ = self._ask(state, self.expert.start(batch), rows, blank, torch.full_like(rows, END))
         self.roots = torch.cat([self.roots, made])
+        return context
 
     @torch.no_grad()
     def _ask(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +37,18 @@ class Written:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def toy_tasks(longest: int) -> st.SearchStrategy[ToyTask]:
+    """Toys of all kinds, for properties that must hold of each."""
+    return st.builds(
+        ToyTask,
+        n=st.integers(1, 7),
+        length=st.integers(1, longest),
+        vocabulary=st.integers(2, 5),
+        seed=st.integers(0, 10**6),
+        ends=st.booleans(),
+    )
 
 
 def rows_of(examples: Examples) -> list[Examples]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import hand_off, rows_of, write
+from oracles import hand_off, rows_of, toy_tasks, write
 
 from seqdefer.branches import branch_out
 from seqdefer.engine import draft
@@ -16,14 +16,7 @@ from seqdefer.labels import hand_off_table
 from seqdefer.testing import ToyTask
 from seqdefer.types import Sequences
 
-toys = st.builds(
-    ToyTask,
-    n=st.integers(1, 7),
-    length=st.integers(1, 7),
-    vocabulary=st.integers(2, 5),
-    seed=st.integers(0, 10**6),
-    ends=st.booleans(),
-)
+toys = toy_tasks(longest=7)
 
 
 def texts(sequences: Sequences) -> list[list[int]]:

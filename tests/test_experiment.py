@@ -48,7 +48,7 @@ from seqdefer.rejectors import DRAFT_NETWORKS, DraftNetwork, Sizes, load_rejecto
 from seqdefer.results import Results, load_results
 from seqdefer.tasks.weather import ENTRY, WeatherOptions, WeatherTask
 from seqdefer.testing import FunctionExpert, ToyTask
-from seqdefer.training import PERCEPTRON, PRESETS, TRANSFORMER, Settings
+from seqdefer.training import BY_FACTS, PERCEPTRON, PRESETS, TRANSFORMER, Settings
 from seqdefer.types import Examples, Rollout, Sequences
 
 TINY = ExperimentSettings(
@@ -660,6 +660,16 @@ def test_what_scores_drafts_by_task_and_by_choice(hyperparameters: str, once: Se
     assert by_perceptron.token == by_attention.token == usual.token
 
 
+def test_the_papers_network_by_token_comes_with_the_papers_hyperparameters() -> None:
+    entry = entry_for("xsum")
+    assert experiment_settings(entry, "paper").token == BY_FACTS
+    assert experiment_settings(entry, "paper", architecture="lstm").token == PRESETS["xsum-token"]
+    assert experiment_settings(entry, "paper", architecture="mlp").token == BY_FACTS
+    assert experiment_settings(entry_for("mwp"), "paper", architecture="mlp").token == replace(
+        PRESETS["mwp-token"], architecture="mlp"
+    )
+
+
 @pytest.mark.parametrize("hyperparameters", ["mwp", "xsum", "tsp"])
 @pytest.mark.parametrize("architecture", [None, "draft_mlp", "draft_transformer"])
 def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architecture: str | None) -> None:
@@ -678,7 +688,7 @@ def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architect
 def test_hyperparameters_and_architectures_that_nobody_knows() -> None:
     with pytest.raises(
         OptionError,
-        match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, text, tsp, xsum",
+        match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, tsp, xsum",
     ):
         experiment_settings(entry_for("table 9"), "quick")
     message = "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"

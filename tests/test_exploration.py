@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import rows_of, write
+from oracles import rows_of, toy_tasks, write
 from torch import Tensor
 
 from seqdefer.baselines import Confidence
@@ -26,14 +26,7 @@ from seqdefer.trees import END, UNKNOWN, DecisionTrees, join_trees
 
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
 Prefix = tuple[int, ...]
-toys = st.builds(
-    ToyTask,
-    n=st.integers(1, 6),
-    length=st.integers(1, 14),
-    vocabulary=st.integers(3, 5),
-    seed=st.integers(0, 10**6),
-    ends=st.booleans(),
-)
+toys = toy_tasks(longest=14)
 
 
 def named(**sizes: Any) -> ToyTask:
@@ -323,6 +316,14 @@ def test_other_rollouts_seeds_lengths_or_examples_are_not_reused(tmp_path: Path)
         kept = explore_trees(which, which.split(split), folder=tmp_path, **how)  # type: ignore[arg-type]
         fresh = explore_trees(which, which.split(split), **how)  # type: ignore[arg-type]
         assert by_prefix(kept) == by_prefix(fresh)
+        assert len(list(tmp_path.glob("*.safetensors"))) == number + 1
+
+
+def test_another_key_of_losses_is_not_reused(tmp_path: Path) -> None:
+    for number, key in enumerate(("", "other words")):
+        task = named()
+        task.loss_key = lambda _, key=key: key  # type: ignore[method-assign, misc]
+        explore_trees(task, task.split("train"), 3, folder=tmp_path)
         assert len(list(tmp_path.glob("*.safetensors"))) == number + 1
 
 

@@ -328,6 +328,14 @@ class Kept:
         return table.loss.tolist(), table.deferred.tolist(), calls
 
 
+def test_another_key_of_losses_finds_no_labels(tmp_path: Path) -> None:
+    first, other = Kept(tmp_path), Kept(tmp_path)
+    first.label()
+    other.task.loss_key = lambda _: "other words"  # type: ignore[method-assign]
+    other.label()
+    assert len(other.expert.asked) == len(first.expert.asked) > 0
+
+
 def test_kept_labels_are_found_again(tmp_path: Path) -> None:
     """By another process, too: nothing but the folder is known."""
     kept = Kept(tmp_path)

@@ -310,7 +310,7 @@ XSUM = TaskEntry(
         "paper-once": replace(_XSUM, max_words=20),
     },
     prepare=_prepare_xsum,
-    hyperparameters="text",
+    hyperparameters="xsum",
     quick_instances=20,
 )
 
@@ -319,6 +319,6 @@ TEXT = TaskEntry(
     summary="any two Hugging Face models that share a vocabulary, on documents of your own",
     presets={"quick": _small(TextOptions()), "paper": TextOptions()},
     prepare=_prepare_text,
-    hyperparameters="text",
+    hyperparameters="xsum",
     quick_instances=20,
 )
