@@ -4,13 +4,16 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras check bench clean
+.PHONY: help demo test test-extras check bench docs reproduce clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: .venv/.stamp ## the weather task end to end; the report lands in runs/demo
 	$(BIN)/seqdefer run weather --preset quick --out runs/demo
+
+reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts on its claims; they land in runs/reproduce-quick
+	$(BIN)/seqdefer reproduce all --preset quick
 
 test: .venv/.stamp ## the tests
 	$(BIN)/python -m pytest
@@ -28,8 +31,13 @@ bench: .venv/.stamp ## measure speed; installs Transformers (0.1 GB) into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text]'
 	$(BIN)/python -m benchmarks
 
+docs: .venv/.stamp ## the documentation site, into site/; installs MkDocs into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,docs]'
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted install is taken up again by the next make.
@@ -39,5 +47,5 @@ clean: ## remove the environment, caches and build outputs; runs/ stays
 	@echo "Installing PyTorch and the rest into .venv: about a minute, more on a slow line."
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) 'setuptools>=77'
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp]'
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,figures]'
 	@touch $@

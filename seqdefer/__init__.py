@@ -71,7 +71,7 @@ _MODULE_OF = {
     "load_results": "results",
     "write_report": "report",
     "Experiment": "experiment",
-    "ExperimentSettings": "experiment",
+    "ExperimentSettings": "settings",
     "load_task": "experiment",
     "run_task": "experiment",
 }
@@ -99,7 +99,6 @@ if TYPE_CHECKING:  # what type checkers and editors see: `as` marks a name as re
     from seqdefer.errors import OptionError as OptionError
     from seqdefer.errors import SeqdeferError as SeqdeferError
     from seqdefer.experiment import Experiment as Experiment
-    from seqdefer.experiment import ExperimentSettings as ExperimentSettings
     from seqdefer.experiment import load_task as load_task
     from seqdefer.experiment import run_task as run_task
     from seqdefer.interfaces import DraftRejector as DraftRejector
@@ -128,6 +127,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: `as` marks a name as re
     from seqdefer.report import write_report as write_report
     from seqdefer.results import Results as Results
     from seqdefer.results import load_results as load_results
+    from seqdefer.settings import ExperimentSettings as ExperimentSettings
     from seqdefer.training import Settings as Settings
     from seqdefer.training import fit_once as fit_once
     from seqdefer.training import fit_token as fit_token

@@ -25,9 +25,9 @@ from seqdefer.errors import ContractError, OptionError, SeqdeferError, unknown
 from seqdefer.store import writable_folder
 
 if TYPE_CHECKING:
-    from seqdefer.experiment import ExperimentSettings
     from seqdefer.interfaces import TaskEntry
     from seqdefer.results import Results
+    from seqdefer.settings import ExperimentSettings
 
 USUAL = "quick"  # the preset where none is named
 EXAMPLES = """\
@@ -37,6 +37,7 @@ start here:
   seqdefer run weather --help                everything that can be chosen
   seqdefer run tsp --preset quick            tours: a pointer network and a solver
   seqdefer plot runs/weather-quick           draw the report and the figures of a run again
+  seqdefer reproduce all --preset quick      the paper's tables and figures, ours beside the paper's
 
 A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run`
 measures how much loss is left for each number of tokens the expert writes; the area under that curve is the AUDC.
@@ -90,6 +91,7 @@ def _main(arguments: list[str]) -> int:
     tasks = commands.add_parser("tasks", help="list the tasks that are installed")
     tasks.add_argument("--json", action="store_true", help="print JSON")
     tasks.set_defaults(command=_tasks)
+    _add_reproduce(commands)
     plot = commands.add_parser("plot", help="draw the report and the figures of a run again")
     plot.add_argument("folder", type=Path, metavar="DIR", help="folder of a run (it holds results.json)")
     plot.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: into the same folder)")
@@ -99,6 +101,7 @@ def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["train-predictor"]:
         return _train_predictor(arguments[1:])
     chosen = parser.parse_args(arguments)
+    chosen.arguments = arguments
     status: int = chosen.command(chosen)
     return status
 
@@ -142,7 +145,7 @@ def _task_of(command: str, arguments: list[str]) -> TaskEntry:
 
 def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any, ExperimentSettings]:
     """The preset's options of the task and settings of the experiment, with what was chosen on the command line."""
-    from seqdefer.experiment import experiment_settings
+    from seqdefer.settings import experiment_settings
 
     given = {name: value for name, value in vars(chosen).items() if value is not None}
     defaults = entry.presets[chosen.preset]
@@ -154,9 +157,9 @@ def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any,
 
 
 def _run_parser(entry: TaskEntry) -> _Parser:
-    from seqdefer.experiment import experiment_settings
     from seqdefer.losses import PHIS, PSIS
     from seqdefer.rejectors import DRAFT_NETWORKS
+    from seqdefer.settings import experiment_settings
     from seqdefer.training import STRATEGIES
 
     presets, usual = sorted(entry.presets, reverse=True), experiment_settings(entry, USUAL)
@@ -312,6 +315,95 @@ def _train_predictor(arguments: list[str]) -> int:
         reached = entry.training.train(options, chosen.out, choose_device(chosen.device), meter)
     print(json.dumps(dict(reached)) if chosen.json else "\n".join(f"{key}: {text}" for key, text in reached.items()))
     return 0
+
+
+# -- reproduce -----------------------------------------------------------------------------------------------------
+
+
+REPRODUCED = """\
+names:
+  table1           all methods on the three tasks: the paper's table of results
+  figure-curves    deferral curves of the three tasks
+  table-handoffs   one-time deferral with few and many hand-off points
+  figure-alpha     one-time deferral trained with several costs alpha_1
+  table-ablation   token-level rejectors: LSTM and MLP, with and without teacher forcing
+  all              all of these, and a verdict on each of the paper's claims
+
+examples:
+  seqdefer reproduce all --preset quick      minutes on two cores; data and models are made on the spot
+  seqdefer reproduce table1                  the paper's size: hours on a CPU, well under one on a GPU
+  seqdefer reproduce all --set xsum.predictor=small --set xsum.expert=large --set xsum.train=my.jsonl
+
+Each writes NAME.json, .csv, .tex, .pdf and .svg, and verdicts.*. Labels and rejectors are shared between studies and
+kept: what was stopped goes on, with the same command, where it was.
+"""
+
+
+def _add_reproduce(commands: Any) -> None:
+    parser = commands.add_parser(
+        "reproduce",
+        help="make the paper's tables and figures again, ours beside the paper's",
+        description="Makes a table or figure of the paper again and judges the paper's claims by paired intervals.",
+        epilog=REPRODUCED,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", metavar="NAME", help="what to make again; see below")
+    parser.add_argument("--preset", default="paper", metavar="paper|quick", help="sizes (paper)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances (5; quick: 2)")
+    parser.add_argument("--instances", type=int, metavar="N", help="test instances a run (100)")
+    parser.add_argument("--tasks", type=_names, metavar="A,B", help="only these of the tasks (all)")
+    words = "an option of a task, as in: seqdefer run TASK --help; may be given again"
+    parser.add_argument("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help=words)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/reproduce-PRESET)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument(
+        "--no-figures", action="store_true", help="no PDF and SVG, for which the extra 'figures' is needed"
+    )
+    parser.add_argument("--json", action="store_true", help="print the studies as JSON, one a line, instead of tables")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(command=_reproduce)
+
+
+def _reproduce(chosen: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from seqdefer.reproduction.command import Choices, reproduce
+    from seqdefer.reproduction.records import Judgements, Study
+    from seqdefer.reproduction.writing import tables_of
+    from seqdefer.results import to_plain
+
+    choices = Choices(
+        chosen.preset, chosen.seeds, chosen.instances, chosen.tasks, _set_options(chosen.set), chosen.device,
+        figures=not chosen.no_figures,
+    )  # fmt: skip
+    folder = chosen.out or Path("runs") / f"reproduce-{chosen.preset}"
+
+    def show(record: Study | Judgements, paths: list[Path]) -> None:
+        if chosen.json:
+            print(json.dumps(to_plain(record), allow_nan=False), flush=True)
+        else:
+            console = Console()
+            for table in tables_of(record, console.width):
+                console.print(table)
+        print("written: " + " ".join(str(path) for path in paths), file=sys.stderr)
+
+    command = f"seqdefer {shlex.join(chosen.arguments)}"
+    with writable_folder(folder), _progress(quiet=chosen.quiet) as meter:
+        reproduce(chosen.name, folder, choices, command=command, meter=meter, written=show)
+    return 0
+
+
+def _set_options(given: list[str]) -> dict[str, dict[str, str]]:
+    """{'xsum': {'train': 'my.jsonl'}} from 'xsum.train=my.jsonl'."""
+    options: dict[str, dict[str, str]] = {}
+    for text in given:
+        name, is_set, value = text.partition("=")
+        task, has_option, option = name.partition(".")
+        if not (is_set and has_option and task and option):
+            raise OptionError(f"--set {text}: it must be TASK.OPTION=VALUE, such as weather.data=my.csv")
+        options.setdefault(task, {})[option] = value
+    return options
 
 
 # -- the others ----------------------------------------------------------------------------------------------------

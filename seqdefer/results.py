@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import numbers
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from seqdefer.errors import DataError, InputError
 from seqdefer.store import write_json
@@ -29,6 +29,7 @@ DEEPEST = 20  # levels of a setting
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
 Point = tuple[float, float]  # mean number of deferred tokens per sequence, mean loss
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,12 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none of these."""
-        return {"format": FORMAT, **_plain(self, "")}
+        return to_plain(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """The reverse of `to_json`; a `DataError` names the first field that is missing or wrong."""
-        found = value.get("format", "absent") if isinstance(value, dict) else "absent"
-        if found != FORMAT:
-            raise DataError(f"field 'format' is {_shown(found)}; this version of seqdefer reads format {FORMAT}")
-        decoded: Self = _decode(cls, value, "")
+        decoded: Self = from_plain(cls, value)
         if decoded.length < 1:
             raise DataError(f"field 'length' is {decoded.length}; it must be at least 1")
         return decoded
@@ -162,16 +160,29 @@ def save_results(results: Results, directory: Path | str) -> Path:
 def load_results(path: Path | str) -> Results:
     """Reads a run's directory, or its `results.json` itself."""
     file = _find_file(Path(path))
+    return _told_of(file, Results.from_json, _read_plain(file))
+
+
+def read_record(kind: type[Record], file: Path) -> Record:
+    """The record in a JSON file, every field of the type it should be."""
+    return _told_of(file, partial(from_plain, kind), _read_plain(file))
+
+
+def _read_plain(file: Path) -> Any:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise DataError(f"{file} is nested too deeply to be the results of a run") from error
+
+
+def _told_of(file: Path, decode: Callable[[Any], Record], value: Any) -> Record:
+    """Errors of `decode` name the file."""
     try:
-        return Results.from_json(value)
+        return decode(value)
     except DataError as error:
         raise DataError(f"{file}: {error}") from error
 
@@ -191,6 +202,11 @@ def _refuse_constant(name: str) -> float:
 
 
 # --- records to plain values -----------------------------------------------------------------------------------------
+
+
+def to_plain(record: Any) -> dict[str, Any]:
+    """A frozen dataclass as plain dicts, lists, strings and finite numbers, with the number of the format."""
+    return {"format": FORMAT, **_plain(record, "")}
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -215,6 +231,15 @@ def _plain_number(value: Any, where: str) -> int | float:
 
 
 # --- plain values to records -----------------------------------------------------------------------------------------
+
+
+def from_plain(kind: type[Record], value: Any) -> Record:
+    """The reverse of `to_plain`."""
+    found = value.get("format", "absent") if isinstance(value, dict) else "absent"
+    if found != FORMAT:
+        raise DataError(f"field 'format' is {_shown(found)}; this version of seqdefer reads format {FORMAT}")
+    decoded: Record = _decode(kind, value, "")
+    return decoded
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
@@ -277,6 +302,8 @@ def _decode_choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
 def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is str:
         return _expect(str, "a string", value, where)
+    if kind is bool:
+        return _expect(bool, "true or false", value, where)
     if isinstance(value, bool):  # a bool is an int to Python, and a mistake here
         raise DataError(f"field {_place(where)} must be a number, not {value!r}")
     if kind is int:

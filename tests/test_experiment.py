@@ -24,10 +24,7 @@ from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.environment import Clock, choose_device
 from seqdefer.errors import DataError, OptionError
 from seqdefer.experiment import (
-    SHOWN_BUDGETS,
     Experiment,
-    ExperimentSettings,
-    experiment_settings,
     find_tasks,
     load_task,
     run_task,
@@ -46,6 +43,8 @@ from seqdefer.policies import (
 )
 from seqdefer.rejectors import DRAFT_NETWORKS, DraftNetwork, Sizes, load_rejector
 from seqdefer.results import Results, load_results
+from seqdefer.settings import ExperimentSettings, experiment_settings
+from seqdefer.showing import BUDGETS
 from seqdefer.tasks.weather import ENTRY, WeatherOptions, WeatherTask
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.training import BY_FACTS, PERCEPTRON, PRESETS, TRANSFORMER, Settings
@@ -221,7 +220,7 @@ def test_alpha_is_the_rule_of_thumb_unless_given(tmp_path: Path) -> None:
     ruled, given = (
         load_rejector(tmp_path / name / "rejectors" / "OneTimeModel-seed0").notes for name in ("ruled", "given")
     )
-    table = Experiment(task, TINY, tmp_path).label("train").table
+    table = Experiment(task, TINY, tmp_path).splits.train.table
     assert ruled["alpha"] == rule_of_thumb(table)
     assert ruled["grid"] == [0, 1, 2, 3]
     assert (given["alpha"], given["grid"]) == (0.7, [0, 2, 3])
@@ -340,7 +339,7 @@ class OtherCosts(ToyTask):
         (ToyTask(n=40, length=3), {"cost": replace(TINY.cost, units=5)}, ["OneTimeCost"]),
         (ToyTask(n=39, length=3), {}, [*FITTED]),
         (ToyTask(n=40, length=3, seed=1), {}, [*FITTED]),
-        (OtherCosts(n=40, length=3), {}, [*FITTED]),
+        (OtherCosts(n=40, length=3), {}, ["TokenwiseModel"]),
     ],
 )
 def test_only_the_same_recipe_is_found_again(
@@ -377,7 +376,7 @@ def test_nothing_is_fitted_or_chosen_on_test_data(tmp_path: Path) -> None:
 
 def test_seeds_draw_disjoint_instances_and_other_weights(tmp_path: Path) -> None:
     task = ToyTask(n=40, length=3)
-    rows = Experiment(task, TINY, tmp_path)._test_rows()
+    rows = Experiment(task, TINY, tmp_path).splits.test_rows()
     assert len(rows) == len(rows.unique()) == 30
     results = run_toy(task, tmp_path)
     assert results.seeds[0].methods["ChowSum"] != results.seeds[1].methods["ChowSum"]
@@ -476,7 +475,7 @@ def test_the_curve_of_one_time_cost_is_that_of_its_rejector(tmp_path: Path) -> N
     """Every price, recomputed from the files of the run: the hand-offs it leads to are points of the curve."""
     task = ToyTask(n=40)
     results, experiment_ = run_toy(task, tmp_path), Experiment(task, TINY, tmp_path)
-    test = experiment_.label("test", experiment_._test_rows())
+    test = experiment_.splits.test
     for seed in (0, 1):
         rows = torch.arange(15) + 15 * seed
         rejector = load_rejector(tmp_path / "rejectors" / f"OneTimeCost-seed{seed}", task.predictor)
@@ -531,9 +530,9 @@ def test_a_task_draws_its_first_test_examples_at_rising_budgets(tmp_path: Path) 
     assert (tmp_path / "examples.html").read_text() == "<p>drawn</p>"
     ((examples, rollouts),) = task.asked  # once, whatever the number of seeds
     experiment_ = Experiment(task, TINY, tmp_path)
-    validation, test = experiment_.label("validation"), experiment_.label("test", experiment_._test_rows())
+    validation, test = experiment_.splits.validation, experiment_.splits.test
     assert examples.ids.tolist() == test.examples.ids[:3].tolist()
-    assert list(rollouts) == sorted(rollouts) == list(SHOWN_BUDGETS)
+    assert list(rollouts) == sorted(rollouts) == list(BUDGETS)
     rejector = load_rejector(tmp_path / "rejectors" / "OneTimeCost-seed0")
     assert isinstance(rejector, DraftNetwork)
     lengths = validation.draft.sequences.lengths
@@ -553,7 +552,7 @@ def test_drawings_are_by_token_where_that_is_learned(tmp_path: Path) -> None:
     run_drawn(task, tmp_path, methods=("OneTimeCost", "TokenwiseModel"))
     ((examples, rollouts),) = task.asked
     rejector = load_rejector(tmp_path / "rejectors" / "TokenwiseModel-seed0", task.predictor)
-    validation = Experiment(task, TINY, tmp_path).label("validation")
+    validation = Experiment(task, TINY, tmp_path).splits.validation
     assert validation.trees is not None
     swept = sweep_thresholds(rejector, validation.trees)
     for budget, rollout in rollouts.items():
@@ -568,7 +567,7 @@ def test_drawings_follow_the_odds_where_costs_are_not_learned(tmp_path: Path) ->
     run_drawn(task, tmp_path, methods=("OneTimeModel",))
     ((_, rollouts),) = task.asked
     experiment_ = Experiment(task, TINY, tmp_path)
-    validation, test = experiment_.label("validation"), experiment_.label("test", experiment_._test_rows())
+    validation, test = experiment_.splits.validation, experiment_.splits.test
     rejector = load_rejector(tmp_path / "rejectors" / "OneTimeModel-seed0")
     assert isinstance(rejector, DraftNetwork)
     for budget, rollout in rollouts.items():

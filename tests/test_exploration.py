@@ -16,11 +16,11 @@ from torch import Tensor
 
 from seqdefer.baselines import Confidence
 from seqdefer.errors import OptionError
-from seqdefer.experiment import ExperimentSettings
 from seqdefer.exploration import explore_trees
 from seqdefer.labels import Calls
 from seqdefer.oracle import all_outcomes, beam_outcomes
 from seqdefer.policies import sweep_thresholds
+from seqdefer.settings import ExperimentSettings
 from seqdefer.testing import ToyTask
 from seqdefer.trees import END, UNKNOWN, DecisionTrees, join_trees
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.errors import CheckpointError, DataError, OptionError
-from seqdefer.experiment import ExperimentSettings, experiment_settings, run_task
+from seqdefer.experiment import run_task
 from seqdefer.interfaces import Silent
 from seqdefer.report import is_harmless
+from seqdefer.settings import ExperimentSettings, experiment_settings
 from seqdefer.tasks.pronounce import model as module
 from seqdefer.tasks.pronounce.data import LENGTH, SYMBOLS, encode_words, parse_dictionary
 from seqdefer.tasks.pronounce.model import (

@@ -26,11 +26,12 @@ from torch import Tensor
 from seqdefer import cli, experiment, exploration, labels
 from seqdefer.engine import HandOff, draft, interleave, roll_out
 from seqdefer.errors import OptionError
-from seqdefer.experiment import GRANULARITY, Experiment, ExperimentSettings, experiment_settings
+from seqdefer.experiment import Experiment
 from seqdefer.exploration import explore_trees
 from seqdefer.interfaces import Silent
 from seqdefer.labels import hand_off_table
 from seqdefer.results import load_results
+from seqdefer.settings import GRANULARITY, ExperimentSettings, experiment_settings
 from seqdefer.testing import check_task
 from seqdefer.trees import END, UNKNOWN, DecisionTrees, enumerate_trees
 from seqdefer.types import Examples, Rollout, Sequences
@@ -809,7 +810,7 @@ def failing_once(method: Callable[..., Any], at: int) -> Callable[..., Any]:
 
 
 def label(task: TextTask, folder: Path) -> experiment.Labelled:
-    return Experiment(task, ExperimentSettings(seeds=1, instances=1, rollouts=4), folder).label("train")
+    return Experiment(task, ExperimentSettings(seeds=1, instances=1, rollouts=4), folder).splits.train
 
 
 @pytest.mark.parametrize(

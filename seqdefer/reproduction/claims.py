@@ -1,0 +1,210 @@
+"""The paper's qualitative claims, each judged by the paired intervals of our studies.
+
+A claim rests on contrasts, differences that should be above 0. It holds where all their 95 % intervals are, does not
+hold where one is below 0 altogether, and is undecided otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from seqdefer.reproduction.plan import ABLATED, ARCHITECTURES
+from seqdefer.reproduction.records import Contrast, Judgement, Row, Study, Verdict
+from seqdefer.reproduction.studies import ablated_label, size_label
+from seqdefer.settings import GRANULARITY, METHODS
+
+WHOLE = [name for name in METHODS if GRANULARITY[name] == "whole"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`contrasts(study, task)` are those of a study that the claim rests on; none where it does not apply."""
+
+    name: str
+    statement: str
+    study: str
+    contrasts: Callable[[Study, str], list[Contrast]]
+    otherwise: str  # the likely reason where it does not hold
+
+
+def judge(studies: Mapping[str, Study]) -> list[Judgement]:
+    """Every claim on every task that a study at hand has contrasts for."""
+    judgements = []
+    for claim in CLAIMS:
+        study = studies.get(claim.study)
+        for task in () if study is None else study.tasks:
+            assert study is not None
+            contrasts = claim.contrasts(study, task)
+            if contrasts:
+                verdict = verdict_of(contrasts)
+                reason = "" if verdict == "holds" else REASONS.get((claim.name, task), claim.otherwise)
+                judgements.append(Judgement(claim.name, claim.statement, task, verdict, tuple(contrasts), reason))
+    return judgements
+
+
+def verdict_of(contrasts: Sequence[Contrast]) -> Verdict:
+    if all(one.low > 0 for one in contrasts):
+        return "holds"
+    return "does not hold" if any(one.high <= 0 for one in contrasts) else "undecided"
+
+
+def _find(study: Study, task: str, pairs: Iterable[tuple[str, str]]) -> list[Contrast]:
+    """The contrasts of these pairs; pairs that the study has not are left out."""
+    known = {(one.first, one.second): one for one in study.contrasts if one.task == task}
+    return [known[pair] for pair in pairs if pair in known]
+
+
+def _against(method: str, others: Sequence[str]) -> Callable[[Study, str], list[Contrast]]:
+    return lambda study, task: _find(study, task, [(method, other) for other in others])
+
+
+def _confidence_over_whole(study: Study, task: str) -> list[Contrast]:
+    return _find(study, task, [(name, other) for name in ("TokenwiseScore", "TokenwiseEntropy") for other in WHOLE])
+
+
+def _rows(study: Study, task: str) -> list[Row]:
+    return [row for row in study.rows if row.task == task and row.method == "OneTimeModel"]
+
+
+def _chosen_size(study: Study, task: str) -> list[Contrast]:
+    """The size that validation data chose against all positions. Where it chose all of them: nothing is gained."""
+    rows = _rows(study, task)
+    if not rows:
+        return []
+    most = max(row.varied["hand_offs"] for row in rows)
+    chosen = next(row.varied["hand_offs"] for row in rows if row.is_chosen)
+    everywhere = size_label("OneTimeModel", most)
+    if chosen == most:
+        return [Contrast(task, f"{everywhere} (chosen by validation data)", everywhere, 0.0, 0.0, 0.0)]
+    return _find(study, task, [(size_label("OneTimeModel", chosen), everywhere)])
+
+
+def _at_every_size(study: Study, task: str) -> list[Contrast]:
+    pairs = [
+        (size_label("OneTimeModel", row.varied["hand_offs"]), size_label(other, row.varied["hand_offs"]))
+        for row in _rows(study, task)
+        for other in ("OneTimeScore", "OneTimeEntropy")
+    ]
+    return _find(study, task, pairs)
+
+
+def _extremes(study: Study, task: str) -> list[Contrast]:
+    """The rule of thumb against the least and the largest alpha_1 that were tried."""
+    found = [one for one in study.contrasts if one.task == task]
+    return [found[0], found[-1]] if len(found) > 1 else found
+
+
+def _inputs(study: Study) -> list[str]:
+    return list(dict.fromkeys(row.varied["inputs"] for row in study.rows if "inputs" in row.varied))
+
+
+def _recurrent(study: Study, task: str) -> list[Contrast]:
+    pairs = [
+        (ablated_label(inputs, "lstm", strategy), ablated_label(inputs, "mlp", strategy))
+        for inputs in _inputs(study)
+        for strategy in ABLATED
+    ]
+    return _find(study, task, pairs)
+
+
+def _teacher(study: Study, task: str) -> list[Contrast]:
+    pairs = [
+        (ablated_label(inputs, architecture, "free"), ablated_label(inputs, architecture, "teacher"))
+        for inputs in _inputs(study)
+        for architecture in ARCHITECTURES
+    ]
+    return _find(study, task, pairs)
+
+
+CLAIMS = (
+    Claim(
+        "one-time-beats-whole",
+        "One-time deferral by a model beats every whole-sequence method.",
+        "table1",
+        _against("OneTimeModel", WHOLE),
+        "The gains are small beside the spread over test instances, or the predictor errs along the whole sequence, so "
+        "that a later hand-off saves little.",
+    ),
+    Claim(
+        "token-beats-whole",
+        "Token-level deferral by a model beats every whole-sequence method.",
+        "table1",
+        _against("TokenwiseModel", WHOLE),
+        "The gains are small beside the spread over test instances.",
+    ),
+    Claim(
+        "token-beats-one-time",
+        "Where both apply, token-level deferral beats one-time deferral.",
+        "table1",
+        _against("TokenwiseModel", ["OneTimeModel"]),
+        "The expert's first tokens put the predictor right for the rest, and then one hand-off does as well.",
+    ),
+    Claim(
+        "model-beats-confidence-whole",
+        "For whole sequences, the model beats confidence.",
+        "table1",
+        _against("WholeModelEmbed", [name for name in WHOLE if name != "WholeModelEmbed"]),
+        "The paper's own table has the same: a model that says which of two answers is better learns little from so "
+        "few examples, while uncertainty needs none.",
+    ),
+    Claim(
+        "model-beats-confidence-one-time",
+        "In one-time deferral, the model beats confidence.",
+        "table1",
+        _against("OneTimeModel", ["OneTimeScore", "OneTimeEntropy"]),
+        "There are few training examples for many hand-offs.",
+    ),
+    Claim(
+        "model-beats-confidence-token",
+        "In token-level deferral, the model beats confidence.",
+        "table1",
+        _against("TokenwiseModel", ["TokenwiseScore", "TokenwiseEntropy"]),
+        "Plain uncertainty already ranks most of the tokens that the expert would write better.",
+    ),
+    Claim(
+        "token-confidence-beats-whole",
+        "Even confidence, token by token, beats every whole-sequence method (the paper: on XSUM).",
+        "table1",
+        _confidence_over_whole,
+        "The paper says so of XSUM alone. Where uncertainty is a variance, it does not tell who is right.",
+    ),
+    Claim(
+        "all-positions-is-not-the-best",
+        "All positions are not the best set of hand-offs: the size of J that validation data chooses beats them.",
+        "table-handoffs",
+        _chosen_size,
+        "Attention over the steps, and few weights for each hand-off, make room for all positions; the paper's "
+        "perceptron has a row of weights for each.",
+    ),
+    Claim(
+        "one-time-beats-confidence-at-every-size",
+        "Whatever the size of J, one-time deferral by a model beats confidence.",
+        "table-handoffs",
+        _at_every_size,
+        "With few hand-offs to choose from, all methods come close to whole deferral.",
+    ),
+    Claim(
+        "recurrent-beats-mlp",
+        "A recurrent token-level rejector beats a perceptron.",
+        "table-ablation",
+        _recurrent,
+        "Where the inputs already say what was written before, memory adds little, and more weights overfit.",
+    ),
+    Claim(
+        "teacher-forcing-hurts",
+        "Teacher forcing hurts token-level rejectors.",
+        "table-ablation",
+        _teacher,
+        "Prefixes that hindsight steers and those that the rejector steers are too much alike to matter here.",
+    ),
+    Claim(
+        "extreme-alpha-hurts",
+        "Extreme alpha_1 hurts: the rule of thumb beats the least and the largest that were tried.",
+        "figure-alpha",
+        _extremes,
+        "Curves are drawn by moving a threshold, which makes up for much of what alpha_1 sets in training.",
+    ),
+)
+
+REASONS: dict[tuple[str, str], str] = {}  # what is known of one task

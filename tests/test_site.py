@@ -1,0 +1,137 @@
+"""The documentation site: what is generated is up to date, links lead somewhere, and the built pages stand alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_docs import ROOT, python_blocks, run_blocks
+
+import seqdefer
+
+DOCS = ROOT / "docs"
+PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # those are data
+PICTURES = ("granularities", "curve", "decision-tree")
+GENERATED = ["commands.md", "results.md", *(f"images/{name}.svg" for name in PICTURES)]
+ELSEWHERE = {"writing-a-task.md", "theory.md"}  # pages whose code other tests run
+BROUGHT = {"changelog.md", "contributing.md"}  # by docs/hooks.py, from beside the folder
+LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
+# What a browser fetches by itself; a link that a reader may follow is another thing.
+REMOTE = re.compile(
+    r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//"
+    r"|<link\b[^>]*\bhref=[\"']?(?:https?:)?//|(?:url\(|@import )[\"']?(?:https?:)?//"
+)
+
+
+def page_name(path: Path) -> str:
+    return path.relative_to(DOCS).as_posix()
+
+
+@pytest.fixture(scope="module")
+def in_docs() -> Iterator[None]:
+    """The scripts of the site can be imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS))
+        yield
+
+
+# -- without MkDocs ------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_generated_is_tested(in_docs: None) -> None:
+    assert sorted(import_module("generate").GENERATED) == sorted(GENERATED)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_file_is_up_to_date(name: str, in_docs: None) -> None:
+    if name == "commands.md" and sys.version_info[:2] != (3, 11):
+        pytest.skip("argparse wraps its help differently from version to version; the page is made with Python 3.11")
+    made = import_module("generate").GENERATED[name]()
+    assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; renew it with: python docs/generate.py"
+
+
+def test_every_command_is_in_the_reference() -> None:
+    """A new command must not be missed because its help looks different."""
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    source = (ROOT / "seqdefer" / "cli.py").read_text(encoding="utf-8")
+    for command in re.findall(r"add_parser\(\s*\"([a-z-]+)\"", source):
+        assert f"\n## seqdefer {command}\n" in page
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_relative_links_work_in_the_repository(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    broken = [link for link in links if not (page.parent / link).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python_blocks(page) and page_name(page) not in ELSEWHERE], ids=page_name
+)
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.chdir(tmp_path)  # examples write where they stand
+    run_blocks(page)
+
+
+# -- with it -------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra: docs")
+
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
+
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    assert sorted(listed) == sorted({*map(page_name, PAGES), *BROUGHT})
+
+
+def test_docstrings_become_markdown(in_docs: None) -> None:
+    pytest.importorskip("griffe", reason="griffe comes with the extra: docs")
+    markdown = import_module("docstrings").markdown
+    template = "A loss.\n\nFormula:   a * b.\nReference: section 1,\n           and 2.\nExample:\n>>> 1 + 1\n2\n"
+    expected = "A loss.\n\n**Formula:** a * b.\n\n**Reference:** section 1, and 2.\n\n**Example:** \n\n"
+    assert markdown(template).startswith(expected)
+    assert markdown(template).endswith("```pycon\n>>> 1 + 1\n2\n```")
+    assert markdown("Plain words\non two lines.") == "Plain words\non two lines."
+    assert "```text\nscores  (B, L)\nloss    (B, L)\n```" in markdown(
+        "Inputs:    scores  (B, L)\n           loss    (B, L)"
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
+        pytest.importorskip(module, reason="needs the extra: docs")
+    folder = tmp_path_factory.mktemp("site")
+    # Not --quiet: it hides warnings from --strict, too.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    files = [path for path in site.rglob("*") if path.suffix in {".html", ".css", ".svg"}]
+    assert len(files) > len(PAGES)
+    found = {path.name: match[0] for path in files if (match := REMOTE.search(path.read_text(encoding="utf-8")))}
+    assert not found
+
+
+@pytest.mark.slow
+def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
+    places = {f"seqdefer.{module}.{name}" for name, module in seqdefer._MODULE_OF.items()}
+    assert not {place for place in places if f'id="{place}"' not in text}
