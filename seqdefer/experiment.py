@@ -85,6 +85,7 @@ def find_tasks() -> dict[str, Any]:
 
 
 def load_task(name: str) -> TaskEntry:
+    """The entry of an installed task; what is there is named where it is not."""
     points = find_tasks()
     if name not in points:
         raise unknown("task", name, points)

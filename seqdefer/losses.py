@@ -227,12 +227,14 @@ PSIS: dict[str, Psi] = {
 
 
 def get_phi(name: str) -> Phi:
+    """The token-level surrogate of that name."""
     if name not in PHIS:
         raise unknown("loss", name, PHIS)
     return PHIS[name]
 
 
 def get_psi(name: str) -> Psi:
+    """The one-time surrogate of that name."""
     if name not in PSIS:
         raise unknown("loss", name, PSIS)
     return PSIS[name]

@@ -146,6 +146,7 @@ def _is_plain(token: re.Match[str], open_tags: list[str]) -> bool:
 
 
 def write_report(results: Results, path: Path | str, *, panels: Sequence[Panel] = ()) -> Path:
+    """The page of a run, in one file that needs no other."""
     return write_text(Path(path), render_report(results, panels=panels))
 
 

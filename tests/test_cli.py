@@ -25,6 +25,7 @@ import seqdefer
 from seqdefer import cli, experiment
 from seqdefer.interfaces import TaskEntry
 from seqdefer.results import load_results
+from seqdefer.settings import experiment_settings
 from seqdefer.tasks.weather import ENTRY
 
 SMALL = ["--stride", "12", "--hidden", "2", "--epochs", "1", "--passes", "2", "--seeds", "1", "--instances", "20"]
@@ -66,10 +67,7 @@ def test_options_reach_the_run(record: Path, done: tuple[Path, str, str]) -> Non
     chosen = {"data": str(record), "stride": 12, "hidden": 2, "epochs": 1, "passes": 2}
     assert {name: settings["task"][name] for name in chosen} == chosen
     assert settings["task"]["noise"] == ENTRY.presets["quick"].noise
-    assert (
-        settings["token"]["epochs"]
-        == experiment.experiment_settings(experiment.load_task("weather"), "quick").token.epochs
-    )
+    assert settings["token"]["epochs"] == experiment_settings(experiment.load_task("weather"), "quick").token.epochs
 
 
 def test_the_same_command_again_goes_on_and_prints_a_table(
@@ -228,7 +226,7 @@ def captured_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: st
 @pytest.mark.parametrize("architecture", ["draft_mlp", "draft_transformer"])
 def test_what_scores_drafts_can_be_chosen(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, settings, _ = captured_run(monkeypatch, tmp_path, "weather", "--draft-architecture", architecture)
-    expected = experiment.experiment_settings(experiment.load_task("weather"), "quick", architecture)
+    expected = experiment_settings(experiment.load_task("weather"), "quick", architecture)
     assert (settings.once, settings.cost) == (expected.once, expected.cost)
     assert {settings.once.architecture, settings.cost.architecture} == {architecture}
     assert settings.token == expected.token
@@ -243,7 +241,7 @@ def test_the_command_is_kept_as_a_shell_takes_it(tmp_path: Path, monkeypatch: py
 def test_options_of_the_task_are_not_those_of_the_rejectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --architecture, the predictor's --epochs became those of the token-level rejector as well."""
     options, settings, _ = captured_run(monkeypatch, tmp_path, "weather", "--architecture", "mlp", "--epochs", "7")
-    usual = experiment.experiment_settings(experiment.load_task("weather"), "quick").token
+    usual = experiment_settings(experiment.load_task("weather"), "quick").token
     assert options.epochs == 7
     assert settings.token == replace(usual, architecture="mlp")
 

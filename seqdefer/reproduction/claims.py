@@ -19,12 +19,13 @@ WHOLE = [name for name in METHODS if GRANULARITY[name] == "whole"]
 
 @dataclass(frozen=True)
 class Claim:
-    """`contrasts(study, task)` are those of a study that the claim rests on; none where it does not apply."""
+    """`contrasts(study, task)` are those of a study that the claim rests on, by what rejectors see where a study tries
+    several sets of inputs; none where it does not apply."""
 
     name: str
     statement: str
     study: str
-    contrasts: Callable[[Study, str], list[Contrast]]
+    contrasts: Callable[[Study, str], dict[str, list[Contrast]]]
     otherwise: str  # the likely reason where it does not hold
 
 
@@ -35,12 +36,18 @@ def judge(studies: Mapping[str, Study]) -> list[Judgement]:
         study = studies.get(claim.study)
         for task in () if study is None else study.tasks:
             assert study is not None
-            contrasts = claim.contrasts(study, task)
-            if contrasts:
-                verdict = verdict_of(contrasts)
-                reason = "" if verdict == "holds" else REASONS.get((claim.name, task), claim.otherwise)
-                judgements.append(Judgement(claim.name, claim.statement, task, verdict, tuple(contrasts), reason))
+            groups = claim.contrasts(study, task)
+            for inputs, contrasts in groups.items():
+                if contrasts:
+                    where = f"{task} ({inputs})" if len(groups) > 1 else task
+                    judgements.append(_judged(claim, where, contrasts))
     return judgements
+
+
+def _judged(claim: Claim, where: str, contrasts: Sequence[Contrast]) -> Judgement:
+    verdict = verdict_of(contrasts)
+    reason = "" if verdict == "holds" else REASONS.get((claim.name, where), claim.otherwise)
+    return Judgement(claim.name, claim.statement, where, verdict, tuple(contrasts), reason)
 
 
 def verdict_of(contrasts: Sequence[Contrast]) -> Verdict:
@@ -55,66 +62,71 @@ def _find(study: Study, task: str, pairs: Iterable[tuple[str, str]]) -> list[Con
     return [known[pair] for pair in pairs if pair in known]
 
 
-def _against(method: str, others: Sequence[str]) -> Callable[[Study, str], list[Contrast]]:
-    return lambda study, task: _find(study, task, [(method, other) for other in others])
+def _against(method: str, others: Sequence[str]) -> Callable[[Study, str], dict[str, list[Contrast]]]:
+    return lambda study, task: {"": _find(study, task, [(method, other) for other in others])}
 
 
-def _confidence_over_whole(study: Study, task: str) -> list[Contrast]:
-    return _find(study, task, [(name, other) for name in ("TokenwiseScore", "TokenwiseEntropy") for other in WHOLE])
+def _confidence_over_whole(study: Study, task: str) -> dict[str, list[Contrast]]:
+    pairs = [(name, other) for name in ("TokenwiseScore", "TokenwiseEntropy") for other in WHOLE]
+    return {"": _find(study, task, pairs)}
 
 
 def _rows(study: Study, task: str) -> list[Row]:
     return [row for row in study.rows if row.task == task and row.method == "OneTimeModel"]
 
 
-def _chosen_size(study: Study, task: str) -> list[Contrast]:
+def _chosen_size(study: Study, task: str) -> dict[str, list[Contrast]]:
     """The size that validation data chose against all positions. Where it chose all of them: nothing is gained."""
     rows = _rows(study, task)
     if not rows:
-        return []
+        return {}
     most = max(row.varied["hand_offs"] for row in rows)
     chosen = next(row.varied["hand_offs"] for row in rows if row.is_chosen)
     everywhere = size_label("OneTimeModel", most)
     if chosen == most:
-        return [Contrast(task, f"{everywhere} (chosen by validation data)", everywhere, 0.0, 0.0, 0.0)]
-    return _find(study, task, [(size_label("OneTimeModel", chosen), everywhere)])
+        return {"": [Contrast(task, f"{everywhere} (chosen by validation data)", everywhere, 0.0, 0.0, 0.0)]}
+    return {"": _find(study, task, [(size_label("OneTimeModel", chosen), everywhere)])}
 
 
-def _at_every_size(study: Study, task: str) -> list[Contrast]:
+def _at_every_size(study: Study, task: str) -> dict[str, list[Contrast]]:
     pairs = [
         (size_label("OneTimeModel", row.varied["hand_offs"]), size_label(other, row.varied["hand_offs"]))
         for row in _rows(study, task)
         for other in ("OneTimeScore", "OneTimeEntropy")
     ]
-    return _find(study, task, pairs)
+    return {"": _find(study, task, pairs)}
 
 
-def _extremes(study: Study, task: str) -> list[Contrast]:
+def _extremes(study: Study, task: str) -> dict[str, list[Contrast]]:
     """The rule of thumb against the least and the largest alpha_1 that were tried."""
     found = [one for one in study.contrasts if one.task == task]
-    return [found[0], found[-1]] if len(found) > 1 else found
+    return {"": [found[0], found[-1]] if len(found) > 1 else found}
 
 
 def _inputs(study: Study) -> list[str]:
     return list(dict.fromkeys(row.varied["inputs"] for row in study.rows if "inputs" in row.varied))
 
 
-def _recurrent(study: Study, task: str) -> list[Contrast]:
-    pairs = [
-        (ablated_label(inputs, "lstm", strategy), ablated_label(inputs, "mlp", strategy))
+def _recurrent(study: Study, task: str) -> dict[str, list[Contrast]]:
+    return {
+        inputs: _find(
+            study,
+            task,
+            [(ablated_label(inputs, "lstm", strategy), ablated_label(inputs, "mlp", strategy)) for strategy in ABLATED],
+        )
         for inputs in _inputs(study)
-        for strategy in ABLATED
-    ]
-    return _find(study, task, pairs)
+    }
 
 
-def _teacher(study: Study, task: str) -> list[Contrast]:
-    pairs = [
-        (ablated_label(inputs, architecture, "free"), ablated_label(inputs, architecture, "teacher"))
+def _teacher(study: Study, task: str) -> dict[str, list[Contrast]]:
+    return {
+        inputs: _find(
+            study,
+            task,
+            [(ablated_label(inputs, one, "free"), ablated_label(inputs, one, "teacher")) for one in ARCHITECTURES],
+        )
         for inputs in _inputs(study)
-        for architecture in ARCHITECTURES
-    ]
-    return _find(study, task, pairs)
+    }
 
 
 CLAIMS = (

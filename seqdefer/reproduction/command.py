@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from seqdefer import __version__
 from seqdefer.environment import Clock, choose_device
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import DataError, InputError, OptionError, unknown
 from seqdefer.experiment import load_task
 from seqdefer.interfaces import Meter, Silent
 from seqdefer.reproduction.claims import judge
 from seqdefer.reproduction.drawing import require_matplotlib
 from seqdefer.reproduction.lab import Lab
 from seqdefer.reproduction.plan import STUDIES, Plan, TaskPlan, get_plan, settings_of
-from seqdefer.reproduction.records import Judgements, Origins, Study, save
+from seqdefer.reproduction.records import Judgements, Origins, Study, load_origins, load_study, save
 from seqdefer.reproduction.studies import Studies
 from seqdefer.reproduction.writing import write_judgements, write_study
 from seqdefer.results import ExpertCalls, Provenance
@@ -74,12 +75,23 @@ def reproduce(
     for one, tasks in wanted.items():
         if tasks:
             made[one] = studies.make(one, tasks)
-            save(Origins(command, bench.provenance(command)), folder / "origins.json")
+            bench.save_origins(command)
             written(made[one], write_study(made[one], folder, figures=choices.figures))
-    judged = Judgements(choices.preset, seeds, tuple(judge(made)))
+    judged = Judgements(choices.preset, seeds, tuple(judge({**_found(folder, choices.preset, seeds), **made})))
     if judged.judgements:
         written(judged, write_judgements(judged, folder))
     return made
+
+
+def _found(folder: Path, preset: str, seeds: int) -> dict[str, Study]:
+    """Studies that earlier commands left: their verdicts stay."""
+    found = {}
+    for name in STUDIES:
+        with suppress(DataError, InputError):
+            study = load_study(folder / f"{name}.json")
+            if (study.preset, study.seeds) == (preset, seeds):
+                found[name] = study
+    return found
 
 
 def _names(name: str) -> Sequence[str]:
@@ -128,12 +140,15 @@ class _Bench:
         given = with_options(defaults, self.choices.options.get(name, {}), name)
         return dataclasses.replace(given, **changes)
 
-    def provenance(self, command: str) -> dict[str, Provenance]:
-        return {
-            name if inputs == "usual" else f"{name} ({inputs})": _provenance(lab, command)
-            for (name, inputs), lab in self.labs.items()
-            if lab.seconds
-        }
+    def save_origins(self, command: str) -> None:
+        """Of the tasks that were measured; what earlier commands told of others stays."""
+        path, tasks = self.folder / "origins.json", dict[str, Provenance]()
+        with suppress(DataError, InputError):
+            tasks.update(load_origins(path).tasks)
+        for (name, inputs), lab in self.labs.items():
+            if lab.seconds:
+                tasks[name if inputs == "usual" else f"{name} ({inputs})"] = _provenance(lab, command)
+        save(Origins(command, tasks), path)
 
 
 def _provenance(lab: Lab, command: str) -> Provenance:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import missing_extra
+from seqdefer.errors import MissingExtraError, missing_extra
 from seqdefer.plots import LIGHT
 from seqdefer.results import Block
 
@@ -68,7 +68,8 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise missing_extra("matplotlib", "figures", "a figure for print") from error
+        missing = missing_extra("matplotlib", "figures", "a figure for print")
+        raise MissingExtraError(f"{missing}; or go without figures: --no-figures") from error
 
 
 @contextmanager
@@ -92,7 +93,8 @@ def save_svg(figure: Figure) -> bytes:
 def _saved(figure: Figure, kind: str, metadata: Mapping[str, str | None]) -> bytes:
     """The hour, the version and the machine stay out, so that an equal figure has equal bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=dict(metadata))
+    # Constrained layout leaves long labels a hair too little room; a tight box never cuts them.
+    figure.savefig(buffer, format=kind, metadata=dict(metadata), bbox_inches="tight", pad_inches=0.03)
     return buffer.getvalue()
 
 

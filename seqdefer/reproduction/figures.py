@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 BLOCK_MARKERS: Mapping[Block, str] = {"whole": "s", "once": "o", "token": "^"}
 BLOCK_DASHES: Mapping[Block, str] = {"whole": DASHES[3], "once": DASHES[1], "token": DASHES[0]}
+PAPERS = ("OneTimeModel", "TokenwiseModel")
 HOLLOW: Mapping[str, Any] = {"markerfacecolor": "white", "linestyle": "none"}
 
 
@@ -185,24 +186,27 @@ def _draw_curves(study: Study) -> Figure:
 
 
 def _curves_shown(study: Study, task: str) -> list[tuple[Line, dict[str, Any]]]:
-    """Random, the strongest oracle, and the best method of each granularity, which needs no other shade of its hue."""
+    """Random, the strongest oracle, the best method of each granularity, and the paper's where ours is another."""
     lines = {line.method: line for line in study.lines if line.task == task}
     areas = {row.method: row.audc_mean for row in of_task(study, task)}
     shown: list[tuple[Line, dict[str, Any]]] = []
     for block, names in methods_by_block(lines.values()).items():
-        oracles = [name for name in names if name != "Random"]
-        best = min(oracles, key=areas.__getitem__, default=None)
-        for name in names:
-            if name in ("Random", best):
-                shown.append((lines[name], _curve_look(block, is_random=name == "Random")))
+        others = [name for name in names if name != "Random"]
+        best = min(others, key=areas.__getitem__, default=None)
+        shown += [
+            (lines[name], _curve_look(block, is_first=name == "Random" or (name == best and block != "reference")))
+            for name in names
+            if name in ("Random", best, *PAPERS)
+        ]
     return shown
 
 
-def _curve_look(block: Block, *, is_random: bool) -> dict[str, Any]:
+def _curve_look(block: Block, *, is_first: bool) -> dict[str, Any]:
     is_reference = block == "reference"
-    pattern = REFERENCE_DASHES[0 if is_random else 1] if is_reference else BLOCK_DASHES[block]
+    pattern = BLOCK_DASHES.get(block, REFERENCE_DASHES[0]) if is_first else REFERENCE_DASHES[1]
     width = 1.0 if is_reference else 1.5
-    return {"color": LIGHT[block][0], "linestyle": dashes(pattern, 1.6 * width), "linewidth": width}
+    colour = LIGHT[block][0 if is_first or is_reference else 2]
+    return {"color": colour, "linestyle": dashes(pattern, 1.6 * width), "linewidth": width}
 
 
 _DRAWINGS = {

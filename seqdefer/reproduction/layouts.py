@@ -23,6 +23,7 @@ BUDGETS = (0, 10, 20, 50, 100)  # percent of the tokens, at which the table of t
 STRATEGIES = {"free": "no teacher forcing", "teacher": "teacher forcing", "scheduled": "scheduled sampling"}
 CHOSEN, DEFAULT = "*", "†"
 LEARNED = ("OneTimeModel", "OneTimeCost")  # whose choice of |J| is worth a column
+SHOWN_CONTRASTS = 3  # of a claim, the weakest; verdicts.json and .csv have them all
 MULTIPLE = "times the mean gain"  # what the figure of alpha counts in: what the expert gains on average
 IS_PERCENT = "%: improvement over Random."
 IS_BEST = "Bold: best of its block."
@@ -52,7 +53,11 @@ def layout_judgements(judgements: Judgements) -> list[Grid]:
 
 
 def _judgement_cells(judgement: Judgement, is_first: bool) -> tuple[Cell, ...]:
-    contrasts = "\n".join(map(_contrast_text, judgement.contrasts))
+    weakest = sorted(judgement.contrasts, key=lambda one: one.low)
+    lines = [_contrast_text(one) for one in weakest[:SHOWN_CONTRASTS]]
+    if len(weakest) > SHOWN_CONTRASTS:
+        lines.append(f"and {len(weakest) - SHOWN_CONTRASTS} stronger ones")
+    contrasts = "\n".join(lines)
     statement = judgement.statement if is_first else ""
     return tuple(map(Cell, (statement, judgement.task, judgement.verdict, contrasts, judgement.reason)))
 

@@ -65,7 +65,10 @@ def _verdicts(folder: Path) -> str:
     path = folder / f"{VERDICTS}.json"
     if not path.is_file():
         return ""
-    words = "A claim holds where every interval lies above 0, not where one lies below; otherwise it is undecided."
+    words = (
+        "A claim rests on differences that should be above 0. It holds where all their 95 % intervals are, does not hold "
+        "where one is below 0 altogether, and is undecided otherwise. Shown are the weakest of its differences."
+    )
     (grid,) = layout_judgements(load_judgements(path))
     parts = [f"## {grid.title}", words, markdown_table(grid).rstrip(), _links(VERDICTS, ("csv", "tex", "json"))]
     return "\n\n".join(parts) + "\n"
