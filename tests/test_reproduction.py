@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from test_experiment import FITTED, OPTIMAL
 from test_lab import ENTRIES, PLAN, RESAMPLES, SEEDS, Spy, Toy, ToyOptions, cells_of, contents, install
 
@@ -710,6 +712,47 @@ def test_tables_are_printed_for_people(copied: Path, finished: Finished, capsys:
         assert f"{abs(row.improvement_mean):.2f}" in told.out
     assert all(words in told.out for words in ("LSTM", "MLP", "recurrent", "eacher forcing"))  # verdicts come last
     assert load_origins(copied / "origins.json").command.startswith("seqdefer reproduce table-ablation --preset tiny")
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bars are drawn: stderr is taken for a terminal."""
+    for name, value in {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "1", "TERM": "xterm", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.mark.usefixtures("watched")
+def test_json_goes_into_a_file_while_bars_are_drawn(copied: Path, capsys: Capture) -> None:
+    """rich took what was printed while its bars stood for theirs: `--json > studies.json` left an empty file."""
+    assert run("table1", "--preset", "tiny", "--out", copied, "--json", "--no-figures") == 0
+    told = capsys.readouterr()
+    assert "bootstrap" in told.err
+    files = [copied / "table1.json", copied / "verdicts.json"]
+    assert [json.loads(line) for line in told.out.splitlines()] == [json.loads(path.read_text()) for path in files]
+
+
+@pytest.mark.usefixtures("watched")
+def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one terminal for both, a table was written past the bars, and its last rows were gone when they moved."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
+    told = capsys.readouterr()
+    assert told.out == ""  # all went through the console that knows of the bars
+    assert all(method in told.err for method in METHODS)
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What writes tensors has an error of its own for it, which nobody expected."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    assert run("table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures") == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert "No space left on device; mend that and run again" in told.err
 
 
 def test_what_is_set_reaches_the_task_as_its_own_type(tmp_path: Path, capsys: Capture) -> None:

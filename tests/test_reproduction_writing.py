@@ -19,7 +19,17 @@ from seqdefer.reproduction.grids import Cell, Column, Grid, Rows, figures, split
 from seqdefer.reproduction.latex import latex_text
 from seqdefer.reproduction.layouts import layout_judgements, layout_study
 from seqdefer.reproduction.pages import results_page
-from seqdefer.reproduction.records import Judgements, Origins, Row, Study, load_judgements, load_study, save
+from seqdefer.reproduction.records import (
+    Contrast,
+    Judgement,
+    Judgements,
+    Origins,
+    Row,
+    Study,
+    load_judgements,
+    load_study,
+    save,
+)
 from seqdefer.reproduction.writing import (
     csv_of,
     judgements_csv_of,
@@ -187,6 +197,20 @@ def test_judgements_have_a_row_for_each_task() -> None:
     assert second[3].split("\n")[1] == "OneTimeModel, |J| = 5 over ChowSum: +0.50 [−1.00, 2.00]"
     assert third[2:] == ["undecided", "", "Too few runs"]
     assert len(grid.bands) == 2
+
+
+def test_the_contrast_that_decides_is_shown() -> None:
+    """Wide intervals that reach lower stood in its place, and the verdict seemed to follow from nothing."""
+    wide = [Contrast("tsp", "OneTimeModel", f"wide {place}", 0.0, -20.0 - place, 20.0) for place in range(4)]
+    against = Contrast("tsp", "OneTimeModel", "ChowSum", -2.0, -3.0, -1.0)
+    judged = Judgement("claim", "It is better", "tsp", "does not hold", (*wide, against))
+    (grid,) = layout_judgements(Judgements("paper", 3, (judged,)))
+    assert texts_of(grid)[0][3].split("\n") == [
+        "OneTimeModel over ChowSum: −2.00 [−3.00, −1.00]",
+        "OneTimeModel over wide 3: 0.00 [−23.00, 20.00]",
+        "OneTimeModel over wide 2: 0.00 [−22.00, 20.00]",
+        "and 2 stronger ones",
+    ]
 
 
 def test_unknown_study() -> None:

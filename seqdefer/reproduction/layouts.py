@@ -53,7 +53,8 @@ def layout_judgements(judgements: Judgements) -> list[Grid]:
 
 
 def _judgement_cells(judgement: Judgement, is_first: bool) -> tuple[Cell, ...]:
-    weakest = sorted(judgement.contrasts, key=lambda one: one.low)
+    # Those that speak against the claim come first: a wide interval may reach lower, and decides nothing.
+    weakest = sorted(judgement.contrasts, key=lambda one: (one.high > 0, one.low))
     lines = [_contrast_text(one) for one in weakest[:SHOWN_CONTRASTS]]
     if len(weakest) > SHOWN_CONTRASTS:
         lines.append(f"and {len(weakest) - SHOWN_CONTRASTS} stronger ones")

@@ -16,6 +16,7 @@ from seqdefer.reproduction.records import Origins, Study, load_judgements, load_
 from seqdefer.reproduction.writing import VERDICTS, markdown_of, markdown_table, markdown_text
 from seqdefer.results import Provenance
 
+NOTES = "notes.md"  # what people have to say of how it was run, in the folder of the records
 LINKED = "results"  # the folder of the files, as the page sees it
 ORIGINS = "where-the-figures-come-from"
 # What the paper shows there, by the name of a study, in the order of the page.
@@ -43,7 +44,12 @@ def results_page(folder: Path) -> str:
     parts = [_opening(studies), _verdicts(folder)]
     parts += [_study_section(study, origins) for study in studies]
     parts += [_origins_section(origins)] if origins.tasks else []
+    parts += [_read(folder / NOTES)]
     return "\n".join(filter(None, parts))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _origins(folder: Path) -> Origins:
@@ -66,8 +72,8 @@ def _verdicts(folder: Path) -> str:
     if not path.is_file():
         return ""
     words = (
-        "A claim rests on differences that should be above 0. It holds where all their 95 % intervals are, does not hold "
-        "where one is below 0 altogether, and is undecided otherwise. Shown are the weakest of its differences."
+        "A claim rests on differences that should be above 0. It holds where all their 95 % intervals are, does not "
+        "hold where one is below 0 altogether, and is undecided otherwise. Shown are the weakest of its differences."
     )
     (grid,) = layout_judgements(load_judgements(path))
     parts = [f"## {grid.title}", words, markdown_table(grid).rstrip(), _links(VERDICTS, ("csv", "tex", "json"))]
