@@ -88,6 +88,9 @@ def _main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
     commands.add_parser("run", help="fit and evaluate every method on a task, write a report", add_help=False)
     commands.add_parser("train-predictor", help="train the predictor of a task that has one to train", add_help=False)
+    commands.add_parser("fit", help="fit a rejector for your own pair and data, ready to use", add_help=False)
+    _add_calibrate(commands)
+    _add_generate(commands)
     tasks = commands.add_parser("tasks", help="list the tasks that are installed")
     tasks.add_argument("--json", action="store_true", help="print JSON")
     tasks.set_defaults(command=_tasks)
@@ -100,6 +103,8 @@ def _main(arguments: list[str]) -> int:
         return _run(arguments[1:])
     if arguments[:1] == ["train-predictor"]:
         return _train_predictor(arguments[1:])
+    if arguments[:1] == ["fit"]:
+        return _fit(arguments[1:])
     chosen = parser.parse_args(arguments)
     chosen.arguments = arguments
     status: int = chosen.command(chosen)
@@ -263,8 +268,10 @@ def _progress(*, quiet: bool) -> Iterator[Any]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Nobody watches a log: there the bars would only stand between the reader and the one line of an error.
-    with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
+    # Nobody watches a log: there the bars would only stand between the reader and the one line of an error. What is
+    # printed meanwhile goes above them on a terminal, and nowhere but to stdout where that is a file or a pipe.
+    is_shared = sys.stdout.isatty()
+    with Progress(*columns, console=console, disable=not console.is_interactive, redirect_stdout=is_shared) as bars:
         yield _Bars(bars)
 
 
@@ -314,6 +321,122 @@ def _train_predictor(arguments: list[str]) -> int:
     with writable_folder(chosen.out), _progress(quiet=chosen.quiet) as meter:
         reached = entry.training.train(options, chosen.out, choose_device(chosen.device), meter)
     print(json.dumps(dict(reached)) if chosen.json else "\n".join(f"{key}: {text}" for key, text in reached.items()))
+    return 0
+
+
+# -- fit, calibrate, generate --------------------------------------------------------------------------------------
+
+
+def _fit(arguments: list[str]) -> int:
+    from seqdefer.fitting import fit_model
+
+    entry = _task_of("fit", arguments)
+    parser = _run_parser(entry)
+    parser.prog = f"seqdefer fit {entry.name}"
+    parser.description = (
+        f"{entry.summary[:1].upper()}{entry.summary[1:]}. Fits one rejector, finds out which threshold spends which "
+        "budget, and writes a folder for: seqdefer generate. Stopped work goes on where it was."
+    )
+    parser.add_argument("--method", metavar="NAME", help="TokenwiseModel, OneTimeModel or OneTimeCost (by the expert)")
+    chosen = parser.parse_args(arguments[1:])
+    if chosen.preset not in entry.presets:
+        raise unknown("preset", chosen.preset, entry.presets)
+    options, settings = _chosen_settings(entry, chosen)
+    folder = chosen.out or Path("models") / entry.name
+    with writable_folder(folder), _progress(quiet=chosen.quiet) as meter:
+        model = fit_model(entry, options, settings, folder, method=chosen.method, device=chosen.device, meter=meter)
+    assert model.calibration is not None
+    _print_calibration(model.calibration, as_json=chosen.json)
+    print(f"\nuse it: seqdefer generate {folder} --budget 0.2 TEXT", file=sys.stderr)
+    return 0
+
+
+def _add_calibrate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="find out which threshold spends which budget on inputs like yours",
+        description="Writes inputs at every threshold and counts what the expert wrote; budgets of the model then mean "
+        "what they say on inputs like these. No references are needed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="JSONL, plain or gzip, or plain text")
+    parser.add_argument("--field", default="document", metavar="NAME", help="of JSONL, what holds the input (document)")
+    parser.add_argument("--inputs", type=int, default=200, metavar="N", help="how many of them, at most (200)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(command=_calibrate)
+
+
+def _calibrate(chosen: argparse.Namespace) -> int:
+    from seqdefer.deferring import DeferringModel
+    from seqdefer.store import read_inputs
+
+    if chosen.inputs < 2:
+        raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
+    inputs = read_inputs(chosen.data, chosen.field)[: chosen.inputs]
+    with _progress(quiet=chosen.quiet) as meter:
+        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        with meter.stage("calibrate budgets", len(inputs)) as advance:
+            found = model.calibrate(inputs, progress=advance)
+    model.save_pretrained(chosen.folder)
+    _print_calibration(found, as_json=chosen.json)
+    return 0
+
+
+def _print_calibration(found: Any, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from seqdefer.results import to_plain
+    from seqdefer.tables import calibration_table
+
+    if as_json:
+        print(json.dumps(to_plain(found), allow_nan=False))
+    else:
+        Console().print(calibration_table(found))
+
+
+def _add_generate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="write with a fitted pair, at a budget",
+        description="Writes for one input or several; the expert's tokens are shown in colour.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
+    parser.add_argument("inputs", nargs="+", metavar="TEXT", help="what to write for; - reads standard input")
+    parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="share of tokens for the expert (0.2)")
+    parser.add_argument("--threshold", type=float, metavar="X", help="decide by a score of your own, not by a budget")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object for each input")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(command=_generate)
+
+
+def _generate(chosen: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from seqdefer.deferring import DeferringModel
+    from seqdefer.tables import written_lines
+
+    inputs = [sys.stdin.read() if text == "-" else text for text in chosen.inputs]
+    with _progress(quiet=chosen.quiet) as meter:
+        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        if chosen.threshold is None and not model.setting(chosen.budget).is_near(chosen.budget):
+            setting = model.setting(chosen.budget)
+            warnings.warn(
+                f"a budget of {chosen.budget:g} cannot be met: the nearest this rejector comes is {setting.share:.3f}",
+                stacklevel=1,
+            )
+        written = model.generate(inputs, chosen.budget, threshold=chosen.threshold)
+    console = Console(highlight=False)
+    for row in range(len(inputs)):
+        if chosen.json:
+            print(json.dumps(written.row(row, model.served.codec), allow_nan=False))
+        else:
+            for line in written_lines(written.row(row, model.served.codec)):
+                console.print(line)
     return 0
 
 
@@ -384,8 +507,10 @@ def _reproduce(chosen: argparse.Namespace) -> int:
             print(json.dumps(to_plain(record), allow_nan=False), flush=True)
         else:
             console = Console()
-            for table in tables_of(record, console.width):
-                console.print(table)
+            with console.capture() as shown:
+                for table in tables_of(record, console.width):
+                    console.print(table)
+            print(shown.get(), end="", flush=True)  # a console would write past the bars, and they over it
         print("written: " + " ".join(str(path) for path in paths), file=sys.stderr)
 
     command = f"seqdefer {shlex.join(chosen.arguments)}"

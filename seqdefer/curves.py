@@ -345,11 +345,19 @@ class Interval:
 
 
 def paired_bootstrap(
-    runs: Sequence[Run], method_a: str, method_b: str, *, n_resamples: int = 1000, seed: int = 0
+    runs: Sequence[Run],
+    method_a: str,
+    method_b: str,
+    *,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    over_runs: bool = False,
 ) -> Interval:
     """How much better a is than b, in points of % improvement averaged over the runs, with a percentile interval.
 
-    Each resample draws the instances of every run anew, the same ones for both methods and for Random.
+    Each resample draws the instances of every run anew, the same ones for both methods and for Random: how sure we are
+    of these very rejectors. `over_runs` draws the runs anew as well: how sure we are of the way they are trained, which
+    another seed may turn out better or worse.
     """
     generator = np.random.default_rng(seed)
     plain, resampled = [], []
@@ -360,5 +368,8 @@ def paired_bootstrap(
         differences = [run.improvements(method_a, block) - run.improvements(method_b, block) for block in blocks]
         plain.append(differences[0][0])
         resampled.append(np.concatenate(differences[1:]))
-    low, high = np.percentile(np.mean(resampled, 0), [2.5, 97.5])
+    table = np.array(resampled)  # (runs, resamples)
+    if over_runs:
+        table = np.take_along_axis(table, generator.integers(len(runs), size=table.shape), 0)
+    low, high = np.percentile(table.mean(0), [2.5, 97.5])
     return Interval(float(np.mean(plain)), float(low), float(high))

@@ -137,7 +137,7 @@ class Experiment:
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
-        self._require_by_token()
+        self.require_by_token()
         self._require_entropy(self.splits.test)  # test rows may be too few: then all that follows would be for nothing
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
@@ -153,7 +153,7 @@ class Experiment:
             comparisons = compare(runs, to_compare(runs[0]), self.settings.resamples, advance)
         return self._results(preset, command, seeds, comparisons, self._notes(self.splits.train))
 
-    def _require_by_token(self) -> None:
+    def require_by_token(self) -> None:
         """Before all the labelling: methods by token need an expert that names next tokens."""
         if not isinstance(self.task.expert, NextTokenExpert):
             self._refuse([name for name in METHODS if GRANULARITY[name] != "token"])
@@ -293,7 +293,7 @@ class Experiment:
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
     ) -> Results:
-        settings = {**asdict(self.settings), "task": _described(getattr(self.task, "options", None))}
+        settings = {**asdict(self.settings), "task": described_options(self.task)}
         calls = self.splits.calls
         described = self.task.describe()
         models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
@@ -330,8 +330,9 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _described(options: Any) -> dict[str, Any]:
+def described_options(task: Task) -> dict[str, Any]:
     """A task's options for the provenance, if it keeps them as `options`, a dataclass."""
+    options = getattr(task, "options", None)
     if not is_dataclass(options) or isinstance(options, type):
         return {}
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))

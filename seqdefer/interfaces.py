@@ -7,9 +7,10 @@ the tensors' dtypes and the padding rule are in `seqdefer.types`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -157,6 +158,7 @@ class Task(ABC):
     is_papers: bool = True  # False where the paper's figures, if there are any, are for something else
     predictor: Predictor[Any]
     expert: Expert
+    codec: Codec | None = None  # where users may bring inputs of their own
 
     @abstractmethod
     def split(self, name: SplitName) -> Examples:
@@ -242,6 +244,44 @@ class DraftRejector(ABC):
         no deferral being the last (one-time)."""
 
 
+class Codec(ABC):
+    """From what users have to what the models read, and from what they wrote back to what users want."""
+
+    field: str = "input"  # of a line of JSON: where an input stands, unless users say otherwise
+
+    @abstractmethod
+    def encode(self, inputs: Sequence[Any]) -> Examples:
+        """Examples to write for. Nobody knows their targets: those given here mean nothing."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[Any]) -> Any:
+        """What a sequence stands for: a text, a tour."""
+
+    def text(self, tokens: Sequence[Any]) -> str:
+        """A sequence, whole or so far, for people to read. More tokens add to it; at most its last letter changes."""
+        return " ".join(str(token) for token in tokens)
+
+    def pieces(self, tokens: Sequence[Any]) -> list[str]:
+        """What each token adds, to show who wrote what. Together they are the text: half a letter waits for its other
+        half."""
+        whole, start, pieces = self.text(tokens), 0, []
+        for n in range(1, len(tokens) + 1):
+            end = max(start, len(commonprefix([self.text(tokens[:n]), whole])))
+            pieces.append(whole[start:end])
+            start = end
+        return pieces
+
+
+@dataclass(frozen=True)
+class Served:
+    """A pair at work on users' own inputs."""
+
+    predictor: Predictor[Any]
+    expert: Expert
+    spec: SequenceSpec
+    codec: Codec
+
+
 class Meter(Protocol):
     """Where progress goes. `stage` opens a bar of `total` steps and gives the function that advances it."""
 
@@ -265,7 +305,8 @@ class TaskEntry:
     shows a stage on the meter, is kept in `folder` and found again there.
     `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp, xsum, or
     ours (`experiment.STARTING_POINTS`). `quick_instances` test instances a seed are enough for the preset `quick`.
-    `training` is there where the predictor can be trained by a command of its own.
+    `training` is there where the predictor can be trained by a command of its own. `serve(options, device, meter)`
+    returns the pair without any data, for inputs of users' own; None where there is nothing to serve.
     """
 
     name: str
@@ -275,6 +316,7 @@ class TaskEntry:
     hyperparameters: str = "mwp"
     quick_instances: int = 100
     training: PredictorTraining | None = None
+    serve: Callable[[Any, torch.device, Meter], Served] | None = None
 
 
 @dataclass(frozen=True)

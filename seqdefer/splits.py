@@ -36,7 +36,7 @@ class Labelled:
 
     def seen_by_draft(self) -> list[Tensor]:
         """What rejectors by draft are fitted on, as far as it takes to tell splits and ways to count losses apart."""
-        return [self.examples.inputs, self.table.loss]
+        return [self.examples.inputs, self.table.loss, self.table.deferred]
 
     def seen_by_token(self) -> list[Tensor]:
         """Likewise of token-level rejectors."""

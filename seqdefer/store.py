@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.errors import CheckpointError, DataError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,10 +52,18 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_aside(path, lambda aside: save_file(flat, str(aside), metadata=dict(metadata or {})))
+
+    def write(aside: Path) -> None:
+        try:
+            save_file(flat, str(aside), metadata=dict(metadata or {}))
+        except SafetensorError as error:  # a full disk is an OSError to all who write, but not to this library
+            raise OSError(f"cannot write {path}: {error}") from error
+
+    return write_aside(path, write)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -86,6 +95,30 @@ def read_weights(network: nn.Module, path: Path) -> None:
     except RuntimeError as error:  # its message takes many lines
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path} is damaged: {reason}; remove its folder and run again") from error
+
+
+def read_inputs(path: Path, name: str) -> list[Any]:
+    """Inputs from a file, plain or gzip: the field `name` of each line of JSON, or each line of text."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    if ".jsonl" not in path.suffixes:
+        return list(lines)
+    return [_input_of(line, name, f"{path}, line {place + 1}") for place, line in enumerate(lines)]
+
+
+def _input_of(line: str, name: str, where: str) -> Any:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(record, dict) or name not in record:
+        fields = ", ".join(record) if isinstance(record, dict) else "none"
+        raise DataError(f"{where}: there is no field {name!r}; its fields: {fields}; choose one with --field")
+    return record[name]
 
 
 def fingerprint(*parts: Any) -> str:

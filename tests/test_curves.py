@@ -567,3 +567,32 @@ def test_errors_say_what_to_do() -> None:
 
 def test_examples_in_the_docstrings_run() -> None:
     assert doctest.testmod(curves).failed == 0
+
+
+def test_intervals_over_runs_are_those_of_drawing_runs_and_instances() -> None:
+    """The slow way: every resample picks runs with their own draws. Runs that agree give the plain interval back."""
+    rng = np.random.default_rng(3)
+    n, n_resamples = 12, 200
+
+    def run(shift: float) -> Run:
+        ends = Ends(rng.uniform(2, 3, n), rng.uniform(0, 1, n), np.full(n, 4.0))
+        grid = np.linspace(0, 4, 5)[:, None] * np.ones(n)
+        better = (ends.predictor_loss - shift) * (1 - grid / 4) + ends.expert_loss * grid / 4
+        worse = ends.predictor_loss * (1 - grid / 4) + ends.expert_loss * grid / 4
+        return Run(ends, {"a": GridSweep(grid, better), "b": GridSweep(grid, worse)})
+
+    runs = [run(0.1), run(0.5), run(0.9)]
+    found = paired_bootstrap(runs, "a", "b", n_resamples=n_resamples, seed=5, over_runs=True)
+    generator, rows = np.random.default_rng(5), []
+    for one in runs:
+        draws = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples).astype(float)
+        rows.append(one.improvements("a", draws) - one.improvements("b", draws))
+    picks = generator.integers(3, size=(3, n_resamples))
+    means = [np.mean([rows[picks[k, r]][r] for k in range(3)]) for r in range(n_resamples)]
+    assert (found.low, found.high) == pytest.approx(tuple(np.percentile(means, [2.5, 97.5])))
+    plain = paired_bootstrap(runs, "a", "b", n_resamples=n_resamples, seed=5)
+    assert found.difference == plain.difference
+    assert found.high - found.low > plain.high - plain.low
+    same = [runs[0]] * 3
+    alike = paired_bootstrap(same, "a", "b", n_resamples=n_resamples, over_runs=True)
+    assert alike.low <= alike.difference <= alike.high

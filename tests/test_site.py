@@ -135,3 +135,9 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     places = {f"seqdefer.{module}.{name}" for name, module in seqdefer._MODULE_OF.items()}
     assert not {place for place in places if f'id="{place}"' not in text}
+
+
+def test_the_verdicts_in_the_readme_are_those_of_the_records() -> None:
+    from seqdefer.reproduction.pages import verdict_summary
+
+    assert verdict_summary(ROOT / "docs" / "results") in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -12,14 +12,14 @@ from typing import Any
 from seqdefer import __version__
 from seqdefer.environment import Clock, choose_device
 from seqdefer.errors import DataError, InputError, OptionError, unknown
-from seqdefer.experiment import load_task
+from seqdefer.experiment import described_options, load_task
 from seqdefer.interfaces import Meter, Silent
 from seqdefer.reproduction.claims import judge
 from seqdefer.reproduction.drawing import require_matplotlib
 from seqdefer.reproduction.lab import Lab
 from seqdefer.reproduction.plan import STUDIES, Plan, TaskPlan, get_plan, settings_of
 from seqdefer.reproduction.records import Judgements, Origins, Study, load_origins, load_study, save
-from seqdefer.reproduction.studies import Studies
+from seqdefer.reproduction.studies import Studies, joined, only
 from seqdefer.reproduction.writing import write_judgements, write_study
 from seqdefer.results import ExpertCalls, Provenance
 
@@ -41,6 +41,8 @@ class Choices:
     @property
     def plan(self) -> Plan:
         plan = get_plan(self.preset)
+        if self.tasks == ():
+            raise OptionError(f"--tasks names none; available: {', '.join(plan.tasks)}")
         for name in (*(self.tasks or ()), *self.options):
             if name not in plan.tasks:
                 raise unknown(f"task of the preset {self.preset}", name, plan.tasks)
@@ -71,27 +73,36 @@ def reproduce(
         require_matplotlib()
     bench.prepare(task for tasks in wanted.values() for task in tasks)
     studies = Studies(plan, choices.preset, seeds, bench.lab, clock)
+    found = _found(folder, choices.preset, seeds, bench.names)
     made: dict[str, Study] = {}
     for one, tasks in wanted.items():
         if tasks:
-            made[one] = studies.make(one, tasks)
+            made[one] = _completed(studies.make(one, tasks), found.get(one), plan)
             bench.save_origins(command)
             written(made[one], write_study(made[one], folder, figures=choices.figures))
-    judged = Judgements(choices.preset, seeds, tuple(judge({**_found(folder, choices.preset, seeds), **made})))
+    judged = Judgements(choices.preset, seeds, tuple(judge({**found, **made})))
     if judged.judgements:
         written(judged, write_judgements(judged, folder))
     return made
 
 
-def _found(folder: Path, preset: str, seeds: int) -> dict[str, Study]:
-    """Studies that earlier commands left: their verdicts stay."""
+def _found(folder: Path, preset: str, seeds: int, made_of: Mapping[str, str]) -> dict[str, Study]:
+    """Studies that earlier commands left, and that were made of the same: their other tasks and verdicts stay."""
     found = {}
     for name in STUDIES:
         with suppress(DataError, InputError):
             study = load_study(folder / f"{name}.json")
-            if (study.preset, study.seeds) == (preset, seeds):
+            is_same = all(made_of.get(task, made) == made for task, made in study.made_of.items())
+            if (study.name, study.preset, study.seeds) == (name, preset, seeds) and is_same:
                 found[name] = study
     return found
+
+
+def _completed(study: Study, found: Study | None, plan: Plan) -> Study:
+    """With the tasks that an earlier command measured and this one did not."""
+    parts = {task: only(study, task) for task in study.tasks}
+    parts = {task: only(found, task) for task in found.tasks if task in plan.tasks} | parts if found else parts
+    return joined([parts[task] for task in plan.tasks if task in parts])
 
 
 def _names(name: str) -> Sequence[str]:
@@ -110,12 +121,17 @@ class _Bench:
         self.labs: dict[tuple[str, str], Lab] = {}
 
     def prepare(self, tasks: typing.Iterable[str]) -> None:
-        """All of them at once: what is missing is told before hours of work, not after."""
+        """All of them at once, the one with models to download first: what is missing is told before hours of work."""
         wanted = list(dict.fromkeys(tasks))
         for task in wanted:  # a predictor may take long to train: not for an option of the next task to be refused
             self._options(task, {})
-        for task in wanted:
+        for task in sorted(wanted, key=lambda task: task != self.plan.text):
             self.lab(task, "usual")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What each task is made of."""
+        return {task: lab.name for (task, inputs), lab in self.labs.items() if inputs == "usual"}
 
     def lab(self, task: str, inputs: str) -> Lab:
         planned = self.plan.tasks[task]
@@ -163,7 +179,7 @@ def _provenance(lab: Lab, command: str) -> Provenance:
         machine=lab.machine,
         seconds={key: round(value, 1) for key, value in lab.seconds.items()},
         expert_calls=ExpertCalls(lab.facts.calls.made, lab.facts.calls.saved),
-        settings=dataclasses.asdict(lab.settings),
+        settings={**dataclasses.asdict(lab.settings), "task": described_options(lab.task)},
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,17 +22,19 @@ from torch import Tensor
 from seqdefer import __version__
 from seqdefer.curves import Curve, Ends, GridSweep, Run, StepSweep, Sweep, curve_of, improvement, random_curve
 from seqdefer.environment import Clock, machine
+from seqdefer.errors import CheckpointError
 from seqdefer.experiment import Experiment, sweep_methods
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
 from seqdefer.labels import Calls
 from seqdefer.losses import rule_of_thumb
 from seqdefer.reproduction.plan import ablated_settings
 from seqdefer.settings import GRANULARITY, METHODS, ExperimentSettings
-from seqdefer.splits import Splits
+from seqdefer.splits import Splits, Studied, require_studied
 from seqdefer.store import fingerprint, kept_tensors, read_json, write_json
 from seqdefer.training import Strategy
 from seqdefer.types import HandOffTable
 
+CELLS = 2  # one more whenever the code changes what a cell holds: cells of before are then made again
 LABELS = "label"  # the stage
 FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel")
 FACTS = {"rule", "gain", "has_entropy", "calls"}
@@ -173,13 +176,16 @@ class Lab:
     @property
     def machine(self) -> dict[str, str]:
         """Where the cells were made last."""
-        path = self.folder / "machine.json"
-        return dict(read_json(path)) if path.is_file() else machine(self.task.predictor.device)
+        with suppress(CheckpointError):
+            found = read_json(self.folder / "machine.json")
+            if isinstance(found, dict):
+                return {str(key): str(text) for key, text in found.items()}
+        return machine(self.task.predictor.device)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _name(self) -> str:
+    def name(self) -> str:
         """Of everything that is the same for all cells of the task: the data, the pair, the losses."""
         task = self.task
         parts = [task.split("train"), task.split("validation"), task.split("test")]
@@ -188,7 +194,7 @@ class Lab:
         expert = task.expert.fingerprint or task.describe().get("expert", "")
         # Neither data nor models need show how long sequences may get.
         sizes = (task.spec.length, task.spec.end, self.settings.instances, self.settings.rollouts)
-        return fingerprint(__version__, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes)
+        return fingerprint(__version__, CELLS, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes)
 
     def _kept(
         self, words: Any, names: set[str], make: Callable[[], dict[str, Tensor]], stage: str
@@ -203,7 +209,7 @@ class Lab:
             write_json(self.folder / "machine.json", machine(self.task.predictor.device))
             return {**made, "seconds": torch.tensor(time.perf_counter() - begun, dtype=torch.float64)}
 
-        path = self.folder / "cells" / f"{fingerprint(self._name, words)}.safetensors"
+        path = self.folder / "cells" / f"{fingerprint(self.name, words)}.safetensors"
         found = kept_tensors(path, {*names, "seconds"}, noted)
         seconds = float(found.pop("seconds"))
         if path not in self._counted:
@@ -227,13 +233,20 @@ class Lab:
         swept = _pack(experiment.sweep(seed, rejectors).sweeps[method])
         judged = float("nan")
         if GRANULARITY[method] != "token":
-            everyone = torch.arange(len(splits.validation.examples))
-            run = sweep_methods(splits.validation, everyone, rejectors, settings, experiment.grid)
-            judged = improvement(curve_of(run.sweeps[method], run.ends), random_curve(run.ends))
+            judged = _judged(splits.validation, method, rejectors, settings, experiment.grid)
         return {**swept, "validation": torch.tensor(judged, dtype=torch.float64)}
 
     def _table(self, seed: int) -> HandOffTable:
         return self.splits.test.table.select(self.splits.rows(seed))
+
+
+def _judged(
+    validation: Studied, method: str, rejectors: Mapping[str, Any], settings: ExperimentSettings, grid: Tensor
+) -> float:
+    """% improvement on validation data: what variants are chosen by."""
+    require_studied(validation)
+    run = sweep_methods(validation, torch.arange(len(validation.examples)), rejectors, settings, grid)
+    return improvement(curve_of(run.sweeps[method], run.ends), random_curve(run.ends))
 
 
 def _words(settings: ExperimentSettings) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def layout_judgements(judgements: Judgements) -> list[Grid]:
     for judgement in judgements.judgements:
         claims.setdefault(judgement.claim, []).append(judgement)
     bands = tuple(Band("", tuple(_judgement_cells(row, row is rows[0]) for row in rows)) for rows in claims.values())
-    caption = f"Paired bootstrap over {_runs(judgements.seeds)}; preset {judgements.preset}."
+    caption = f"Paired bootstrap over {_runs(judgements.seeds)} and their test instances; preset {judgements.preset}."
     return [Grid("verdicts", "The paper's claims, and what our intervals say of them", columns, bands, caption)]
 
 

@@ -54,7 +54,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Contrast:
-    """How much better `first` is than `second`, in points of % improvement, with a paired 95 % interval."""
+    """How much better `first` is than `second`, in points of % improvement, with a paired 95 % interval over runs and
+    their test instances."""
 
     task: str
     first: str  # a label: "OneTimeModel", "OneTimeModel, |J| = 5"
@@ -87,6 +88,7 @@ class Study:
     lines: tuple[Line, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     notes: tuple[str, ...] = ()
+    made_of: Mapping[str, str] = field(default_factory=dict)  # by task, a name of data, pair, losses and sizes
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from seqdefer.reproduction.figures import figure_files
 from seqdefer.reproduction.grids import Cell, Grid, split_groups
 from seqdefer.reproduction.latex import latex_of
 from seqdefer.reproduction.layouts import layout_judgements, layout_study
-from seqdefer.reproduction.records import Contrast, Judgements, Row, Study, save
+from seqdefer.reproduction.records import Contrast, Judgements, Line, Row, Study, save
 from seqdefer.store import write_aside, write_text
 
 if TYPE_CHECKING:
@@ -78,9 +78,18 @@ def _write_bytes(path: Path, data: bytes) -> Path:
 
 
 def csv_of(study: Study) -> str:
-    """RFC 4180: a line for each row of the study, all of its fields, what is varied in columns of its own."""
+    """RFC 4180: a line for each row of the study, all of its fields, what is varied in columns of its own; of a study
+    of curves, a line for each point."""
+    if study.lines:
+        return _csv([point for line in study.lines for point in _points(line)])
     varied = list(dict.fromkeys(key for row in study.rows for key in row.varied))
     return _csv([_flat_row(row, varied) for row in study.rows])
+
+
+def _points(line: Line) -> list[dict[str, Any]]:
+    names = {"task": line.task, "method": line.method, "granularity": line.granularity}
+    points = zip(line.deferred, line.mean, line.std, strict=True)
+    return [{**names, "deferred": x, "loss_mean": mean, "loss_std": std} for x, mean, std in points]
 
 
 def _flat_row(row: Row, varied: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ what the token loss sees.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +18,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.interfaces import Meter, SplitName, Task, TaskEntry
+from seqdefer.interfaces import Meter, Served, SplitName, Task, TaskEntry
 from seqdefer.markup import NBSP, number
 from seqdefer.store import fingerprint
 from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.options import check_ranges, option
-from seqdefer.tasks.text.data import Document, Fields, encode, filter_by_words, make_splits, read_corpus
+from seqdefer.tasks.text.codec import END_SIGN, TextCodec
+from seqdefer.tasks.text.data import Document, Fields, filter_by_words, make_splits, read_corpus
 from seqdefer.tasks.text.loading import DTYPES
 from seqdefer.tasks.text.pairs import SHOWN, TextExpert, TextPair, TextPredictor, load_pair
 from seqdefer.tasks.text.passes import PADDING
@@ -34,7 +34,6 @@ from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 ROUGE = ("words", "ids")
 TOKEN_LOSSES = ("clipped", "paper")
 PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
-END_SIGN = "∎"
 SHOWN_LETTERS = 300  # of a document in the report
 # Bytes of encoder states to keep, of each model: labelling comes back to the same documents again and again.
 REMEMBERED = {"cpu": 2**30, "cuda": 2**33}
@@ -47,10 +46,6 @@ RANGES = {
     "test_documents": (1, 10**9),
     "seed": (0, 2**63 - 1),
 }
-
-
-class CutWarning(UserWarning):
-    """Documents are longer than the models may read."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +91,7 @@ class TextOptions:
 class TextTask(Task):
     predictor: TextPredictor
     expert: TextExpert
+    codec: TextCodec
 
     def __init__(
         self,
@@ -115,7 +111,8 @@ class TextTask(Task):
         # An example's id is its place here. The test comes first: its labels stay when more is asked for training.
         self.documents = [one for part in reversed(PARTS) for one in parts[part]]
         self.references = References([one.summary for one in self.documents])
-        self.longest = self._longest_input(pair)
+        self.codec = codec_of(options, pair)
+        self.longest = self.codec.longest
         self.parts: dict[SplitName, Examples] = {}
         first = 0
         inputs, targets = self._encode(pair)
@@ -124,22 +121,10 @@ class TextTask(Task):
             self.parts[part] = Examples(inputs[ids], targets[ids], ids)
             first += len(ids)
 
-    def _longest_input(self, pair: TextPair) -> int:
-        """Tokens to read, where as many as the options say are to be written."""
-        limits = [model.longest_input(self.options.length) for model in (pair.predictor.model, pair.expert.model)]
-        return min([self.options.input_tokens, *(limit for limit in limits if limit is not None)])
-
     def _encode(self, pair: TextPair) -> tuple[Tensor, Tensor]:
         """Inputs (n, S) and references (n, R), rows ending with PADDING where they are shorter."""
-        prefix, suffix, longest = self.options.prefix, self.options.suffix, self.longest
         texts = [one.document for one in self.documents]
-        inputs, self.n_cut = encode(self.tokenizer, texts, prefix, longest, suffix=suffix)
-        if self.n_cut:
-            warnings.warn(
-                f"{self.n_cut} of {len(texts)} documents are longer than {longest} tokens and were cut there",
-                CutWarning,
-                stacklevel=4,
-            )
+        inputs, self.n_cut = self.codec.read(texts, stacklevel=5)
         end = [] if self.spec.end is None else [self.spec.end]
         # A decoder-only model goes on after a prompt: its first word has a space before it.
         space = "" if pair.predictor.model.is_encoder_decoder else " "
@@ -207,31 +192,15 @@ class TextTask(Task):
 
     def _drawing(self, rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
         n = int(rollout.sequences.lengths[row])
-        pieces = self._pieces(rollout.sequences.tokens[row, :n].tolist())
+        pieces = self.codec.pieces(rollout.sequences.tokens[row, :n].tolist())
         authors, scores = rollout.by_expert[row, :n].tolist(), rollout.scores[row, :n].tolist()
         caption = f"ROUGE-1 {number(100 - loss, 0)}, {sum(authors)} of {n} by the expert"
         return TokenDrawing(pieces, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
-
-    def _pieces(self, tokens: list[int]) -> list[str]:
-        """What each token adds to the text. Together they are the text: half a letter waits for its other half."""
-        whole, start, pieces = self.tokenizer.decode(tokens, skip_special_tokens=True), 0, []
-        for place, token in enumerate(tokens):
-            text = self.tokenizer.decode(tokens[: place + 1], skip_special_tokens=True)
-            end = max(start, _n_common(text, whole))
-            pieces.append(whole[start:end] + (END_SIGN if token == self.spec.end else ""))
-            start = end
-        return pieces
 
 
 def _blanked(sequences: Sequences) -> Tensor:
     """Tokens with PADDING past the end. (B, L)"""
     return sequences.tokens.masked_fill(~sequences.mask(), PADDING)
-
-
-def _n_common(one: str, other: str) -> int:
-    """Letters that two texts begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _shortened(text: str) -> str:
@@ -242,9 +211,7 @@ def _shortened(text: str) -> str:
 
 
 def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter) -> TextTask:
-    for what in ("predictor", "expert", "train"):
-        if not getattr(options, what):
-            raise OptionError(f"--{what} is missing: name {'a model' if what != 'train' else 'the documents'}")
+    _require(options, "predictor", "expert", "train")
     with meter.stage("read the documents", 1) as advance:
         fields = Fields(options.document_field, options.summary_field)
         train = read_corpus(options.train, fields=fields, split="train")
@@ -259,6 +226,35 @@ def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter)
         }
         splits = make_splits(train, test, counts, options.seed)
         advance(1)
+    return TextTask(name, options, _load(options, device, meter), splits.parts, splits.source)
+
+
+def _require(options: TextOptions, *names: str) -> None:
+    for name in names:
+        if not getattr(options, name):
+            raise OptionError(f"--{name} is missing: name {'a model' if name != 'train' else 'the documents'}")
+
+
+def codec_of(options: TextOptions, pair: TextPair) -> TextCodec:
+    return TextCodec(
+        pair,
+        prefix=options.prefix,
+        suffix=options.suffix,
+        length=options.length,
+        input_tokens=options.input_tokens,
+        field=options.document_field,
+    )
+
+
+def serve(options: TextOptions, device: torch.device, meter: Meter) -> Served:
+    """The pair alone, for texts of users' own."""
+    _require(options, "predictor", "expert")
+    pair = _load(options, device, meter)
+    spec = SequenceSpec(options.length, pair.predictor.end)
+    return Served(pair.predictor, pair.expert, spec, codec_of(options, pair))
+
+
+def _load(options: TextOptions, device: torch.device, meter: Meter) -> TextPair:
     with meter.stage("load the models", 1) as advance:
         pair = load_pair(
             options.predictor,
@@ -269,7 +265,7 @@ def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter)
             shown=options.shown,
         )
         advance(1)
-    return TextTask(name, options, pair, splits.parts, splits.source)
+    return pair
 
 
 def _remembered(device: torch.device) -> int:
@@ -312,6 +308,7 @@ XSUM = TaskEntry(
     prepare=_prepare_xsum,
     hyperparameters="xsum",
     quick_instances=20,
+    serve=serve,
 )
 
 TEXT = TaskEntry(
@@ -321,4 +318,5 @@ TEXT = TaskEntry(
     prepare=_prepare_text,
     hyperparameters="xsum",
     quick_instances=20,
+    serve=serve,
 )

@@ -1,0 +1,439 @@
+"""A fitted rejector at work: give inputs and a budget, get sequences and who wrote each token.
+
+    model = DeferringModel.from_pretrained("models/news")
+    written = model.generate(["A long article ..."], budget=0.2)
+    print(written.outputs[0], written.sources[0], written.expert_tokens[0])
+
+A folder holds `deferral.json` (which task, which pair, how inputs are read), the rejector, and `calibration.json`
+(which threshold spends which budget). The pair itself is named there, not copied; another is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from seqdefer.calibration import BUDGETS, Calibration, Setting, calibrate, choose_kept
+from seqdefer.engine import Progress, draft, interleave, roll_out
+from seqdefer.environment import choose_device
+from seqdefer.errors import CheckpointError, InputError, OptionError
+from seqdefer.experiment import load_task
+from seqdefer.interfaces import Codec, Meter, Policy, Served, Silent
+from seqdefer.policies import Threshold
+from seqdefer.rejectors import DraftNetwork, TokenNetwork, load_rejector
+from seqdefer.results import read_record, to_plain
+from seqdefer.store import fingerprint, write_json
+from seqdefer.types import Examples, Proposal, Rollout, Sequences
+
+FILE, REJECTOR, CALIBRATION = "deferral.json", "rejector", "calibration.json"
+BUDGET = 0.2
+BATCH = 32
+AUTHORS = ("predictor", "expert")
+Record = TypeVar("Record")
+
+
+class BudgetWarning(UserWarning):
+    """No threshold of this rejector spends about the budget that was asked for."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What `deferral.json` says: the task whose code loads the pair and reads inputs, its options, and who they are."""
+
+    task: str
+    options: Mapping[str, Any]
+    predictor: str  # fingerprint
+    expert: str  # fingerprint, "" where it has none
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was written for n inputs. `scores` are the rejector's: by token, of deferring it; one-time, of handing off
+    there, compared with not at all; 0 where nobody asked (past the hand-off, past the end)."""
+
+    outputs: list[Any]  # what the sequences stand for: texts, tours
+    rollout: Rollout
+
+    @property
+    def sequences(self) -> Sequences:
+        return self.rollout.sequences
+
+    @property
+    def by_expert(self) -> Tensor:
+        """Who wrote each token. bool (n, L)"""
+        return self.rollout.by_expert
+
+    @property
+    def scores(self) -> Tensor:
+        """(n, L)"""
+        return self.rollout.scores
+
+    @property
+    def sources(self) -> list[list[str]]:
+        """"predictor" or "expert", for each token of each sequence."""
+        rows = zip(self.by_expert.tolist(), self._lengths, strict=True)
+        return [[AUTHORS[by_expert] for by_expert in row[:length]] for row, length in rows]
+
+    @property
+    def expert_tokens(self) -> list[int]:
+        return _integers(self.rollout.deferred)
+
+    @property
+    def predictor_tokens(self) -> list[int]:
+        return _integers(self.sequences.lengths - self.rollout.deferred)
+
+    @property
+    def switches(self) -> list[int]:
+        """How often the pen changed hands within a sequence."""
+        return _integers(self.rollout.switches)
+
+    @property
+    def share(self) -> float:
+        """Of all tokens, what the expert wrote."""
+        return self.rollout.share
+
+    def cost(self, expert_token: float = 1.0, predictor_token: float = 0.0) -> list[float]:
+        """By prices of a token. The predictor proposes every token, also where the expert then writes."""
+        pairs = zip(self.expert_tokens, self._lengths, strict=True)
+        return [expert_token * asked + predictor_token * length for asked, length in pairs]
+
+    def rows(self, codec: Codec) -> Iterator[dict[str, Any]]:
+        """Each in plain values: the output, and its tokens with their sources and scores."""
+        for place, (length, sources) in enumerate(zip(self._lengths, self.sources, strict=True)):
+            tokens = self.sequences.tokens[place, :length].tolist()
+            scores = self.scores[place, :length].tolist()
+            told = zip(tokens, codec.pieces(tokens), sources, scores, strict=True)
+            yield {
+                "output": self.outputs[place],
+                "tokens": [dict(zip(("token", "text", "source", "score"), one, strict=True)) for one in told],
+                "expert_tokens": self.expert_tokens[place],
+                "predictor_tokens": self.predictor_tokens[place],
+                "switches": self.switches[place],
+                "cost": self.cost()[place],
+            }
+
+    @property
+    def _lengths(self) -> list[int]:
+        return _integers(self.sequences.lengths)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the predictor writes alone, and where the rejector would defer. By token that is sure up to the first
+    deferral of a row: what the expert writes there changes all that follows."""
+
+    outputs: list[Any]
+    sequences: Sequences
+    scores: Tensor  # (n, L), as in Generation
+    defer: Tensor  # bool (n, L)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token of a stream."""
+
+    position: int
+    token: Any
+    text: str  # what it adds to what users see; empty while a letter is half written
+    source: str
+    score: float
+
+
+def _integers(counts: Tensor) -> list[int]:
+    return [int(count) for count in counts]
+
+
+class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
+    """As `engine.HandOff`: keeps `kept` (n,) tokens, then hands off; and shows what the rejector thought, (n, L)."""
+
+    final: ClassVar[bool] = True
+
+    def __init__(self, kept: Tensor, scores: Tensor) -> None:
+        self.kept, self.scores = kept, scores
+
+    def start(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kept.to(context.device), self.scores.to(context.device)
+
+    def decide(
+        self, state: tuple[Tensor, Tensor], position: int, proposal: Proposal
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        kept, scores = state
+        return scores[:, position], position >= kept, state
+
+    def select(self, state: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        return state[0][rows], state[1][rows]
+
+
+class DeferringModel:
+    """A pair, a rejector and the budgets it was calibrated for."""
+
+    def __init__(
+        self,
+        served: Served,
+        rejector: TokenNetwork | DraftNetwork,
+        calibration: Calibration | None = None,
+        pairing: Pairing | None = None,
+    ) -> None:
+        _check(served, rejector)
+        self.served, self.rejector, self.calibration, self.pairing = served, rejector, calibration, pairing
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path | str, *, device: str = "auto", meter: Meter | None = None, budgets: bool = True
+    ) -> Self:
+        """Loads the pair that the folder names, and refuses another. `budgets=False` leaves the calibration unread: it
+        is about to be measured again."""
+        folder = Path(folder)
+        pairing = _read_pairing(folder)
+        served = load_served(pairing, folder, device, meter or Silent())
+        rejector = load_rejector(folder / REJECTOR, served.predictor)
+        return cls(served, rejector, _read_calibration(folder, rejector) if budgets else None, pairing)
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Writes deferral.json last: where it exists, the rest is whole."""
+        folder = Path(folder)
+        if self.pairing is None:
+            raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
+        for name in (FILE, CALIBRATION):  # or new weights could be left under old names
+            (folder / name).unlink(missing_ok=True)
+        self.rejector.save_pretrained(folder / REJECTOR)
+        self.save_calibration(folder)
+        write_json(folder / FILE, to_plain(self.pairing))
+        return folder
+
+    def save_calibration(self, folder: Path | str) -> None:
+        """Budgets alone, into a folder that has the rest."""
+        if self.calibration is not None:
+            write_json(Path(folder) / CALIBRATION, to_plain(self.calibration))
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    def calibrate(self, inputs: Sequence[Any], *, progress: Progress = lambda _: None) -> Calibration:
+        """Finds out what each threshold spends on inputs like these, and keeps it in mind; `save_calibration` keeps it
+        for good."""
+        return self.calibrate_on(self._encode(inputs), progress=progress)
+
+    def calibrate_on(self, examples: Examples, *, progress: Progress = lambda _: None) -> Calibration:
+        """As `calibrate`, on inputs that are encoded already."""
+        name = fingerprint_of(self.rejector)
+        self.calibration = calibrate(self.served, self.rejector, examples, rejector_name=name, progress=progress)
+        return self.calibration
+
+    def setting(self, budget: float) -> Setting:
+        """What decides at a budget, and what that spends; a warning where that is not about the budget."""
+        if self.calibration is None:
+            raise OptionError(
+                "the budgets of this model were not measured; do that with inputs like yours: seqdefer calibrate DIR "
+                "--data FILE, or give a threshold"
+            )
+        found = self.calibration.for_budget(budget)
+        if not found.is_near(budget):
+            warnings.warn(
+                f"a budget of {budget:g} cannot be met: the nearest that this rejector comes is {found.share:.3f}",
+                BudgetWarning,
+                stacklevel=3,
+            )
+        return found
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, inputs: Sequence[Any], budget: float = BUDGET, *, threshold: float | None = None, batch_size: int = BATCH
+    ) -> Generation:
+        """Sequences for all inputs, the expert writing about `budget` of their tokens; or by a threshold you name."""
+        threshold = self._threshold(budget, threshold)
+        parts = [self._roll_out(batch, self._policy(batch, threshold)) for batch in self._batches(inputs, batch_size)]
+        rollout = _join(parts)
+        return Generation(self._outputs(rollout.sequences), rollout)
+
+    def decide(
+        self, inputs: Sequence[Any], budget: float = BUDGET, *, threshold: float | None = None, batch_size: int = BATCH
+    ) -> Decisions:
+        """Where the rejector would defer, without asking the expert."""
+        threshold = self._threshold(budget, threshold)
+        parts, wishes = [], []
+        for batch in self._batches(inputs, batch_size):
+            policy = self._policy(batch, threshold)
+            parts.append(self._roll_out(batch, _keeping_all(policy)))
+            wishes.append(_would_defer(policy, parts[-1]))
+        alone = _join(parts)
+        return Decisions(self._outputs(alone.sequences), alone.sequences, alone.scores, torch.cat(wishes))
+
+    def stream(self, one: Any, budget: float = BUDGET, *, threshold: float | None = None) -> Iterator[Piece]:
+        """The tokens of one sequence as they are written. Their texts together are the output."""
+        examples = self._encode([one])
+        return self._stream(examples, self._policy(examples, self._threshold(budget, threshold)))
+
+    def _stream(self, examples: Examples, policy: Policy[Any]) -> Iterator[Piece]:
+        served, tokens, shown = self.served, list[Any](), ""
+        for step in interleave(served.predictor, served.expert, examples, policy, served.spec):
+            tokens.append(step.tokens[0].item())
+            is_last = bool(served.spec.is_end(step.tokens)[0]) or len(tokens) == served.spec.length
+            text = served.codec.text(tokens)
+            # A letter may take several tokens: until it is whole it is not shown, unless nothing follows.
+            added = text[len(shown) :] if is_last or not text.endswith("\ufffd") else ""
+            shown += added
+            yield Piece(step.position, tokens[-1], added, AUTHORS[int(step.by_expert[0])], float(step.scores[0]))
+
+    def _threshold(self, budget: float, threshold: float | None) -> float:
+        if threshold is None:
+            return self.setting(budget).threshold
+        if math.isnan(threshold):
+            raise OptionError("threshold is nan; it is a score, or inf to never defer")
+        return threshold
+
+    def _encode(self, inputs: Sequence[Any]) -> Examples:
+        if isinstance(inputs, str) or not len(inputs):
+            raise InputError(f"inputs are {inputs!r:.40}; give a list of one input or more")
+        return self.served.codec.encode(list(inputs))
+
+    def _batches(self, inputs: Sequence[Any], size: int) -> list[Examples]:
+        if size < 1:
+            raise OptionError(f"batch size {size}; it must be at least 1")
+        examples = self._encode(inputs)
+        return [examples.select(rows) for rows in torch.arange(len(examples)).split(size)]
+
+    def _policy(self, examples: Examples, threshold: float) -> Threshold | PlannedHandOff:
+        if isinstance(self.rejector, TokenNetwork):
+            return Threshold(self.rejector, threshold)
+        drafted = draft(self.served.predictor, examples, self.served.spec)
+        scores = self.rejector.score(drafted)
+        kept = choose_kept(self.rejector, scores, drafted, threshold)
+        return PlannedHandOff(kept, _by_position(scores, self.rejector.sizes.hand_offs))
+
+    def _roll_out(self, examples: Examples, policy: Policy[Any]) -> Rollout:
+        return roll_out(self.served.predictor, self.served.expert, examples, policy, self.served.spec)
+
+    def _outputs(self, sequences: Sequences) -> list[Any]:
+        rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+        return [self.served.codec.decode(tokens[:length]) for tokens, length in rows]
+
+
+def _check(served: Served, rejector: TokenNetwork | DraftNetwork) -> None:
+    if isinstance(rejector, DraftNetwork) and not rejector.sizes.hand_offs:
+        raise CheckpointError(
+            "this rejector defers whole inputs; take one that defers partially (TokenwiseModel, OneTimeModel, "
+            "OneTimeCost)"
+        )
+    if rejector.predictor != served.predictor.fingerprint:
+        raise CheckpointError(
+            f"the rejector was fitted for predictor {rejector.predictor}, not for {served.predictor.fingerprint}; load "
+            "that predictor, or fit a rejector for this one"
+        )
+    if rejector.sizes.length != served.spec.length:
+        raise CheckpointError(
+            f"the rejector was fitted for sequences of {rejector.sizes.length} tokens, not of {served.spec.length}; "
+            "fit one for these"
+        )
+
+
+def _join(parts: Sequence[Rollout]) -> Rollout:
+    sequences = [part.sequences for part in parts]
+    return Rollout(
+        Sequences(torch.cat([one.tokens for one in sequences]).cpu(), torch.cat([one.lengths for one in sequences]).cpu()),
+        torch.cat([part.by_expert for part in parts]).cpu(),
+        torch.cat([part.scores for part in parts]).cpu(),
+    )
+
+
+def _by_position(scores: Tensor, hand_offs: Sequence[int]) -> Tensor:
+    """One-time scores (n, J), compared with that of no deferral, where the hand-offs would be. (n, L), 0 elsewhere"""
+    *kept, length = hand_offs
+    compared = scores[:, :-1] - scores[:, -1:]
+    placed = torch.zeros(len(scores), length, dtype=scores.dtype)
+    placed[:, kept] = torch.where(compared.isfinite(), compared, 0.0)  # past a draft's end there is none
+    return placed
+
+
+def _keeping_all(policy: Threshold | PlannedHandOff) -> Policy[Any]:
+    if isinstance(policy, Threshold):
+        return Threshold(policy.rejector, math.inf)
+    return PlannedHandOff(torch.full_like(policy.kept, policy.scores.shape[1]), policy.scores)
+
+
+def _would_defer(policy: Threshold | PlannedHandOff, alone: Rollout) -> Tensor:
+    """bool (n, L), of what the predictor wrote alone."""
+    if isinstance(policy, Threshold):
+        wishes = alone.scores >= policy.threshold
+    else:
+        positions = torch.arange(policy.scores.shape[1], device=alone.scores.device)
+        wishes = positions >= policy.kept.to(positions.device)[:, None]
+    return (wishes & alone.sequences.mask()).cpu()
+
+
+# -- folders -------------------------------------------------------------------------------------------------------
+
+
+def _read_pairing(folder: Path) -> Pairing:
+    if not (folder / FILE).is_file():
+        again = "the same seqdefer fit goes on with it" if (folder / "work").is_dir() else "make one: seqdefer fit TASK"
+        raise CheckpointError(f"no deferring model in {folder}: it has no {FILE}; {again}")
+    return _read(Pairing, folder / FILE, "fit it again: seqdefer fit TASK")
+
+
+def _read_calibration(folder: Path, rejector: TokenNetwork | DraftNetwork) -> Calibration | None:
+    """None where there is none; one of other weights is refused."""
+    path, mend = folder / CALIBRATION, f"measure it again: seqdefer calibrate {folder} --data FILE"
+    if not path.is_file():
+        return None
+    found = _read(Calibration, path, mend)
+    if len(found.settings) != len(BUDGETS):
+        raise CheckpointError(f"{path} has {len(found.settings)} settings, not {len(BUDGETS)}; {mend}")
+    if found.rejector != fingerprint_of(rejector):
+        raise CheckpointError(f"{path} belongs to another rejector; {mend}")
+    return found
+
+
+def _read(kind: type[Record], path: Path, mend: str) -> Record:
+    try:
+        return read_record(kind, path)
+    except InputError as error:
+        raise CheckpointError(f"{error}; {mend}") from error
+
+
+def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Served:
+    """The pair that `folder` names, and no other."""
+    entry = load_task(pairing.task)
+    if entry.serve is None:
+        raise OptionError(f"task {pairing.task!r} has no pair to serve")
+    kind = type(next(iter(entry.presets.values())))
+    try:
+        options = kind(**pairing.options)
+    except TypeError as error:
+        raise CheckpointError(
+            f"{folder / FILE}: the options of task {pairing.task!r} are not those of this version: {error}; fit it again"
+        ) from error
+    served = entry.serve(options, choose_device(device), meter)
+    for role in AUTHORS:
+        found, wanted = getattr(served, role).fingerprint, getattr(pairing, role)
+        if found != wanted:
+            raise CheckpointError(
+                f"{folder} was fitted with {role} {wanted}, and what it names is now {found}; put that {role} back, or "
+                "fit again"
+            )
+    return served
+
+
+def pairing_of(task: str, options: Any, served: Served) -> Pairing:
+    """Folders by their whole names: the model may be used from elsewhere."""
+    plain = {name: _whole_name(value) for name, value in dataclasses.asdict(options).items()}
+    return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint)
+
+
+def _whole_name(value: Any) -> Any:
+    return str(Path(value).resolve()) if isinstance(value, str) and value and Path(value).is_dir() else value
+
+
+def fingerprint_of(rejector: TokenNetwork | DraftNetwork) -> str:
+    """Of its weights: a calibration belongs to them."""
+    return fingerprint(*rejector.state_dict().values())
