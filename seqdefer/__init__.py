@@ -74,6 +74,7 @@ _MODULE_OF = {
     "ExperimentSettings": "settings",
     "load_task": "experiment",
     "run_task": "experiment",
+    "DeferringModel": "deferring",
 }
 
 __all__ = ["__version__", *_MODULE_OF]  # noqa: PLE0604
@@ -87,6 +88,7 @@ if TYPE_CHECKING:  # what type checkers and editors see: `as` marks a name as re
     from seqdefer.curves import curve_of as curve_of
     from seqdefer.curves import improvement as improvement
     from seqdefer.curves import paired_bootstrap as paired_bootstrap
+    from seqdefer.deferring import DeferringModel as DeferringModel
     from seqdefer.engine import HandOff as HandOff
     from seqdefer.engine import draft as draft
     from seqdefer.engine import interleave as interleave

@@ -88,16 +88,21 @@ def calibrate(
     examples: Examples,
     *,
     rejector_name: str = "",
+    table: HandOffTable | None = None,
     progress: Progress = lambda _: None,
 ) -> Calibration:
-    """Measured on `examples`, of which the inputs alone are looked at."""
+    """Measured on `examples`, of which the inputs alone are looked at. One-time deferral can do with the `table` of
+    their hand-offs, where that is known already: then the expert is not asked."""
     if len(examples) < 2:
         raise OptionError(f"inputs to calibrate with: {len(examples)}; give at least 2, and better some hundred")
     task = _Unjudged(served)
     if isinstance(rejector, TokenNetwork):
         spending = _by_token(task, rejector, examples, progress)
     else:
-        spending = _by_draft(task, rejector, examples, progress)
+        drafted = draft(task.predictor, examples, task.spec)
+        if table is None:
+            table, _ = hand_off_table(task, examples, drafted, progress=progress)
+        spending = _by_draft(rejector, drafted, table)
     shares, low, high = _shares(spending)
     nearest = [0, *(int(np.abs(shares - budget).argmin()) for budget in BUDGETS[1:-1]), len(shares) - 1]
     settings = tuple(
@@ -126,9 +131,7 @@ def _by_token(task: Task, rejector: TokenNetwork, examples: Examples, progress: 
     return _Spending(thresholds.tolist(), deferred.numpy(), written.numpy())
 
 
-def _by_draft(task: Task, rejector: DraftNetwork, examples: Examples, progress: Progress) -> _Spending:
-    drafted = draft(task.predictor, examples, task.spec)
-    table, _ = hand_off_table(task, examples, drafted, progress=progress)
+def _by_draft(rejector: DraftNetwork, drafted: Draft, table: HandOffTable) -> _Spending:
     thresholds = _prices(rejector, drafted, table) if rejector.sizes.rule == "cost" else _odds(rejector, drafted)
     scores, deferred, written = rejector.score(drafted), [], []
     for threshold in thresholds:

@@ -25,11 +25,13 @@ from seqdefer.errors import ContractError, OptionError, SeqdeferError, unknown
 from seqdefer.store import writable_folder
 
 if TYPE_CHECKING:
+    from seqdefer.calibration import Calibration
     from seqdefer.interfaces import TaskEntry
     from seqdefer.results import Results
     from seqdefer.settings import ExperimentSettings
 
 USUAL = "quick"  # the preset where none is named
+FEW = 200  # inputs: the share that a budget spends is known to some points at best
 EXAMPLES = """\
 start here:
   seqdefer run weather --preset quick        a few minutes: fit, evaluate, report
@@ -38,6 +40,7 @@ start here:
   seqdefer run tsp --preset quick            tours: a pointer network and a solver
   seqdefer plot runs/weather-quick           draw the report and the figures of a run again
   seqdefer reproduce all --preset quick      the paper's tables and figures, ours beside the paper's
+  seqdefer fit text --help                   a rejector for your own pair and documents; then: seqdefer generate
 
 A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run`
 measures how much loss is left for each number of tokens the expert writes; the area under that curve is the AUDC.
@@ -91,6 +94,7 @@ def _main(arguments: list[str]) -> int:
     commands.add_parser("fit", help="fit a rejector for your own pair and data, ready to use", add_help=False)
     _add_calibrate(commands)
     _add_generate(commands)
+    _add_serve(commands)
     tasks = commands.add_parser("tasks", help="list the tasks that are installed")
     tasks.add_argument("--json", action="store_true", help="print JSON")
     tasks.set_defaults(command=_tasks)
@@ -119,8 +123,6 @@ def _run(arguments: list[str]) -> int:
 
     entry = _task_of("run", arguments)
     chosen = _run_parser(entry).parse_args(arguments[1:])
-    if chosen.preset not in entry.presets:
-        raise unknown("preset", chosen.preset, entry.presets)
     options, settings = _chosen_settings(entry, chosen)
     folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
@@ -152,6 +154,8 @@ def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any,
     """The preset's options of the task and settings of the experiment, with what was chosen on the command line."""
     from seqdefer.settings import experiment_settings
 
+    if chosen.preset not in entry.presets:
+        raise unknown("preset", chosen.preset, entry.presets)
     given = {name: value for name, value in vars(chosen).items() if value is not None}
     defaults = entry.presets[chosen.preset]
     # A task's option is nobody else's, even where the experiment has a setting of that name.
@@ -162,29 +166,53 @@ def _chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any,
 
 
 def _run_parser(entry: TaskEntry) -> _Parser:
-    from seqdefer.losses import PHIS, PSIS
-    from seqdefer.rejectors import DRAFT_NETWORKS
     from seqdefer.settings import experiment_settings
-    from seqdefer.training import STRATEGIES
 
-    presets, usual = sorted(entry.presets, reverse=True), experiment_settings(entry, USUAL)
-    parser = _Parser(
-        prog=f"seqdefer run {entry.name}",
-        description=f"{entry.summary[:1].upper()}{entry.summary[1:]}. Fits every rejector, evaluates every method, and "
-        "writes results.json, report.html and the fitted rejectors. Stopped runs go on where they were.",
-        epilog=f"In parentheses: what is used if an option is not given. Other presets than {USUAL} change it.",
-        allow_abbrev=False,
+    usual = experiment_settings(entry, USUAL)
+    parser = _task_parser(
+        "run",
+        entry,
+        "Fits every rejector, evaluates every method, and writes results.json, report.html and the fitted rejectors. "
+        "Stopped runs go on where they were.",
+        folder=f"runs/{entry.name}-PRESET",
+        printed="the results as JSON instead of a table",
     )
-    parser.add_argument("--preset", default=USUAL, metavar="|".join(presets), help=f"sizes to start from ({USUAL})")
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"where to write (runs/{entry.name}-PRESET)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
     group = parser.add_argument_group("evaluation")
     words = f"runs, each with its own test instances and weights ({usual.seeds})"
     group.add_argument("--seeds", type=int, metavar="N", help=words)
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances a run ({usual.instances})")
     group.add_argument("--methods", type=_names, metavar="A,B", help="only these (all); Random and oracles come along")
+    _add_learning(parser, usual)
+    _add_options(parser, f"the {entry.name} task", entry.name, _usual_options(entry))
+    return parser
+
+
+def _task_parser(command: str, entry: TaskEntry, does: str, *, folder: str, printed: str) -> _Parser:
+    """What all commands have that learn something on a task."""
+    presets = sorted(entry.presets, reverse=True)
+    parser = _Parser(
+        prog=f"seqdefer {command} {entry.name}",
+        description=f"{entry.summary[:1].upper()}{entry.summary[1:]}. {does}",
+        epilog=f"In parentheses: what is used if an option is not given. Other presets than {USUAL} change it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--preset", default=USUAL, metavar="|".join(presets), help=f"sizes to start from ({USUAL})")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"where to write ({folder})")
+    _add_common(parser, printed)
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, printed: str) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--json", action="store_true", help=f"print {printed}")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def _add_learning(parser: _Parser, usual: ExperimentSettings) -> None:
+    from seqdefer.losses import PHIS, PSIS
+    from seqdefer.rejectors import DRAFT_NETWORKS
+    from seqdefer.training import STRATEGIES
+
     group = parser.add_argument_group("learning")
     group.add_argument("--architecture", metavar="lstm|mlp", help=f"token-level network ({usual.token.architecture})")
     words = f"network that scores whole drafts ({usual.once.architecture})"
@@ -203,9 +231,10 @@ def _run_parser(entry: TaskEntry) -> _Parser:
         metavar="X",
         help="cost added to each expert token (0, or a little where losses are flat)",
     )
-    defaults = entry.presets.get(USUAL) or next(iter(entry.presets.values()))
-    _add_options(parser, f"the {entry.name} task", entry.name, defaults)
-    return parser
+
+
+def _usual_options(entry: TaskEntry) -> Any:
+    return entry.presets.get(USUAL) or next(iter(entry.presets.values()))
 
 
 def _add_options(parser: _Parser, title: str, task: str, defaults: Any) -> None:
@@ -328,71 +357,86 @@ def _train_predictor(arguments: list[str]) -> int:
 
 
 def _fit(arguments: list[str]) -> int:
-    from seqdefer.fitting import fit_model
+    from seqdefer.fitting import fit_model, require_served
 
     entry = _task_of("fit", arguments)
-    parser = _run_parser(entry)
-    parser.prog = f"seqdefer fit {entry.name}"
-    parser.description = (
-        f"{entry.summary[:1].upper()}{entry.summary[1:]}. Fits one rejector, finds out which threshold spends which "
-        "budget, and writes a folder for: seqdefer generate. Stopped work goes on where it was."
-    )
-    parser.add_argument("--method", metavar="NAME", help="TokenwiseModel, OneTimeModel or OneTimeCost (by the expert)")
-    chosen = parser.parse_args(arguments[1:])
-    if chosen.preset not in entry.presets:
-        raise unknown("preset", chosen.preset, entry.presets)
+    require_served(entry)
+    chosen = _fit_parser(entry).parse_args(arguments[1:])
     options, settings = _chosen_settings(entry, chosen)
     folder = chosen.out or Path("models") / entry.name
     with writable_folder(folder), _progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, method=chosen.method, device=chosen.device, meter=meter)
     assert model.calibration is not None
     _print_calibration(model.calibration, as_json=chosen.json)
-    print(f"\nuse it: seqdefer generate {folder} --budget 0.2 TEXT", file=sys.stderr)
+    name = shlex.quote(str(folder))
+    if model.calibration.inputs < FEW:
+        few = f"budgets were measured on {model.calibration.inputs} inputs only"
+        print(f"\n{few}; with more they hold better: seqdefer calibrate {name} --data FILE", file=sys.stderr)
+    print(f"\nuse it: seqdefer generate {name} INPUT --budget 0.2", file=sys.stderr)
     return 0
+
+
+def _fit_parser(entry: TaskEntry) -> _Parser:
+    from seqdefer.settings import experiment_settings
+
+    parser = _task_parser(
+        "fit",
+        entry,
+        "Fits one rejector, finds out which threshold spends which budget, and writes a folder for: seqdefer generate. "
+        "Stopped work goes on where it was.",
+        folder=f"models/{entry.name}",
+        printed="what budgets spend as JSON instead of a table",
+    )
+    words = "TokenwiseModel, OneTimeModel or OneTimeCost (the first, or where the expert only completes, the last)"
+    parser.add_argument("--method", metavar="NAME", help=words)
+    _add_learning(parser, experiment_settings(entry, USUAL))
+    _add_options(parser, f"the {entry.name} task", entry.name, _usual_options(entry))
+    return parser
 
 
 def _add_calibrate(commands: Any) -> None:
     parser = commands.add_parser(
         "calibrate",
         help="find out which threshold spends which budget on inputs like yours",
-        description="Writes inputs at every threshold and counts what the expert wrote; budgets of the model then mean "
+        description="Writes inputs at every threshold and counts what the expert wrote: budgets of the model then mean "
         "what they say on inputs like these. No references are needed.",
+        epilog="In parentheses: what is used if an option is not given.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="JSONL, plain or gzip, or plain text")
-    parser.add_argument("--field", default="document", metavar="NAME", help="of JSONL, what holds the input (document)")
-    parser.add_argument("--inputs", type=int, default=200, metavar="N", help="how many of them, at most (200)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote; the budgets go there too")
+    words = "inputs, plain or gzip: JSONL (*.jsonl), or any other text with one input a line"
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help=words)
+    parser.add_argument("--field", metavar="NAME", help="of JSONL, what holds the input (as it was called for fit)")
+    parser.add_argument("--inputs", type=int, default=500, metavar="N", help="how many of them, at most (500)")
+    _add_common(parser, "what budgets spend as JSON instead of a table")
     parser.set_defaults(command=_calibrate)
 
 
 def _calibrate(chosen: argparse.Namespace) -> int:
     from seqdefer.deferring import DeferringModel
-    from seqdefer.store import read_inputs
+    from seqdefer.store import inputs_in, read_lines
 
     if chosen.inputs < 2:
         raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
-    inputs = read_inputs(chosen.data, chosen.field)[: chosen.inputs]
+    lines = read_lines(chosen.data)[: chosen.inputs]
     with _progress(quiet=chosen.quiet) as meter:
-        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=False)
+        inputs = inputs_in(lines, chosen.data, chosen.field or model.served.codec.field)
         with meter.stage("calibrate budgets", len(inputs)) as advance:
             found = model.calibrate(inputs, progress=advance)
-    model.save_pretrained(chosen.folder)
+        model.save_calibration(chosen.folder)
     _print_calibration(found, as_json=chosen.json)
     return 0
 
 
-def _print_calibration(found: Any, *, as_json: bool) -> None:
+def _print_calibration(found: Calibration, *, as_json: bool) -> None:
     from rich.console import Console
 
-    from seqdefer.results import to_plain
-    from seqdefer.tables import calibration_table
+    from seqdefer.tables import calibration_table, shown_settings
 
     if as_json:
-        print(json.dumps(to_plain(found), allow_nan=False))
+        budgets = [{**dataclasses.asdict(one), "met": one.is_near(one.budget)} for one in shown_settings(found)]
+        print(json.dumps({"inputs": found.inputs, "budgets": budgets}, allow_nan=False))
     else:
         Console().print(calibration_table(found))
 
@@ -401,16 +445,18 @@ def _add_generate(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",
         help="write with a fitted pair, at a budget",
-        description="Writes for one input or several; the expert's tokens are shown in colour.",
+        description="Writes for one input or several, and shows who wrote what: the expert's tokens are coloured, or "
+        "where there are no colours in brackets.",
+        epilog="In parentheses: what is used if an option is not given.",
         allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
-    parser.add_argument("inputs", nargs="+", metavar="TEXT", help="what to write for; - reads standard input")
+    words = "what to write for: a text, cities as JSON; - reads one from standard input"
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
     parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="share of tokens for the expert (0.2)")
-    parser.add_argument("--threshold", type=float, metavar="X", help="decide by a score of your own, not by a budget")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
-    parser.add_argument("--json", action="store_true", help="print JSON, one object for each input")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    words = "decide by a score of your own instead of a budget; inf never defers"
+    parser.add_argument("--threshold", type=float, metavar="X", help=words)
+    _add_common(parser, "JSON, one object a line for each input")
     parser.set_defaults(command=_generate)
 
 
@@ -423,20 +469,70 @@ def _generate(chosen: argparse.Namespace) -> int:
     inputs = [sys.stdin.read() if text == "-" else text for text in chosen.inputs]
     with _progress(quiet=chosen.quiet) as meter:
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
-        if chosen.threshold is None and not model.setting(chosen.budget).is_near(chosen.budget):
-            setting = model.setting(chosen.budget)
-            warnings.warn(
-                f"a budget of {chosen.budget:g} cannot be met: the nearest this rejector comes is {setting.share:.3f}",
-                stacklevel=1,
-            )
         written = model.generate(inputs, chosen.budget, threshold=chosen.threshold)
-    console = Console(highlight=False)
-    for row in range(len(inputs)):
+    console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text as it is, not in lines of 80
+    has_colours = console.color_system is not None and not console.no_color
+    for row in written.rows(model.served.codec):
         if chosen.json:
-            print(json.dumps(written.row(row, model.served.codec), allow_nan=False))
+            print(json.dumps(row, allow_nan=False))
         else:
-            for line in written_lines(written.row(row, model.served.codec)):
+            for line in written_lines(row, colours=has_colours):
                 console.print(line)
+    return 0
+
+
+def _add_serve(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="a fitted pair behind the API that clients of OpenAI speak",
+        description="Answers /v1/completions, /v1/chat/completions and /v1/models as OpenAI does, streams included, at "
+        "the budget that a request names: model NAME@0.20, or a field deferral with a budget. Also /v1/deferral/score, "
+        "/health and /metrics. Ctrl-C ends it.",
+        epilog="In parentheses: what is used if an option is not given.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one (8000)")
+    parser.add_argument("--name", help="what clients call the model (the name of the folder)")
+    parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="where a request names none (0.2)")
+    words = "what clients must send; better in SEQDEFER_API_KEY, where no list of processes shows it (none)"
+    parser.add_argument("--api-key", metavar="KEY", help=words)
+    parser.add_argument("--body-bytes", type=int, metavar="N", help="of one request, at most (1 MiB)")
+    parser.add_argument("--request-seconds", type=float, metavar="X", help="for one request, at most (120)")
+    parser.add_argument("--inputs", type=int, metavar="N", help="of one request, at most (16)")
+    parser.add_argument("--queue", type=int, metavar="N", help="requests that may wait (256)")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences written together, at most (32)")
+    parser.add_argument("--running", type=int, metavar="N", help="sequences in memory at once, at most (128)")
+    words = "for one call of the expert; then the predictor finishes (no limit)"
+    parser.add_argument("--expert-seconds", type=float, metavar="X", help=words)
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(command=_serve)
+
+
+def _serve(chosen: argparse.Namespace) -> int:
+    from seqdefer.deferring import DeferringModel
+    from seqdefer.server.limits import Limits
+    from seqdefer.server.running import address_of, listen, require_extra, serve
+
+    require_extra()
+    limits = _override(Limits(), {name: value for name, value in vars(chosen).items() if value is not None})
+    api_key = os.environ.get("SEQDEFER_API_KEY") if chosen.api_key is None else chosen.api_key
+    if api_key == "":
+        raise OptionError("the API key is empty; give one, or leave --api-key and SEQDEFER_API_KEY out")
+    name = chosen.name or chosen.folder.resolve().name
+    with listen(chosen.host, chosen.port) as listening:
+        with _progress(quiet=chosen.quiet) as meter:
+            model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        talk = f"serving {name} at {address_of(listening)}/v1; Ctrl-C ends it"
+        if api_key is None and not listening.getsockname()[0].startswith(("127.", "::1")):
+            talk += "\nwithout an API key: whoever reaches this machine can use it"
+
+        def say() -> None:
+            print(talk, file=sys.stderr, flush=True)
+
+        serve(model, name, listening, limits=limits, api_key=api_key, budget=chosen.budget, ready=say)
     return 0
 
 
@@ -453,7 +549,7 @@ names:
   all              all of these, and a verdict on each of the paper's claims
 
 examples:
-  seqdefer reproduce all --preset quick      minutes on two cores; data and models are made on the spot
+  seqdefer reproduce all --preset quick      nine minutes on two cores; data and models are made on the spot
   seqdefer reproduce table1                  the paper's size: hours on a CPU, well under one on a GPU
   seqdefer reproduce all --set xsum.predictor=small --set xsum.expert=large --set xsum.train=my.jsonl
 

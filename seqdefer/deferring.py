@@ -31,7 +31,7 @@ from seqdefer.policies import Threshold
 from seqdefer.rejectors import DraftNetwork, TokenNetwork, load_rejector
 from seqdefer.results import read_record, to_plain
 from seqdefer.store import fingerprint, write_json
-from seqdefer.types import Examples, Proposal, Rollout, Sequences
+from seqdefer.types import Examples, HandOffTable, Proposal, Rollout, Sequences
 
 FILE, REJECTOR, CALIBRATION = "deferral.json", "rejector", "calibration.json"
 BUDGET = 0.2
@@ -78,7 +78,7 @@ class Generation:
 
     @property
     def sources(self) -> list[list[str]]:
-        """"predictor" or "expert", for each token of each sequence."""
+        """Who wrote each token of each sequence: predictor or expert."""
         rows = zip(self.by_expert.tolist(), self._lengths, strict=True)
         return [[AUTHORS[by_expert] for by_expert in row[:length]] for row, length in rows]
 
@@ -223,10 +223,14 @@ class DeferringModel:
         for good."""
         return self.calibrate_on(self._encode(inputs), progress=progress)
 
-    def calibrate_on(self, examples: Examples, *, progress: Progress = lambda _: None) -> Calibration:
-        """As `calibrate`, on inputs that are encoded already."""
+    def calibrate_on(
+        self, examples: Examples, *, table: HandOffTable | None = None, progress: Progress = lambda _: None
+    ) -> Calibration:
+        """As `calibrate`, on inputs that are encoded already, and whose hand-offs may be known."""
         name = fingerprint_of(self.rejector)
-        self.calibration = calibrate(self.served, self.rejector, examples, rejector_name=name, progress=progress)
+        self.calibration = calibrate(
+            self.served, self.rejector, examples, rejector_name=name, table=table, progress=progress
+        )
         return self.calibration
 
     def setting(self, budget: float) -> Setting:
@@ -293,9 +297,10 @@ class DeferringModel:
         return threshold
 
     def _encode(self, inputs: Sequence[Any]) -> Examples:
-        if isinstance(inputs, str) or not len(inputs):
+        listed = [] if isinstance(inputs, str) else list(inputs)
+        if not listed:
             raise InputError(f"inputs are {inputs!r:.40}; give a list of one input or more")
-        return self.served.codec.encode(list(inputs))
+        return self.served.codec.encode(listed)
 
     def _batches(self, inputs: Sequence[Any], size: int) -> list[Examples]:
         if size < 1:
@@ -339,11 +344,9 @@ def _check(served: Served, rejector: TokenNetwork | DraftNetwork) -> None:
 
 def _join(parts: Sequence[Rollout]) -> Rollout:
     sequences = [part.sequences for part in parts]
-    return Rollout(
-        Sequences(torch.cat([one.tokens for one in sequences]).cpu(), torch.cat([one.lengths for one in sequences]).cpu()),
-        torch.cat([part.by_expert for part in parts]).cpu(),
-        torch.cat([part.scores for part in parts]).cpu(),
-    )
+    tokens, lengths = torch.cat([one.tokens for one in sequences]), torch.cat([one.lengths for one in sequences])
+    by_expert, scores = torch.cat([part.by_expert for part in parts]), torch.cat([part.scores for part in parts])
+    return Rollout(Sequences(tokens.cpu(), lengths.cpu()), by_expert.cpu(), scores.cpu())
 
 
 def _by_position(scores: Tensor, hand_offs: Sequence[int]) -> Tensor:
@@ -410,9 +413,8 @@ def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Se
     try:
         options = kind(**pairing.options)
     except TypeError as error:
-        raise CheckpointError(
-            f"{folder / FILE}: the options of task {pairing.task!r} are not those of this version: {error}; fit it again"
-        ) from error
+        reason = f"the options of task {pairing.task!r} are not those of this version: {error}"
+        raise CheckpointError(f"{folder / FILE}: {reason}; fit it again") from error
     served = entry.serve(options, choose_device(device), meter)
     for role in AUTHORS:
         found, wanted = getattr(served, role).fingerprint, getattr(pairing, role)

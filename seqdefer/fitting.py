@@ -42,8 +42,9 @@ def fit_model(
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     served = served_of(task)
     model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served))
-    with clock.stage("calibrate budgets", len(splits.validation.examples)) as advance:
-        model.calibrate_on(splits.validation.examples, progress=advance)
+    validation = splits.validation
+    with clock.stage("calibrate budgets", len(validation.examples)) as advance:
+        model.calibrate_on(validation.examples, table=validation.table, progress=advance)
     model.save_pretrained(folder)
     return model
 

@@ -266,7 +266,7 @@ class Codec(ABC):
         half."""
         whole, start, pieces = self.text(tokens), 0, []
         for n in range(1, len(tokens) + 1):
-            end = max(start, len(commonprefix([self.text(tokens[:n]), whole])))
+            end = max(start, len(commonprefix([self.text(tokens[:n]), whole])))  # noqa: RUF071, letters are meant
             pieces.append(whole[start:end])
             start = end
         return pieces

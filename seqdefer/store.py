@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,28 +98,39 @@ def read_weights(network: nn.Module, path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: {reason}; remove its folder and run again") from error
 
 
-def read_inputs(path: Path, name: str) -> list[Any]:
-    """Inputs from a file, plain or gzip: the field `name` of each line of JSON, or each line of text."""
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a text, plain or gzip, that are not empty, with their numbers."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            lines = [line.strip() for line in file if line.strip()]
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if ".jsonl" not in path.suffixes:
-        return list(lines)
-    return [_input_of(line, name, f"{path}, line {place + 1}") for place, line in enumerate(lines)]
+        with opened(path, "rt", encoding="utf-8-sig") as file:  # some editors begin a file with a mark
+            lines = [(number, line.strip()) for number, line in enumerate(file, 1)]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {path}: {reason}; give JSONL or a text, plain or gzip") from error
+    found = [(number, line) for number, line in lines if line]
+    if not found:
+        raise DataError(f"{path} is empty; give one input a line")
+    return found
 
 
-def _input_of(line: str, name: str, where: str) -> Any:
+def inputs_in(lines: Iterable[tuple[int, str]], path: Path, field: str) -> list[Any]:
+    """What lines of `path` hold: JSON, of which `field` is the input (*.jsonl, *.ndjson), or the input itself."""
+    if not {".jsonl", ".ndjson"} & {*path.suffixes}:
+        return [line for _, line in lines]
+    return [_input_of(line, field, f"{path}, line {number}") for number, line in lines]
+
+
+def _input_of(line: str, field: str, where: str) -> Any:
     try:
         record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not valid JSON: {error}") from error
-    if not isinstance(record, dict) or name not in record:
-        fields = ", ".join(record) if isinstance(record, dict) else "none"
-        raise DataError(f"{where}: there is no field {name!r}; its fields: {fields}; choose one with --field")
-    return record[name]
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error}); give one object a line") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: not an object; give one with the field {field!r}")
+    if field not in record:
+        there = ", ".join(map(repr, record)) or "none"
+        raise DataError(f"{where}: there is no {field!r}; the fields are: {there}; choose one with --field")
+    return record[field]
 
 
 def fingerprint(*parts: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from seqdefer.calibration import BEYOND, BUDGETS, Calibration
+from seqdefer.calibration import BEYOND, Calibration, Setting
 from seqdefer.plots import BLOCKS, names_by_block
 from seqdefer.results import Results, Summary
 
@@ -57,12 +58,17 @@ def calibration_table(found: Calibration) -> Table:
     )
     for heading in ("budget", "threshold", "spent"):
         table.add_column(heading, justify="right")
-    for budget in BUDGETS:
-        setting = found.for_budget(budget)
+    table.add_column("")
+    for setting in shown_settings(found):
         spent = f"{setting.share:.3f} [{setting.low:.3f}, {setting.high:.3f}]"
-        spent += "" if setting.is_near(budget) else "  cannot be met"
-        table.add_row(f"{budget:.2f}", _threshold_text(setting.threshold), escape(spent))
+        met = "" if setting.is_near(setting.budget) else "cannot be met"
+        table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), escape(spent), met)
     return table
+
+
+def shown_settings(found: Calibration) -> tuple[Setting, ...]:
+    """Those of the budgets 0, 0.05, ..., 1."""
+    return found.settings[::5]
 
 
 def _threshold_text(threshold: float) -> str:
@@ -71,12 +77,22 @@ def _threshold_text(threshold: float) -> str:
     return "always" if threshold < 0 else "never"
 
 
-def written_lines(row: Mapping[str, Any]) -> Iterator[Text]:
-    """A sequence with the expert's tokens in colour, and what it took. Without colours, they stand in brackets."""
+def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
+    """A sequence with what the expert wrote in colour, or where there are none in brackets; and what it took."""
     text = Text()
-    for token in row["tokens"]:
-        by_expert = token["author"] == "expert"
-        text.append(f"[{token['text']}]" if by_expert else token["text"], style="bold magenta" if by_expert else "")
+    for source, tokens in groupby(row["tokens"], key=lambda token: token["source"]):
+        written = _visible("".join(token["text"] for token in tokens))
+        if source == "expert":
+            text.append(written if colours else f"[{written}]", style="bold magenta" if colours else "")
+        else:
+            text.append(written)
     yield text
-    total = row["expert_tokens"] + row["predictor_tokens"]
-    yield Text(f"{row['expert_tokens']} of {total} tokens by the expert, {row['switches']} switches", style="dim")
+    n, switches = row["expert_tokens"] + row["predictor_tokens"], row["switches"]
+    how = "coloured" if colours else "in brackets"
+    took = f"{row['expert_tokens']} of {n} tokens by the expert ({how}), {switches} switch{'es' * (switches != 1)}"
+    yield Text(took, style="dim" if colours else "")
+
+
+def _visible(text: str) -> str:
+    """What a model writes may hold escape sequences, which are not for the terminal to obey."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)

@@ -43,12 +43,13 @@ from test_text_models import Decided, rows_of, unpacked
 from tiny_models import generated, tiny, tiny_pair
 from tiny_models import tokenizer as tiny_tokenizer
 
+from seqdefer.tasks.text.codec import END_SIGN, CutWarning
 from seqdefer.tasks.text.data import Document, encode
 from seqdefer.tasks.text.memory import SmallerBatchWarning
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import SHOWN, TextExpert, TextPair, load_pair
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.tasks.text.task import END_SIGN, TEXT, XSUM, CutWarning, TextOptions, TextTask, _remembered
+from seqdefer.tasks.text.task import TEXT, XSUM, TextOptions, TextTask, _remembered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -367,7 +368,7 @@ def test_a_picture_shows_document_reference_authors_and_end() -> None:
 class Halves:
     """Two tokens make a letter, as bytes do; a mark takes the space before it away, as tidy tokenizers do."""
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
         assert skip_special_tokens
         text, rest = "", list(tokens)
         while rest:
@@ -393,8 +394,8 @@ class Halves:
 )
 def test_pieces_are_together_the_text(tokens: list[int], pieces: list[str]) -> None:
     task = task_of(pair_of("t5"), random_documents(3))
-    task.tokenizer = Halves()
-    assert task._pieces(tokens) == pieces
+    task.codec.tokenizer = Halves()
+    assert task.codec.pieces(tokens) == pieces
     assert "".join(pieces).replace(END_SIGN, "") == Halves().decode(tokens, skip_special_tokens=True)
 
 

@@ -75,10 +75,17 @@ def _verdicts(folder: Path) -> str:
     words = (
         "A claim rests on differences that should be above 0. It holds where all their 95 % intervals are; it does not "
         "hold where one interval, widened for as many as there are, is below 0; otherwise it is undecided. Intervals "
-        "are of a paired bootstrap over runs and their test instances. Shown are the weakest of its differences."
+        "are of a paired bootstrap over runs and their test instances."
     )
     (grid,) = layout_judgements(load_judgements(path))
-    parts = [f"## {grid.title}", words, markdown_table(grid).rstrip(), _links(VERDICTS, ("csv", "tex", "json"))]
+    parts = [
+        f"## {grid.title}",
+        words,
+        verdict_summary(folder),
+        "What each rests on, the weakest of its differences first:",
+        markdown_table(grid).rstrip(),
+        _links(VERDICTS, ("csv", "tex", "json")),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError, OptionError
-from seqdefer.interfaces import Meter, PredictorTraining, SplitName, Task, TaskEntry
+from seqdefer.interfaces import Meter, PredictorTraining, Served, SplitName, Task, TaskEntry
 from seqdefer.store import fingerprint, read_tensors, write_tensors
 from seqdefer.tasks.options import option
+from seqdefer.tasks.tsp.codec import TourCodec
 from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
 from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery
 from seqdefer.tasks.tsp.exact import TIME_LIMIT
@@ -78,6 +79,7 @@ class TSPTask(Task):
         self.options, self.source, self.parts = options, source, parts
         self.predictor, self.expert = predictor, expert
         self.spec = SequenceSpec(length=parts["test"].inputs.shape[1])
+        self.codec = TourCodec(self.spec.length)
         self.is_papers = options.data is None and self.spec.length == 50
 
     def split(self, name: SplitName) -> Examples:
@@ -159,13 +161,22 @@ def _solve(expert: TourExpert, cities: Tensor, spec: SequenceSpec) -> Tensor:
     return expert.complete(Examples(cities, nothing.tokens, torch.arange(n)), nothing, spec).tokens
 
 
-def prepare(options: TSPOptions, folder: Path, device: torch.device, meter: Meter) -> TSPTask:
+def load_pair(options: TSPOptions, device: torch.device) -> tuple[TourPredictor | RL4COPredictor, TourExpert]:
     if options.effort is not None and options.expert != "search":
         raise OptionError(f"--effort is for --expert search; {options.expert} needs none")
     if options.time_limit is not None and options.expert == "search":
         raise OptionError("--time-limit is for --expert gurobi or highs; the search takes --effort")
     expert = make_expert(options.expert, effort=options.effort, time_limit=options.time_limit)
-    predictor = load_predictor(options, device)
+    return load_predictor(options, device), expert
+
+
+def serve(options: TSPOptions, device: torch.device, meter: Meter) -> Served:
+    """The pair alone, for cities of users' own."""
+    return Served(*load_pair(options, device), SequenceSpec(options.cities), TourCodec(options.cities))
+
+
+def prepare(options: TSPOptions, folder: Path, device: torch.device, meter: Meter) -> TSPTask:
+    predictor, expert = load_pair(options, device)
     with meter.stage("read the cities", 1) as advance:
         splits = make_splits(options)
         advance(1)
@@ -214,4 +225,5 @@ ENTRY = TaskEntry(
     prepare=prepare,
     hyperparameters="tsp",
     training=PredictorTraining(TrainingOptions(), train_predictor),
+    serve=serve,
 )

@@ -1,0 +1,123 @@
+"""What every request passes before the routes: key, size, time; and what is counted of it. Plain ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from seqdefer.server.faults import Fault, fault_of, to_json
+from seqdefer.server.limits import Limits
+from seqdefer.server.metrics import Metrics
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN = ("/health",)  # no key is needed
+GONE = 499  # the client left before it had its answer
+PATHS = (
+    "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions",
+    "/v1/deferral/score",
+)  # fmt: skip
+DISCARDED = 16  # times what a body may have is read and thrown away: a client that is cut off sees no answer
+
+log = logging.getLogger("seqdefer.server")
+
+
+class Gate:
+    def __init__(self, app: App, *, key: str | None, limits: Limits, metrics: Metrics) -> None:
+        self.app, self.key, self.limits, self.metrics = app, key, limits, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = scope.setdefault("state", {})["begun"] = time.perf_counter()
+        answer = _Answer(send)
+        try:
+            await self._pass(scope, receive, answer)
+        except Exception as error:
+            if not isinstance(error, Fault):
+                log.error("a request failed: %r", error)
+            await answer.refuse(fault_of(error))
+        finally:  # a cancelled request, too, is counted
+            path = _label(scope["path"])
+            self.metrics.count("seqdefer_requests_total", {"path": path, "status": str(answer.status or GONE)})
+            self.metrics.observe_seconds(time.perf_counter() - begun, {"path": path})
+
+    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        self._check_key(scope)
+        try:
+            async with asyncio.timeout(self.limits.request_seconds):
+                body = await self._read(receive)
+        except TimeoutError:
+            raise Fault(408, "the request did not arrive in time", code="timeout") from None
+        await self.app(scope, _replay(body, receive), answer.send)
+
+    def _check_key(self, scope: Scope) -> None:
+        if self.key is None or scope["path"] in OPEN:
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(given, f"Bearer {self.key}".encode()):
+            words = "wrong or missing API key; send it as: Authorization: Bearer KEY"
+            raise Fault(401, words, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    async def _read(self, receive: Receive) -> bytes:
+        most, size, chunks = self.limits.body_bytes, 0, list[bytes]()
+        is_more = True
+        while is_more and size <= DISCARDED * most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Fault(GONE, "the client left")
+            size += len(message.get("body", b""))
+            chunks = [*chunks, message.get("body", b"")] if size <= most else []
+            is_more = message.get("more_body", False)
+        if size > most:
+            raise Fault(413, f"the body is larger than {most} bytes", code="body_too_large")
+        return b"".join(chunks)
+
+
+class _Answer:
+    """Knows which status was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self.status = send, 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    async def refuse(self, fault: Fault) -> None:
+        if self.status:  # too late for another: the connection ends in the middle, which clients notice
+            return
+        body = to_json(fault.body())
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **fault.headers}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": fault.status, "headers": raw})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body once, and then whatever comes: that the client left."""
+    waiting = [body]
+
+    async def replayed() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return replayed
+
+
+def _label(path: str) -> str:
+    """Few values, whatever clients ask for."""
+    if path in PATHS:
+        return path
+    return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"

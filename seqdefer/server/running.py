@@ -1,0 +1,86 @@
+"""A server on a socket, and its end: requests in flight get some seconds, then an answer that says why it is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from seqdefer.deferring import BUDGET, DeferringModel
+from seqdefer.errors import OptionError, missing_extra
+from seqdefer.server.limits import Limits
+from seqdefer.server.scheduler import ENDING
+
+HOST, PORT = "127.0.0.1", 8000
+
+
+def require_extra() -> None:
+    """Before anything is loaded that takes long."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise missing_extra(error.name or "fastapi", "server", "seqdefer serve") from error
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Port 0 takes a free one."""
+    if not 0 <= port < 2**16:
+        raise OptionError(f"port {port}; it must be from 0 to {2**16 - 1}")
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise OptionError(f"cannot listen at {host}, port {port}: {error}; choose another --host or --port") from error
+    # Connections inherit it. asyncio sets it only where it made the socket, and an answer of two packets takes 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def address_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def make_server(app: Any, limits: Limits) -> Any:
+    """A uvicorn.Server for what `create_app` made."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            app.state.scheduler.refuse()
+            asyncio.get_running_loop().call_later(limits.grace_seconds, app.state.scheduler.abort)
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning", access_log=False,
+        server_header=False, timeout_graceful_shutdown=int(limits.grace_seconds + ENDING + 1),
+    )  # fmt: skip
+    return Server(config)
+
+
+def serve(
+    model: DeferringModel,
+    name: str,
+    listening: socket.socket,
+    *,
+    limits: Limits,
+    api_key: str | None = None,
+    budget: float = BUDGET,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Until Ctrl-C, or until somebody ends the process."""
+    from seqdefer.server.app import create_app
+
+    app = create_app(model, name, limits=limits, api_key=api_key, budget=budget)
+    server = make_server(app, limits)
+    ready()
+    with suppress(KeyboardInterrupt):  # raised again by uvicorn when all is done
+        server.run(sockets=[listening])
+    if not app.state.scheduler.close(ENDING):
+        # An expert hangs in a thread. The interpreter's own end would wait for it, or crash in it.
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,45 @@
+"""Cities of users' own to instances, and tours back: lists of [x, y] in, the order in which to visit them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.errors import InputError
+from seqdefer.interfaces import Codec
+from seqdefer.tasks.tsp.data import normalise
+from seqdefer.types import Examples
+
+
+class TourCodec(Codec):
+    """Inputs are lists of [x, y], or the same as JSON; outputs are lists of places in them."""
+
+    field = "cities"
+
+    def __init__(self, n_cities: int) -> None:
+        self.n_cities = n_cities
+
+    def encode(self, inputs: Sequence[Any]) -> Examples:
+        rows = [self._cities(one, f"input {place + 1} of {len(inputs)}") for place, one in enumerate(inputs)]
+        cities = normalise(torch.stack(rows))  # predictors are trained on zero mean and unit variance
+        tours = torch.arange(self.n_cities).expand(len(rows), -1)  # targets, which mean nothing
+        return Examples(cities, tours, torch.arange(len(rows)))
+
+    def _cities(self, one: Any, where: str) -> Tensor:
+        """float64 (N, 2)"""
+        try:
+            cities = torch.as_tensor(json.loads(one) if isinstance(one, str) else one, dtype=torch.float64)
+        except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+            raise InputError(f"{where} is no list of cities; give [[x, y], ...]") from error
+        if cities.shape != (self.n_cities, 2):
+            raise InputError(f"{where} has the shape {tuple(cities.shape)}; give {self.n_cities} cities: [[x, y], ...]")
+        if not bool(cities.isfinite().all()) or len(normalise(cities).unique(dim=0)) < self.n_cities:
+            raise InputError(f"{where} has cities that are nowhere or at the same place; give each once, as numbers")
+        return cities
+
+    def decode(self, tokens: Sequence[Any]) -> list[int]:
+        return [int(token) for token in tokens]

@@ -1,0 +1,586 @@
+"""Bad input and faults: a proper status, an error body in OpenAI's form, nothing left behind, others unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from seqdefer import cli
+from seqdefer.interfaces import NextTokenExpert
+from seqdefer.server.guarding import Caller, ExpertTimeout
+from seqdefer.server.limits import Limits
+from seqdefer.testing.fakes import ToyState
+from seqdefer.types import Examples, Sequences, SequenceSpec
+
+pytest.importorskip("fastapi", reason="needs the extra 'server'")
+pytest.importorskip("uvicorn", reason="needs the extra 'server'")
+pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+pytest.importorskip("openai", reason="needs the official client: pip install openai")
+
+import httpx
+import openai
+from test_server import Running, inputs_of, metric, running, slow_model, text_model, toy_model, until, with_parts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Capture = pytest.CaptureFixture[str]
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    with running(toy_model()) as server:
+        yield server
+
+
+def check_refused(answer: Any, status: int, words: str = "") -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert words in error["message"]
+    assert "Traceback" not in answer.text
+    return error
+
+
+def check_well(server: Running) -> None:
+    """It still writes what it should, and nothing is left of what was before."""
+    server.wait_until_idle()
+    assert not server.scheduler._open
+    answer = server.client.completions.create(model="toy@0.5", prompt="13")
+    assert answer.choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
+    assert server.get("/health").json() == {"status": "ok"}
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"model": "toy", "prompt": "\xff"}',
+        b'{"model": "toy", "prompt": "1", "max_tokens": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda body: repr(body[:12]),
+)  # fmt: skip
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/chat/completions", "/v1/deferral/score"])
+def test_what_is_no_json_is_refused(served: Running, path: str, body: bytes) -> None:
+    check_refused(served.post(path, body), 400)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 2, 3]}, "prompt.0"),
+        ({"prompt": ["1"] * 17}, None),
+        ({"prompt": None}, "prompt"),
+        ({"model": 5}, "model"),
+        ({"model": "toy@2"}, "model"),
+        ({"model": "toy@-0.1"}, "model"),
+        ({"model": "toy@nan"}, "model"),
+        ({"model": "toy@"}, "model"),
+        ({"model": "toy@x"}, "model"),
+        ({"model": "toy@0.2", "deferral": {"budget": 0.3}}, "deferral"),
+        ({"deferral": {"budget": 1.5}}, "deferral.budget"),
+        ({"deferral": {"budget": -1}}, "deferral.budget"),
+        ({"deferral": {"budget": float("nan")}}, "deferral.budget"),
+        ({"deferral": {"budget": float("inf")}}, "deferral.budget"),
+        ({"deferral": {"budget": "0.2"}}, "deferral.budget"),
+        ({"deferral": {"budget": True}}, "deferral.budget"),
+        ({"deferral": {}}, "deferral.budget"),
+        ({"deferral": {"budget": 0.2, "burden": 1}}, "deferral.burden"),
+        ({"deferal": {"budget": 0.2}}, "deferal"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": 13}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"stream": "yes"}, "stream"),
+        ({"n": 2}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"stop": ["."]}, "stop"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"temperature": -1}, "temperature"),
+        ({"\ud800": 1}, None),
+    ],
+)
+def test_bad_fields_are_named(served: Running, changes: dict[str, Any], param: str | None) -> None:
+    body = json.dumps({"model": "toy", "prompt": "13", **changes}).encode()
+    error = check_refused(served.post(COMPLETIONS, body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], "13", [{"role": "user"}], [{"role": "pope", "content": "13"}], [{"role": "user", "content": 13}],
+     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]],
+)  # fmt: skip
+def test_bad_messages_are_refused(served: Running, messages: Any) -> None:
+    check_refused(served.post("/v1/chat/completions", {"model": "toy", "messages": messages}), 400, "messages")
+
+
+def test_what_changes_nothing_may_be_said(served: Running) -> None:
+    usual = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1, "stop": None, "user": "me", "frequency_penalty": 0}
+    answer = served.client.completions.create(model="toy@0.5", prompt="13", **usual)
+    assert answer.choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
+
+
+def test_unknown_models_and_paths(served: Running) -> None:
+    for name in ("gpt-4", "toy2", "Toy", "", "other@0.2", "\ud800"):
+        error = check_refused(served.post(COMPLETIONS, json.dumps({"model": name, "prompt": "1"}).encode()), 404)
+        assert error["code"] == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match=r"toy@0\.20"):
+        served.client.completions.create(model="gpt-4", prompt="13")
+    check_refused(served.get("/v1/nothing"), 404)
+    check_refused(served.get(COMPLETIONS), 405)
+
+
+def test_bad_inputs_are_refused_and_their_neighbours_are_not() -> None:
+    model, _ = slow_model(0.02)
+    good = inputs_of(8)
+    with running(model) as server, ThreadPoolExecutor(16) as pool:
+        answers = pool.map(
+            lambda one: server.post(COMPLETIONS, {"model": "toy@0.5", "prompt": one}), [*good, *"abcdefgh"]
+        )
+        given = list(answers)
+        for answer in given[8:]:
+            check_refused(answer, 400, "give a number")
+        assert [one.json()["choices"][0]["text"] for one in given[:8]] == toy_model().generate(good, 0.5).outputs
+        check_well(server)
+
+
+def test_large_bodies_are_refused(served: Running) -> None:
+    large = json.dumps({"model": "toy", "prompt": "1" * 2**20}).encode()
+    assert check_refused(served.post(COMPLETIONS, large), 413)["code"] == "body_too_large"
+
+    def chunks() -> Iterator[bytes]:  # no content-length
+        yield from (large[start : start + 2**16] for start in range(0, len(large), 2**16))
+
+    check_refused(httpx.post(f"{served.address}{COMPLETIONS}", content=chunks()), 413)
+    check_well(served)
+
+
+def test_a_body_that_never_ends_is_refused() -> None:
+    with running(toy_model(), limits=Limits(request_seconds=0.3)) as server:
+        host, port = server.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        check_well(server)
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for() -> None:
+    with running(toy_model(), api_key="s3crét") as server:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
+            for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
+                answer = server.get(path, headers=headers)
+                assert check_refused(answer, 401)["code"] == "invalid_api_key"
+                assert answer.headers["www-authenticate"] == "Bearer"
+        with pytest.raises(openai.AuthenticationError):
+            server.client.completions.create(model="toy", prompt="13")
+        assert server.get("/health").status_code == 200
+        right = {"authorization": "Bearer s3crét".encode()}
+        assert server.get("/v1/models", headers=right).status_code == 200
+
+
+# -- too much ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_sends_away() -> None:
+    model, _ = slow_model(0.1)
+    limits = Limits(queue=2, inputs=1, batch=1, running=1, grace_seconds=0.5)
+    with running(model, limits=limits) as server, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda one: server.post(COMPLETIONS, {"model": "toy", "prompt": one}), inputs_of(8)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429}
+        for answer in answers:
+            if answer.status_code == 429:
+                assert check_refused(answer, 429)["code"] == "queue_full"
+                assert answer.headers["retry-after"] == "1"
+        check_well(server)
+
+
+def test_what_takes_too_long_is_given_up() -> None:
+    model, _ = slow_model(0.1)
+    with running(model, limits=Limits(request_seconds=0.35, grace_seconds=0.5)) as server:
+        error = check_refused(server.post(COMPLETIONS, {"model": "toy@0", "prompt": "13"}), 504)
+        assert error["code"] == "timeout"
+        stream = server.client.completions.create(model="toy@0", prompt="13", stream=True)
+        chunks = iter(stream)
+        assert next(chunks).choices[0].text
+        with pytest.raises(openai.APIError, match=r"0\.35 seconds"):
+            list(chunks)
+        server.wait_until_idle()
+        assert not server.scheduler._open
+
+
+# -- clients that leave --------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_frees_what_he_used() -> None:
+    model, slow = slow_model(0.03)
+    with running(model) as server:
+        other = iter(server.client.completions.create(model="toy@0.5", prompt="14", stream=True))
+        texts = [next(other).choices[0].text]
+        for _ in range(3):
+            stream = server.client.completions.create(model="toy@0.5", prompt="13", stream=True)
+            next(iter(stream))
+            stream.response.close()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy", "prompt": "13"}, timeout=0.1)
+        texts += [chunk.choices[0].text for chunk in other]
+        assert "".join(texts) == toy_model().generate(["14"], 0.5).outputs[0]
+        server.wait_until_idle()
+        steps = len(slow.sizes)
+        assert steps < 4 * 12  # nobody's sequence but the other's came to its end
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is ToyState]
+        until(lambda: metric(server, 'seqdefer_requests_total{path="/v1/completions",status="499"}') == 1)
+        check_well(server)
+
+
+def test_who_does_not_read_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that keeps its connection and reads nothing once held its request open."""
+    from seqdefer.server import app
+
+    monkeypatch.setattr(app, "UNREAD", 0.1)
+    closed: list[bool] = []
+
+    class Work:
+        deadline = 0.0
+
+        def headers(self) -> dict[str, str]:
+            return {}
+
+        def close(self) -> None:
+            closed.append(True)
+
+    async def never(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b""
+
+    async def answer() -> None:
+        work: Any = Work()
+        work.deadline = asyncio.get_running_loop().time()
+        await app._EventStream(stream(), work)({"type": "http"}, never, never)
+
+    asyncio.run(asyncio.wait_for(answer(), 5))
+    assert closed == [True]
+
+
+# -- experts that fail ---------------------------------------------------------------------------------------------
+
+
+class Faulty(NextTokenExpert[Any]):
+    """Works until `fault` is set; then every call does that first."""
+
+    def __init__(self, inner: Any, fault: Callable[[], None] | None = None, after: int = 0) -> None:
+        self.inner, self.fault, self.after, self.calls = inner, fault, after, 0
+        self.fingerprint = inner.fingerprint
+
+    def start(self, examples: Examples) -> Any:
+        return self.inner.start(examples)
+
+    def next(self, state: Any, rows: Tensor) -> tuple[Tensor, Any]:
+        self._maybe()
+        return self.inner.next(state, rows)  # type: ignore[no-any-return]
+
+    def append(self, state: Any, tokens: Tensor) -> Any:
+        return self.inner.append(state, tokens)
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        return self.inner.select(state, rows)
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        self._maybe()
+        return self.inner.complete(examples, prefixes, spec)  # type: ignore[no-any-return]
+
+    def _maybe(self) -> None:
+        self.calls += 1
+        if self.fault is not None and self.calls > self.after:
+            self.fault()
+
+
+def dies() -> None:
+    raise ConnectionError("secret address 10.0.0.1")
+
+
+def completion(server: Running, one: str, budget: float, **options: Any) -> Any:
+    return server.client.completions.create(model=f"toy@{budget}", prompt=one, **options)
+
+
+@pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeCost"])
+def test_an_expert_that_dies_leaves_the_rest_to_the_predictor(method: str) -> None:
+    expert = Faulty(toy_model(method).served.expert, dies)
+    with running(with_parts(toy_model(method), expert=expert)) as server:
+        answer = completion(server, "13", 1.0)
+        assert answer.choices[0].text == toy_model(method).generate(["13"], 0.0).outputs[0]
+        assert answer.deferral["degraded"] is True
+        assert answer.deferral["reason"] == "the expert failed (ConnectionError)"
+        assert answer.usage.expert_tokens == 0
+        *_, last = completion(server, "13", 1.0, stream=True)
+        assert last.deferral["degraded"] is True
+        never = completion(server, "13", 0.0)
+        assert never.deferral["degraded"] is False
+        assert metric(server, 'seqdefer_expert_failures_total{reason="error"}') == 2
+        expert.fault = None
+        again = completion(server, "13", 1.0)
+        assert again.choices[0].text == toy_model(method).generate(["13"], 1.0).outputs[0]
+        assert again.deferral["degraded"] is False
+
+
+def test_an_expert_that_dies_later_keeps_what_it_wrote() -> None:
+    expert = Faulty(toy_model().served.expert, dies, after=3)
+    with running(with_parts(toy_model(), expert=expert)) as server:
+        chunks = list(completion(server, "13", 1.0, stream=True))
+    authors = [chunk.deferral["author"] for chunk in chunks]
+    assert authors == ["expert"] * 3 + ["predictor"] * (len(authors) - 3)
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    assert text[:3] == toy_model().generate(["13"], 1.0).outputs[0][:3]
+    assert [chunk.deferral.get("degraded") for chunk in chunks][-1] is True
+    assert expert.calls == 4
+
+
+def test_who_asked_for_no_expert_is_not_degraded_by_its_death() -> None:
+    expert = Faulty(toy_model().served.expert, dies)
+    model, _ = slow_model(0.02)
+    inputs = inputs_of(10)
+    with running(with_parts(model, expert=expert)) as server, ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda place: completion(server, inputs[place], float(place % 2)), range(10)))
+    assert [answer.deferral["degraded"] for answer in answers] == [False, True] * 5
+    assert [answer.choices[0].text for answer in answers] == toy_model().generate(inputs, 0.0).outputs
+
+
+@pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeCost"])
+def test_an_expert_that_hangs_is_waited_for_once(method: str) -> None:
+    hang = threading.Event()
+    expert = Faulty(toy_model(method).served.expert, lambda: hang.wait(20) and None)
+    limits = Limits(expert_seconds=0.3, grace_seconds=0.5)
+    with running(with_parts(toy_model(method), expert=expert), limits=limits) as server:
+        answer = completion(server, "13", 1.0)
+        assert "within 0.3 seconds" in answer.deferral["reason"]
+        assert answer.choices[0].text == toy_model(method).generate(["13"], 0.0).outputs[0]
+        begun = time.monotonic()
+        answer = completion(server, "14", 1.0)
+        assert time.monotonic() - begun < 0.3
+        assert "still busy" in answer.deferral["reason"]
+        assert metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 2
+        hang.set()
+        until(lambda: completion(server, "13", 1.0).deferral["degraded"] is False)
+        again = completion(server, "13", 1.0)
+        assert again.choices[0].text == toy_model(method).generate(["13"], 1.0).outputs[0]
+
+
+def test_a_time_limit_changes_no_token() -> None:
+    inputs = inputs_of(8)
+    with running(toy_model(), limits=Limits(expert_seconds=20, grace_seconds=0.5)) as server:
+        answer = server.client.completions.create(model="toy@0.5", prompt=inputs)
+    assert [choice.text for choice in answer.choices] == toy_model().generate(inputs, 0.5).outputs
+
+
+def test_a_time_out_of_the_experts_own_is_an_error_of_its() -> None:
+    def fails() -> None:
+        raise TimeoutError("of a socket")
+
+    with pytest.raises(TimeoutError, match="socket"):
+        Caller(5.0)(fails)
+    busy = Caller(0.05)
+    with pytest.raises(ExpertTimeout):
+        busy(lambda: time.sleep(0.3))
+
+
+# -- predictors that fail ------------------------------------------------------------------------------------------
+
+
+class Allergic:
+    """A predictor that cannot bear one input."""
+
+    def __init__(self, inner: Any, number: int) -> None:
+        self.inner, self.number = inner, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def start(self, inputs: Tensor) -> Any:
+        if self.number in inputs:
+            raise RuntimeError("secret: out of memory at /home/me")
+        return self.inner.start(inputs)
+
+
+def test_one_who_breaks_the_predictor_breaks_it_for_himself() -> None:
+    slow, _ = slow_model(0.02)
+    model = with_parts(slow, predictor=Allergic(slow.served.predictor, 99))
+    inputs = [*inputs_of(7), "99"]
+    with running(model) as server, ThreadPoolExecutor(8) as pool:
+        ask = lambda one: server.post(COMPLETIONS, {"model": "toy@0.5", "prompt": one})  # noqa: E731
+        *well, broken = pool.map(ask, inputs)
+        error = check_refused(broken, 500)
+        assert "secret" not in error["message"]
+        assert [one.json()["choices"][0]["text"] for one in well] == toy_model().generate(inputs[:7], 0.5).outputs
+        check_well(server)
+
+
+# -- the end -------------------------------------------------------------------------------------------------------
+
+SERVER = """
+import sys, threading, time
+sys.path.insert(0, {tests!r})
+from toy_pair import LetterCodec, Toy, numbers
+from seqdefer.server.limits import Limits
+from seqdefer.server.running import address_of, listen, serve
+
+class NumberCodec(LetterCodec):
+    def encode(self, inputs):
+        return super().encode([int(one) for one in inputs])
+
+toy = Toy.of(length=12)
+model = toy.model("TokenwiseModel")
+model.calibrate(numbers(8))
+object.__setattr__(model.served, "codec", NumberCodec())
+asked = type(toy.task.expert).next
+pause = threading.Event().wait if {hangs} else lambda: time.sleep(1)
+type(toy.task.expert).next = lambda self, state, rows: (pause(), asked(self, state, rows))[1]
+listening = listen("127.0.0.1", 0)
+say = lambda: print(address_of(listening), flush=True)
+serve(model, "toy", listening, limits=Limits(grace_seconds=0.5), ready=say)
+print("ended", flush=True)
+"""
+
+
+@contextmanager
+def process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
+    script = SERVER.format(tests=str(Path(__file__).parent), hangs=hangs)
+    with process([sys.executable, "-c", script]) as server, ThreadPoolExecutor(4) as pool:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip() + COMPLETIONS
+        body = {"model": "toy@1", "prompt": "13"}
+        until(lambda: is_listening(url))
+        whole = [pool.submit(httpx.post, url, json=body, timeout=20) for _ in range(2)]
+        time.sleep(0.5)
+        begun = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        for answer in whole:
+            assert check_refused(answer.result(), 503)["code"] == "shutting_down"
+        printed, errors = server.communicate(timeout=15)
+        assert time.monotonic() - begun < 8
+    assert server.returncode == 0
+    assert "Traceback" not in errors
+    assert hangs or printed == "ended\n"
+
+
+def is_listening(url: str) -> bool:
+    try:
+        return bool(httpx.get(url.replace(COMPLETIONS, "/health"), timeout=1).status_code == 200)
+    except httpx.HTTPError:
+        return False
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def save_text_model(folder: Path) -> Path:
+    from tiny_models import tiny, tokenizer
+
+    from seqdefer.deferring import DeferringModel, pairing_of
+    from seqdefer.tasks.text.task import TextOptions
+
+    for name, (n_layers, seed) in {"predictor": (1, 1), "expert": (2, 6)}.items():
+        tiny("t5", n_layers, seed).save_pretrained(folder / name)
+        tokenizer().save_pretrained(folder / name)
+    made = text_model()
+    options = TextOptions(
+        str(folder / "predictor"), str(folder / "expert"), length=12, input_tokens=16, shown="states"
+    )  # as text_model reads it
+    pairing = pairing_of("text", options, made.served)
+    return DeferringModel(made.served, made.rejector, made.calibration, pairing).save_pretrained(folder / "news")
+
+
+def test_the_command_serves_a_folder(tmp_path: Path, one_thread: None) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
+    folder = save_text_model(tmp_path)
+    command = [sys.executable, "-m", "seqdefer", "serve", str(folder), "--port", "0", "--device", "cpu", "--quiet"]
+    with process(command) as server:
+        assert server.stderr is not None
+        told = server.stderr.readline()
+        assert told.startswith("serving news at http://127.0.0.1:"), told + server.stderr.read()
+        address = told.split()[3].removesuffix(";")
+        until(lambda: is_listening(address.removesuffix("/v1") + COMPLETIONS))
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+        answer = client.completions.create(model="news@0.5", prompt="w5 w6 w7")
+        assert answer.choices[0].text == text_model().generate(["w5 w6 w7"], 0.5).outputs[0]
+        client.close()
+        server.send_signal(signal.SIGINT)
+        printed, errors = server.communicate(timeout=10)
+    assert (server.returncode, printed, errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--api-key", ""], "API key is empty"),
+        (["--queue", "0"], "queue is 0"),
+        (["--request-seconds", "nan"], "request seconds is nan"),
+        (["--inputs", "64"], "must fit into a batch"),
+        (["--port", "99999"], "from 0 to 65535"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--port", "x"], "invalid int value"),
+        (["--port", "0"], "no deferring model"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: Capture, arguments: list[str], words: str) -> None:
+    assert cli.main(["serve", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_port_that_is_taken(served: Running, tmp_path: Path, capsys: Capture) -> None:
+    assert cli.main(["serve", str(tmp_path), "--port", served.address.rsplit(":", 1)[1]]) == 2
+    assert "choose another --host or --port" in capsys.readouterr().err
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert "pip install 'seqdefer[server]'" in capsys.readouterr().err
+
+
+def test_the_key_may_be_in_the_environment(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "SEQDEFER_API_KEY", "")
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert "API key is empty" in capsys.readouterr().err
