@@ -18,9 +18,9 @@ reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts
 test: .venv/.stamp ## the tests
 	$(BIN)/python -m pytest
 
-test-extras: .venv/.stamp ## the tests that need RL4CO and Transformers; installs them (0.7 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text]'
-	$(BIN)/python -m pytest tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks.py
+test-extras: .venv/.stamp ## the tests that need RL4CO, Transformers or the server; installs them (0.7 GB) into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text,server]' openai
+	$(BIN)/python -m pytest tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks.py tests/test_fitting.py tests/test_server.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check

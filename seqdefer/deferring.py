@@ -314,7 +314,7 @@ class DeferringModel:
         drafted = draft(self.served.predictor, examples, self.served.spec)
         scores = self.rejector.score(drafted)
         kept = choose_kept(self.rejector, scores, drafted, threshold)
-        return PlannedHandOff(kept, _by_position(scores, self.rejector.sizes.hand_offs))
+        return PlannedHandOff(kept, by_position(scores, self.rejector.sizes.hand_offs))
 
     def _roll_out(self, examples: Examples, policy: Policy[Any]) -> Rollout:
         return roll_out(self.served.predictor, self.served.expert, examples, policy, self.served.spec)
@@ -349,7 +349,7 @@ def _join(parts: Sequence[Rollout]) -> Rollout:
     return Rollout(Sequences(tokens.cpu(), lengths.cpu()), by_expert.cpu(), scores.cpu())
 
 
-def _by_position(scores: Tensor, hand_offs: Sequence[int]) -> Tensor:
+def by_position(scores: Tensor, hand_offs: Sequence[int]) -> Tensor:
     """One-time scores (n, J), compared with that of no deferral, where the hand-offs would be. (n, L), 0 elsewhere"""
     *kept, length = hand_offs
     compared = scores[:, :-1] - scores[:, -1:]

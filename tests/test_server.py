@@ -77,6 +77,7 @@ class Running:
     address: str
     app: Any
     http: httpx.Client
+    server: Any
 
     @property
     def scheduler(self) -> Any:
@@ -104,6 +105,11 @@ def until(holds: Any, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def metric(server: Running, line: str) -> float:
+    found = [one for one in server.get("/metrics").text.splitlines() if one.startswith(line + " ")]
+    return float(found[0].split()[-1]) if found else 0.0
+
+
 @contextmanager
 def running(model: DeferringModel, *, limits: Limits | None = None, **options: Any) -> Iterator[Running]:
     """A real server on a free port."""
@@ -115,7 +121,7 @@ def running(model: DeferringModel, *, limits: Limits | None = None, **options: A
     try:
         until(lambda: server.started)
         with httpx.Client(verify=False, timeout=30) as http:
-            yield Running(address_of(listening), app, http)
+            yield Running(address_of(listening), app, http, server)
     finally:
         server.should_exit = True
         thread.join(15)
@@ -311,12 +317,15 @@ class Slow:
 
     def __init__(self, inner: Any, seconds: float) -> None:
         self.inner, self.seconds, self.sizes = inner, seconds, list[int]()
+        self.may_go = threading.Event()
+        self.may_go.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def propose(self, state: Any) -> Any:
         time.sleep(self.seconds)
+        assert self.may_go.wait(30)
         proposal = self.inner.propose(state)
         self.sizes.append(len(proposal.tokens))
         return proposal
@@ -328,12 +337,20 @@ def slow_model(seconds: float) -> tuple[DeferringModel, Slow]:
 
 
 def test_whoever_waits_is_written_together() -> None:
-    model, slow = slow_model(0.02)
+    model, slow = slow_model(0)
+    slow.may_go.clear()
     with running(model) as server, ThreadPoolExecutor(20) as pool:
         ask = lambda one: server.client.completions.create(model="toy", prompt=one)  # noqa: E731
-        list(pool.map(ask, inputs_of(20)))
-    assert max(slow.sizes) > 5
-    assert len(slow.sizes) < 20 * LENGTH / 2
+        answers = [pool.submit(ask, one) for one in inputs_of(1)]
+        until(lambda: server.scheduler._cohorts)
+        answers += [pool.submit(ask, one) for one in inputs_of(20)[1:]]
+        until(lambda: len(server.scheduler._waiting) == 19)
+        assert metric(server, "seqdefer_queue_length") == 19
+        assert metric(server, "seqdefer_cohorts_running") == 1
+        slow.may_go.set()
+        assert [one.result().choices[0].text for one in answers] == toy_model().generate(inputs_of(20)).outputs
+    assert max(slow.sizes) == 19
+    assert len(slow.sizes) <= 2 * LENGTH
 
 
 def test_nobody_waits_for_others_to_finish() -> None:
@@ -360,11 +377,6 @@ def test_more_than_may_run_at_once_wait_their_turn() -> None:
 # -- metrics -------------------------------------------------------------------------------------------------------
 
 
-def metric(server: Running, line: str) -> float:
-    found = [one for one in server.get("/metrics").text.splitlines() if one.startswith(line + " ")]
-    return float(found[0].split()[-1]) if found else 0.0
-
-
 def test_metrics_count_right() -> None:
     model, inputs = toy_model(), inputs_of(6)
     written = model.generate(inputs, 0.5)
@@ -374,15 +386,16 @@ def test_metrics_count_right() -> None:
             list(answer)
         server.post("/v1/completions", b"{")
         server.get("/nowhere")
+        # counted when an answer has been sent: the client may be a little faster
+        until(lambda: metric(server, 'seqdefer_request_seconds_count{path="/v1/completions"}') == 7)
+        until(lambda: metric(server, 'seqdefer_requests_total{path="other",status="404"}') == 1)
         assert metric(server, 'seqdefer_tokens_total{author="expert"}') == sum(written.expert_tokens)
         assert metric(server, 'seqdefer_tokens_total{author="predictor"}') == sum(written.predictor_tokens)
         assert metric(server, "seqdefer_switches_total") == sum(written.switches)
         assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="200"}') == 6
         assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="400"}') == 1
-        assert metric(server, 'seqdefer_requests_total{path="other",status="404"}') == 1
-        assert metric(server, 'seqdefer_request_seconds_count{path="/v1/completions"}') == 7
         assert metric(server, 'seqdefer_request_seconds_bucket{path="/v1/completions",le="+Inf"}') == 7
-        assert metric(server, "seqdefer_cohorts_running") == 0
+        until(lambda: metric(server, "seqdefer_cohorts_running") == 0)
         assert metric(server, "seqdefer_queue_length") == 0
 
 

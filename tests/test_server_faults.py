@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,18 @@ pytest.importorskip("openai", reason="needs the official client: pip install ope
 
 import httpx
 import openai
-from test_server import Running, inputs_of, metric, running, slow_model, text_model, toy_model, until, with_parts
+from test_server import (
+    LENGTH,
+    Running,
+    inputs_of,
+    metric,
+    running,
+    slow_model,
+    text_model,
+    toy_model,
+    until,
+    with_parts,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Capture = pytest.CaptureFixture[str]
@@ -222,14 +233,14 @@ def test_a_full_queue_sends_away() -> None:
 
 
 def test_what_takes_too_long_is_given_up() -> None:
-    model, _ = slow_model(0.1)
-    with running(model, limits=Limits(request_seconds=0.35, grace_seconds=0.5)) as server:
+    model, _ = slow_model(0.2)
+    with running(model, limits=Limits(request_seconds=0.8, grace_seconds=0.5)) as server:
         error = check_refused(server.post(COMPLETIONS, {"model": "toy@0", "prompt": "13"}), 504)
         assert error["code"] == "timeout"
         stream = server.client.completions.create(model="toy@0", prompt="13", stream=True)
         chunks = iter(stream)
         assert next(chunks).choices[0].text
-        with pytest.raises(openai.APIError, match=r"0\.35 seconds"):
+        with pytest.raises(openai.APIError, match=r"0\.8 seconds"):
             list(chunks)
         server.wait_until_idle()
         assert not server.scheduler._open
@@ -239,7 +250,7 @@ def test_what_takes_too_long_is_given_up() -> None:
 
 
 def test_who_leaves_frees_what_he_used() -> None:
-    model, slow = slow_model(0.03)
+    model, _ = slow_model(0.05)
     with running(model) as server:
         other = iter(server.client.completions.create(model="toy@0.5", prompt="14", stream=True))
         texts = [next(other).choices[0].text]
@@ -252,12 +263,26 @@ def test_who_leaves_frees_what_he_used() -> None:
         texts += [chunk.choices[0].text for chunk in other]
         assert "".join(texts) == toy_model().generate(["14"], 0.5).outputs[0]
         server.wait_until_idle()
-        steps = len(slow.sizes)
-        assert steps < 4 * 12  # nobody's sequence but the other's came to its end
         gc.collect()
         assert not [one for one in gc.get_objects() if type(one) is ToyState]
         until(lambda: metric(server, 'seqdefer_requests_total{path="/v1/completions",status="499"}') == 1)
         check_well(server)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_written_for_nobody(stream: bool) -> None:
+    model, slow = slow_model(0.1)
+    n = toy_model().generate(["13"], 0.0).predictor_tokens[0]
+    with running(model) as server:
+        body = {"model": "toy@0", "prompt": "13", "stream": stream}
+        url = f"{server.address}{COMPLETIONS}"
+        with suppress(httpx.ReadTimeout), httpx.stream("POST", url, json=body, timeout=0.25) as answer:
+            next(answer.iter_lines())
+        until(lambda: not server.scheduler._open)
+        steps = len(slow.sizes)
+        server.wait_until_idle()
+        assert steps < n - 2
+        assert len(slow.sizes) <= steps + 1  # the one that was under way
 
 
 def test_who_does_not_read_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +370,7 @@ def test_an_expert_that_dies_leaves_the_rest_to_the_predictor(method: str) -> No
         assert last.deferral["degraded"] is True
         never = completion(server, "13", 0.0)
         assert never.deferral["degraded"] is False
-        assert metric(server, 'seqdefer_expert_failures_total{reason="error"}') == 2
+        until(lambda: metric(server, 'seqdefer_expert_failures_total{reason="error"}') == 2)
         expert.fault = None
         again = completion(server, "13", 1.0)
         assert again.choices[0].text == toy_model(method).generate(["13"], 1.0).outputs[0]
@@ -364,6 +389,21 @@ def test_an_expert_that_dies_later_keeps_what_it_wrote() -> None:
     assert expert.calls == 4
 
 
+def test_what_a_one_time_expert_completed_before_it_died_is_kept() -> None:
+    model, inputs = toy_model("OneTimeCost"), inputs_of(16)
+    both, predicted = model.generate(inputs, 0.3), model.generate(inputs, 0.0)
+    kept = [row.index("expert") if "expert" in row else LENGTH for row in both.sources]
+    assert len({*kept} - {LENGTH}) > 1  # it is asked more than once
+    with running(with_parts(model, expert=Faulty(model.served.expert, dies, after=1))) as server:
+        answer = server.client.completions.create(model="toy@0.3", prompt=inputs)
+    by_expert = [row == min(kept) for row in kept]
+    outputs = zip(by_expert, both.outputs, predicted.outputs, strict=True)
+    assert [choice.text for choice in answer.choices] == [one if by else other for by, one, other in outputs]
+    written = zip(by_expert, both.expert_tokens, strict=True)
+    assert answer.usage.expert_tokens == sum(n for by, n in written if by)
+    assert answer.deferral["degraded"] is True
+
+
 def test_who_asked_for_no_expert_is_not_degraded_by_its_death() -> None:
     expert = Faulty(toy_model().served.expert, dies)
     model, _ = slow_model(0.02)
@@ -378,16 +418,16 @@ def test_who_asked_for_no_expert_is_not_degraded_by_its_death() -> None:
 def test_an_expert_that_hangs_is_waited_for_once(method: str) -> None:
     hang = threading.Event()
     expert = Faulty(toy_model(method).served.expert, lambda: hang.wait(20) and None)
-    limits = Limits(expert_seconds=0.3, grace_seconds=0.5)
+    limits = Limits(expert_seconds=0.6, grace_seconds=0.5)
     with running(with_parts(toy_model(method), expert=expert), limits=limits) as server:
         answer = completion(server, "13", 1.0)
-        assert "within 0.3 seconds" in answer.deferral["reason"]
+        assert "within 0.6 seconds" in answer.deferral["reason"]
         assert answer.choices[0].text == toy_model(method).generate(["13"], 0.0).outputs[0]
         begun = time.monotonic()
         answer = completion(server, "14", 1.0)
-        assert time.monotonic() - begun < 0.3
+        assert time.monotonic() - begun < 0.6
         assert "still busy" in answer.deferral["reason"]
-        assert metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 2
+        until(lambda: metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 2)
         hang.set()
         until(lambda: completion(server, "13", 1.0).deferral["degraded"] is False)
         again = completion(server, "13", 1.0)
@@ -444,6 +484,27 @@ def test_one_who_breaks_the_predictor_breaks_it_for_himself() -> None:
 
 
 # -- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_told_that_the_server_ends() -> None:
+    model, _ = slow_model(0.2)
+    with running(model, limits=Limits(grace_seconds=0.3)) as server:
+        chunks = iter(server.client.completions.create(model="toy@0", prompt="13", stream=True))
+        next(chunks)
+        server.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(chunks)
+
+
+def test_what_is_nearly_finished_gets_finished() -> None:
+    model, _ = slow_model(0.05)
+    with running(model, limits=Limits(grace_seconds=20)) as server:
+        chunks = iter(server.client.completions.create(model="toy@0", prompt="13", stream=True))
+        texts = [next(chunks).choices[0].text]
+        server.server.should_exit = True
+        texts += [chunk.choices[0].text for chunk in chunks]
+    assert "".join(texts) == toy_model().generate(["13"], 0.0).outputs[0]
+
 
 SERVER = """
 import sys, threading, time

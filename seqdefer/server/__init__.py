@@ -9,5 +9,5 @@
     gate              what every request passes first: key, size, time, counting
     app, running      the routes; sockets and signals
 
-Nothing here imports FastAPI but `protocol`, `app` and `running`: the extra 'server' has it.
+Only `protocol` and `app` need more than seqdefer itself at import: the extra 'server' has it.
 """

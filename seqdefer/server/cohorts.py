@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.calibration import choose_kept
-from seqdefer.deferring import AUTHORS, DeferringModel, PlannedHandOff, _by_position
+from seqdefer.deferring import AUTHORS, DeferringModel, PlannedHandOff, by_position
 from seqdefer.engine import draft, interleave
 from seqdefer.interfaces import Codec, Policy
 from seqdefer.rejectors import DraftNetwork, TokenNetwork
@@ -257,7 +257,7 @@ class _OneTime:
         self.kept, self.silent = torch.cat(kept), silent
         self.guard = Guard(model.served.expert, call, drafted.sequences)
         effective = torch.where(silent, model.served.spec.length, self.kept)
-        self.policy: Policy[Any] = PlannedHandOff(effective, _by_position(scores, rejector.sizes.hand_offs))
+        self.policy: Policy[Any] = PlannedHandOff(effective, by_position(scores, rejector.sizes.hand_offs))
 
     def wishes(self, step: Step) -> Tensor:
         return step.position >= self.kept

@@ -1,7 +1,7 @@
 """An expert that may fail: at its first error, or when its time is over, the predictor finishes.
 
 `Guard` stands between the engine and the expert, for one cohort. While the expert works it changes nothing. From the
-first failure on it answers with what the predictor proposes, and its policies defer no more; `reason` then says why.
+first failure on it asks the expert no more and answers with what the predictor proposes; `reason` then says why.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Guard(NextTokenExpert[Any]):
 
 
 class RowThresholds(Policy[tuple[Any, Tensor]]):
-    """As `policies.Threshold`, with thresholds (n,) of each row's own; never where the guard's expert has failed."""
+    """As `policies.Threshold`, with thresholds (n,) of each row's own; the guard learns what is proposed."""
 
     def __init__(self, rejector: TokenRejector[Any], thresholds: Tensor, guard: Guard) -> None:
         self.rejector, self.thresholds, self.guard = rejector, thresholds, guard
@@ -138,8 +138,7 @@ class RowThresholds(Policy[tuple[Any, Tensor]]):
         inner, thresholds = state
         scores, inner = self.rejector.score(inner, position, proposal)
         self.guard.proposed = proposal.tokens
-        defer = scores >= thresholds
-        return scores, torch.zeros_like(defer) if self.guard.has_failed else defer, (inner, thresholds)
+        return scores, scores >= thresholds, (inner, thresholds)
 
     def select(self, state: tuple[Any, Tensor], rows: Tensor) -> tuple[Any, Tensor]:
         return self.rejector.select(state[0], rows), state[1][rows]
