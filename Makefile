@@ -47,5 +47,5 @@ clean: ## remove the environment, caches and build outputs; runs/ stays
 	@echo "Installing PyTorch and the rest into .venv: about a minute, more on a slow line."
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) 'setuptools>=77'
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,figures]'
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,figures,server]'
 	@touch $@
