@@ -22,8 +22,7 @@ from seqdefer.interfaces import Expert, Predictor, Served, SplitName, Task
 from seqdefer.labels import hand_off_table
 from seqdefer.policies import (
     N_THRESHOLDS,
-    choose_by_cost,
-    choose_hand_off,
+    choose_kept,
     cost_price_for,
     deferral_odds,
     sweep_thresholds,
@@ -139,14 +138,6 @@ def _by_draft(rejector: DraftNetwork, drafted: Draft, table: HandOffTable) -> _S
         deferred.append(table.deferred.gather(1, kept[:, None]).squeeze(1))
         written.append(torch.minimum(kept, drafted.sequences.lengths) + deferred[-1])
     return _Spending(thresholds, torch.stack(deferred).numpy(), torch.stack(written).numpy())
-
-
-def choose_kept(rejector: DraftNetwork, scores: Tensor, drafted: Draft, threshold: float) -> Tensor:
-    """kept (n,) of drafts by their one-time scores (n, J), by the rejector's own rule."""
-    grid = torch.tensor(rejector.sizes.hand_offs)
-    if rejector.sizes.rule == "cost":
-        return choose_by_cost(scores, grid, drafted.sequences.lengths, threshold)
-    return choose_hand_off(scores, grid, threshold)
 
 
 def _prices(rejector: DraftNetwork, drafted: Draft, table: HandOffTable) -> list[float]:

@@ -16,22 +16,22 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from seqdefer.calibration import BUDGETS, Calibration, Setting, calibrate, choose_kept
+from seqdefer.calibration import BUDGETS, Calibration, Setting, calibrate
 from seqdefer.engine import Progress, draft, interleave, roll_out
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.experiment import load_task
 from seqdefer.interfaces import Codec, Meter, Policy, Served, Silent
-from seqdefer.policies import Threshold
+from seqdefer.policies import PlannedHandOff, Threshold, by_position, choose_kept
 from seqdefer.rejectors import DraftNetwork, TokenNetwork, load_rejector
 from seqdefer.results import read_record, to_plain
 from seqdefer.store import fingerprint, write_json
-from seqdefer.types import Examples, HandOffTable, Proposal, Rollout, Sequences
+from seqdefer.types import Examples, HandOffTable, Rollout, Sequences
 
 FILE, REJECTOR, CALIBRATION = "deferral.json", "rejector", "calibration.json"
 BUDGET = 0.2
@@ -151,27 +151,6 @@ def _integers(counts: Tensor) -> list[int]:
     return [int(count) for count in counts]
 
 
-class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
-    """As `engine.HandOff`: keeps `kept` (n,) tokens, then hands off; and shows what the rejector thought, (n, L)."""
-
-    final: ClassVar[bool] = True
-
-    def __init__(self, kept: Tensor, scores: Tensor) -> None:
-        self.kept, self.scores = kept, scores
-
-    def start(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kept.to(context.device), self.scores.to(context.device)
-
-    def decide(
-        self, state: tuple[Tensor, Tensor], position: int, proposal: Proposal
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        kept, scores = state
-        return scores[:, position], position >= kept, state
-
-    def select(self, state: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-        return state[0][rows], state[1][rows]
-
-
 class DeferringModel:
     """A pair, a rejector and the budgets it was calibrated for."""
 
@@ -283,9 +262,7 @@ class DeferringModel:
         for step in interleave(served.predictor, served.expert, examples, policy, served.spec):
             tokens.append(step.tokens[0].item())
             is_last = bool(served.spec.is_end(step.tokens)[0]) or len(tokens) == served.spec.length
-            text = served.codec.text(tokens)
-            # A letter may take several tokens: until it is whole it is not shown, unless nothing follows.
-            added = text[len(shown) :] if is_last or not text.endswith("\ufffd") else ""
+            added = served.codec.added(tokens, shown, is_last=is_last)
             shown += added
             yield Piece(step.position, tokens[-1], added, AUTHORS[int(step.by_expert[0])], float(step.scores[0]))
 
@@ -347,15 +324,6 @@ def _join(parts: Sequence[Rollout]) -> Rollout:
     tokens, lengths = torch.cat([one.tokens for one in sequences]), torch.cat([one.lengths for one in sequences])
     by_expert, scores = torch.cat([part.by_expert for part in parts]), torch.cat([part.scores for part in parts])
     return Rollout(Sequences(tokens.cpu(), lengths.cpu()), by_expert.cpu(), scores.cpu())
-
-
-def by_position(scores: Tensor, hand_offs: Sequence[int]) -> Tensor:
-    """One-time scores (n, J), compared with that of no deferral, where the hand-offs would be. (n, L), 0 elsewhere"""
-    *kept, length = hand_offs
-    compared = scores[:, :-1] - scores[:, -1:]
-    placed = torch.zeros(len(scores), length, dtype=scores.dtype)
-    placed[:, kept] = torch.where(compared.isfinite(), compared, 0.0)  # past a draft's end there is none
-    return placed
 
 
 def _keeping_all(policy: Threshold | PlannedHandOff) -> Policy[Any]:

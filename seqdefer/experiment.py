@@ -137,7 +137,7 @@ class Experiment:
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
-        self.require_by_token()
+        self._require_by_token()
         self._require_entropy(self.splits.test)  # test rows may be too few: then all that follows would be for nothing
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
@@ -153,7 +153,7 @@ class Experiment:
             comparisons = compare(runs, to_compare(runs[0]), self.settings.resamples, advance)
         return self._results(preset, command, seeds, comparisons, self._notes(self.splits.train))
 
-    def require_by_token(self) -> None:
+    def _require_by_token(self) -> None:
         """Before all the labelling: methods by token need an expert that names next tokens."""
         if not isinstance(self.task.expert, NextTokenExpert):
             self._refuse([name for name in METHODS if GRANULARITY[name] != "token"])

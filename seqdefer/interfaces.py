@@ -261,6 +261,12 @@ class Codec(ABC):
         """A sequence, whole or so far, for people to read. More tokens add to it; at most its last letter changes."""
         return " ".join(str(token) for token in tokens)
 
+    def added(self, tokens: Sequence[Any], shown: str, *, is_last: bool) -> str:
+        """What the last of `tokens` adds to the text that was shown before it, to stream. A letter may take several
+        tokens: until it is whole it is not shown, unless nothing follows."""
+        text = self.text(tokens)
+        return text[len(shown) :] if is_last or not text.endswith("\ufffd") else ""
+
     def pieces(self, tokens: Sequence[Any]) -> list[str]:
         """What each token adds, to show who wrote what. Together they are the text: half a letter waits for its other
         half."""

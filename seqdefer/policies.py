@@ -7,8 +7,9 @@ budget: after a deferral the prefix changes, so the scores of a draft alone do n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 from seqdefer.errors import OptionError
 from seqdefer.hulls import first_vertices, priced_steps
 from seqdefer.interfaces import Policy, TokenRejector
+from seqdefer.rejectors import DraftNetwork
 from seqdefer.trees import END, DecisionTrees
-from seqdefer.types import HandOffTable, Proposal
+from seqdefer.types import Draft, HandOffTable, Proposal
 
 N_THRESHOLDS = 200  # of a token-level sweep, at quantiles of the scores that rollouts meet
 
@@ -39,6 +41,27 @@ class Threshold(Policy[Any]):
 
     def select(self, state: Any, rows: Tensor) -> Any:
         return self.rejector.select(state, rows)
+
+
+class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
+    """As `engine.HandOff`: keeps `kept` (n,) tokens, then hands off; and shows what the rejector thought, (n, L)."""
+
+    final: ClassVar[bool] = True
+
+    def __init__(self, kept: Tensor, scores: Tensor) -> None:
+        self.kept, self.scores = kept, scores
+
+    def start(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kept.to(context.device), self.scores.to(context.device)
+
+    def decide(
+        self, state: tuple[Tensor, Tensor], position: int, proposal: Proposal
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        kept, scores = state
+        return scores[:, position], position >= kept, state
+
+    def select(self, state: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        return state[0][rows], state[1][rows]
 
 
 def deferral_odds(scores: Tensor) -> Tensor:
@@ -64,6 +87,23 @@ def choose_by_cost(scores: Tensor, grid: Tensor, lengths: Tensor, price: float) 
     spent = torch.where(ahead > 0, price * ahead.double(), 0.0)  # at an infinite price, what is free stays free
     total = torch.where(scores == -torch.inf, torch.inf, spent - scores.double())  # and what is none stays none
     return grid[total.argmin(1)]
+
+
+def choose_kept(rejector: DraftNetwork, scores: Tensor, drafted: Draft, threshold: float) -> Tensor:
+    """kept (n,) of drafts by their one-time scores (n, J), by the rejector's own rule."""
+    grid = torch.tensor(rejector.sizes.hand_offs)
+    if rejector.sizes.rule == "cost":
+        return choose_by_cost(scores, grid, drafted.sequences.lengths, threshold)
+    return choose_hand_off(scores, grid, threshold)
+
+
+def by_position(scores: Tensor, hand_offs: Sequence[int]) -> Tensor:
+    """One-time scores (n, J), compared with that of no deferral, where the hand-offs would be. (n, L), 0 elsewhere"""
+    *kept, length = hand_offs
+    compared = scores[:, :-1] - scores[:, -1:]
+    placed = torch.zeros(len(scores), length, dtype=scores.dtype)
+    placed[:, kept] = torch.where(compared.isfinite(), compared, 0.0)  # past a draft's end there is none
+    return placed
 
 
 def choose_whole(scores: Tensor, length: int, threshold: float) -> Tensor:

@@ -16,8 +16,7 @@ from seqdefer.interfaces import Policy
 from seqdefer.policies import (
     Threshold,
     TokenSweep,
-    choose_by_cost,
-    choose_hand_off,
+    choose_kept,
     cost_price_for,
     once_threshold_for,
     sweep_thresholds,
@@ -60,12 +59,10 @@ def policies_of_budgets(
     chosen = {}
     for budget in BUDGETS:
         if name == "OneTimeCost":
-            price = cost_price_for(budget, judged, grid, validation.draft.sequences.lengths, validation.table)
-            kept = choose_by_cost(scores, grid, drafted.sequences.lengths, price.threshold)
+            found = cost_price_for(budget, judged, grid, validation.draft.sequences.lengths, validation.table)
         else:
-            odds = once_threshold_for(budget, judged, grid, validation.table)
-            kept = choose_hand_off(scores, grid, odds.threshold)
-        chosen[budget] = HandOff(kept)
+            found = once_threshold_for(budget, judged, grid, validation.table)
+        chosen[budget] = HandOff(choose_kept(rejectors[name], scores, drafted, found.threshold))
     return chosen
 
 

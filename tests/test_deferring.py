@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
 from seqdefer import deferring
-from seqdefer.deferring import BudgetWarning, DeferringModel, Generation, Pairing, PlannedHandOff
+from seqdefer.deferring import BudgetWarning, DeferringModel, Generation, Pairing
 from seqdefer.engine import draft, roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Codec, TaskEntry
-from seqdefer.policies import choose_by_cost, choose_hand_off
+from seqdefer.policies import PlannedHandOff, choose_by_cost, choose_hand_off
 from seqdefer.rejectors import DraftMLP, DraftNetwork
 from seqdefer.testing.fakes import blank_prefixes
 from seqdefer.types import Rollout, Sequences

@@ -17,10 +17,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from seqdefer.calibration import choose_kept
-from seqdefer.deferring import AUTHORS, DeferringModel, PlannedHandOff, by_position
+from seqdefer.deferring import AUTHORS, DeferringModel
 from seqdefer.engine import draft, interleave
 from seqdefer.interfaces import Codec, Policy
+from seqdefer.policies import PlannedHandOff, by_position, choose_kept
 from seqdefer.rejectors import DraftNetwork, TokenNetwork
 from seqdefer.server.guarding import Caller, Guard, RowThresholds
 from seqdefer.types import Examples, SequenceSpec, Step
@@ -126,10 +126,8 @@ class _Row:
         return "length" if n >= min(spec.length, self.listener.ask.max_tokens) else None
 
     def gain(self, codec: Codec, *, is_last: bool) -> str:
-        """What the last token adds to the text. A letter may take several: until it is whole it waits, unless nothing
-        follows."""
-        text = codec.text(self.tokens)
-        added = text[len(self.shown) :] if is_last or not text.endswith("\ufffd") else ""
+        """What the last token adds to the text."""
+        added = codec.added(self.tokens, self.shown, is_last=is_last)
         self.shown += added
         return added
 
