@@ -60,7 +60,7 @@ def test_generated_file_is_up_to_date(name: str, in_docs: None) -> None:
 def test_every_command_is_in_the_reference() -> None:
     """A new command must not be missed because its help looks different."""
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
-    source = (ROOT / "seqdefer" / "cli.py").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "seqdefer" / "cli").glob("*.py")))
     for command in re.findall(r"add_parser\(\s*\"([a-z-]+)\"", source):
         assert f"\n## seqdefer {command}\n" in page
 

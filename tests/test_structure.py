@@ -237,7 +237,7 @@ def test_import_is_light() -> None:
     assert not loaded & {"torch", "numpy", "rich", "safetensors"}
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="there is no seqdefer/cli.py yet")
+@pytest.mark.skipif(not (PACKAGE / "cli").exists(), reason="there is no seqdefer/cli yet")
 def test_help_does_not_load_torch() -> None:
     code = (
         "import runpy, sys\n"

@@ -1,0 +1,215 @@
+"""Commands on a fitted pair: fit, calibrate, generate, serve."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqdefer.cli.common import (
+    USUAL,
+    Parser,
+    add_common,
+    add_learning,
+    add_options,
+    chosen_settings,
+    override,
+    progress,
+    task_of,
+    task_parser,
+    usual_options,
+)
+from seqdefer.errors import OptionError
+from seqdefer.store import writable_folder
+
+if TYPE_CHECKING:
+    from seqdefer.calibration import Calibration
+    from seqdefer.interfaces import TaskEntry
+
+
+FEW = 200  # inputs: the share that a budget spends is known to some points at best
+
+
+def fit(arguments: list[str]) -> int:
+    from seqdefer.fitting import fit_model, require_served
+
+    entry = task_of("fit", arguments)
+    require_served(entry)
+    chosen = _fit_parser(entry).parse_args(arguments[1:])
+    options, settings = chosen_settings(entry, chosen)
+    folder = chosen.out or Path("models") / entry.name
+    with writable_folder(folder), progress(quiet=chosen.quiet) as meter:
+        model = fit_model(entry, options, settings, folder, method=chosen.method, device=chosen.device, meter=meter)
+    assert model.calibration is not None
+    _print_calibration(model.calibration, as_json=chosen.json)
+    name = shlex.quote(str(folder))
+    if model.calibration.inputs < FEW:
+        few = f"budgets were measured on {model.calibration.inputs} inputs only"
+        print(f"\n{few}; with more they hold better: seqdefer calibrate {name} --data FILE", file=sys.stderr)
+    print(f"\nuse it: seqdefer generate {name} INPUT --budget 0.2", file=sys.stderr)
+    return 0
+
+
+def _fit_parser(entry: TaskEntry) -> Parser:
+    from seqdefer.settings import experiment_settings
+
+    parser = task_parser(
+        "fit",
+        entry,
+        "Fits one rejector, finds out which threshold spends which budget, and writes a folder for: seqdefer generate. "
+        "Stopped work goes on where it was.",
+        folder=f"models/{entry.name}",
+        printed="what budgets spend as JSON instead of a table",
+    )
+    words = "TokenwiseModel, OneTimeModel or OneTimeCost (the first, or where the expert only completes, the last)"
+    parser.add_argument("--method", metavar="NAME", help=words)
+    add_learning(parser, experiment_settings(entry, USUAL))
+    add_options(parser, f"the {entry.name} task", entry.name, usual_options(entry))
+    return parser
+
+
+def add_calibrate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "calibrate",
+        help="find out which threshold spends which budget on inputs like yours",
+        description="Writes inputs at every threshold and counts what the expert wrote: budgets of the model then mean "
+        "what they say on inputs like these. No references are needed.",
+        epilog="In parentheses: what is used if an option is not given.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote; the budgets go there too")
+    words = "inputs, plain or gzip: JSONL (*.jsonl), or any other text with one input a line"
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help=words)
+    parser.add_argument("--field", metavar="NAME", help="of JSONL, what holds the input (as it was called for fit)")
+    parser.add_argument("--inputs", type=int, default=500, metavar="N", help="how many of them, at most (500)")
+    add_common(parser, "what budgets spend as JSON instead of a table")
+    parser.set_defaults(command=_calibrate)
+
+
+def _calibrate(chosen: argparse.Namespace) -> int:
+    from seqdefer.deferring import DeferringModel
+    from seqdefer.store import inputs_in, read_lines
+
+    if chosen.inputs < 2:
+        raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
+    lines = read_lines(chosen.data)[: chosen.inputs]
+    with progress(quiet=chosen.quiet) as meter:
+        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=False)
+        inputs = inputs_in(lines, chosen.data, chosen.field or model.served.codec.field)
+        with meter.stage("calibrate budgets", len(inputs)) as advance:
+            found = model.calibrate(inputs, progress=advance)
+        model.save_calibration(chosen.folder)
+    _print_calibration(found, as_json=chosen.json)
+    return 0
+
+
+def _print_calibration(found: Calibration, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from seqdefer.tables import calibration_table, shown_settings
+
+    if as_json:
+        budgets = [{**dataclasses.asdict(one), "met": one.is_near(one.budget)} for one in shown_settings(found)]
+        print(json.dumps({"inputs": found.inputs, "budgets": budgets}, allow_nan=False))
+    else:
+        Console().print(calibration_table(found))
+
+
+def add_generate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="write with a fitted pair, at a budget",
+        description="Writes for one input or several, and shows who wrote what: the expert's tokens are coloured, or "
+        "where there are no colours in brackets.",
+        epilog="In parentheses: what is used if an option is not given.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
+    words = "what to write for: a text, cities as JSON; - reads one from standard input"
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
+    parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="share of tokens for the expert (0.2)")
+    words = "decide by a score of your own instead of a budget; inf never defers"
+    parser.add_argument("--threshold", type=float, metavar="X", help=words)
+    add_common(parser, "JSON, one object a line for each input")
+    parser.set_defaults(command=_generate)
+
+
+def _generate(chosen: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from seqdefer.deferring import DeferringModel
+    from seqdefer.tables import written_lines
+
+    inputs = [sys.stdin.read() if text == "-" else text for text in chosen.inputs]
+    with progress(quiet=chosen.quiet) as meter:
+        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        written = model.generate(inputs, chosen.budget, threshold=chosen.threshold)
+    console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text as it is, not in lines of 80
+    has_colours = console.color_system is not None and not console.no_color
+    for row in written.rows(model.served.codec):
+        if chosen.json:
+            print(json.dumps(row, allow_nan=False))
+        else:
+            for line in written_lines(row, colours=has_colours):
+                console.print(line)
+    return 0
+
+
+def add_serve(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="a fitted pair behind the API that clients of OpenAI speak",
+        description="Answers /v1/completions, /v1/chat/completions and /v1/models as OpenAI does, streams included, at "
+        "the budget that a request names: model NAME@0.20, or a field deferral with a budget. Also /v1/deferral/score, "
+        "/health and /metrics. Ctrl-C ends it.",
+        epilog="In parentheses: what is used if an option is not given.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one (8000)")
+    parser.add_argument("--name", help="what clients call the model (the name of the folder)")
+    parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="where a request names none (0.2)")
+    words = "what clients must send; better in SEQDEFER_API_KEY, where no list of processes shows it (none)"
+    parser.add_argument("--api-key", metavar="KEY", help=words)
+    parser.add_argument("--body-bytes", type=int, metavar="N", help="of one request, at most (1 MiB)")
+    parser.add_argument("--request-seconds", type=float, metavar="X", help="for one request, at most (120)")
+    parser.add_argument("--inputs", type=int, metavar="N", help="of one request, at most (16)")
+    parser.add_argument("--queue", type=int, metavar="N", help="requests that may wait (256)")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences written together, at most (32)")
+    parser.add_argument("--running", type=int, metavar="N", help="sequences in memory at once, at most (128)")
+    words = "for one call of the expert; then the predictor finishes (no limit)"
+    parser.add_argument("--expert-seconds", type=float, metavar="X", help=words)
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(command=_serve)
+
+
+def _serve(chosen: argparse.Namespace) -> int:
+    from seqdefer.deferring import DeferringModel
+    from seqdefer.server.limits import Limits
+    from seqdefer.server.running import address_of, listen, require_extra, serve
+
+    require_extra()
+    limits = override(Limits(), {name: value for name, value in vars(chosen).items() if value is not None})
+    api_key = os.environ.get("SEQDEFER_API_KEY") if chosen.api_key is None else chosen.api_key
+    if api_key == "":
+        raise OptionError("the API key is empty; give one, or leave --api-key and SEQDEFER_API_KEY out")
+    name = chosen.name or chosen.folder.resolve().name
+    with listen(chosen.host, chosen.port) as listening:
+        with progress(quiet=chosen.quiet) as meter:
+            model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        talk = f"serving {name} at {address_of(listening)}/v1; Ctrl-C ends it"
+        if api_key is None and not listening.getsockname()[0].startswith(("127.", "::1")):
+            talk += "\nwithout an API key: whoever reaches this machine can use it"
+
+        def say() -> None:
+            print(talk, file=sys.stderr, flush=True)
+
+        serve(model, name, listening, limits=limits, api_key=api_key, budget=chosen.budget, ready=say)
+    return 0
