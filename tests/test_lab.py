@@ -21,12 +21,13 @@ from seqdefer import experiment, splits
 from seqdefer.baselines import CHOW
 from seqdefer.curves import Curve, Ends, curve_of, improvement, once_sweep, random_curve
 from seqdefer.environment import Clock
-from seqdefer.errors import DataError, OptionError
+from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.experiment import Experiment, load_task
 from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.losses import rule_of_thumb
 from seqdefer.rejectors import DraftNetwork, load_rejector
 from seqdefer.reproduction import command, plan, studies
+from seqdefer.reproduction import lab as lab_module
 from seqdefer.reproduction.lab import USUAL, Lab, Variant
 from seqdefer.reproduction.plan import Plan, TaskPlan, settings_of
 from seqdefer.settings import METHODS, experiment_settings
@@ -455,6 +456,14 @@ def test_cells_choose_nothing_with_test_data(tmp_path: Path) -> None:
     assert found[0][:-1] == found[1][:-1]
     assert len(found[0][0]) == 2 * (len(variants) * 2 + 1)  # config and weights
     assert found[0][-1] != found[1][-1]
+
+
+def test_variants_are_not_judged_by_test_data(tmp_path: Path) -> None:
+    lab = open_lab(tmp_path)
+    settings, grid = replace(lab.settings, methods=("OneTimeScore",)), torch.arange(lab.task.spec.length + 1)
+    assert lab_module._judged(lab.splits.validation, "OneTimeScore", {}, settings, grid) < 100
+    with pytest.raises(ContractError, match="Held"):
+        lab_module._judged(lab.splits.test, "OneTimeScore", {}, settings, grid)  # type: ignore[arg-type]
 
 
 def test_unknown_settings_are_refused(tmp_path: Path) -> None:
