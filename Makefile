@@ -3,8 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
+# Files of tests are shared among processes of one thread each; what tests of a file share is made once.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras check bench docs reproduce clean
+.PHONY: help demo serve test test-extras check bench docs reproduce clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -12,15 +16,22 @@ help: ## this list
 demo: .venv/.stamp ## the weather task end to end; the report lands in runs/demo
 	$(BIN)/seqdefer run weather --preset quick --out runs/demo
 
+serve: .venv/.stamp models/pronounce/deferral.json ## a pair of small networks, fitted once (minutes), behind an API and a page at http://127.0.0.1:8000
+	$(BIN)/seqdefer serve models/pronounce
+
+# deferral.json is written last: where it exists, the model is whole.
+models/pronounce/deferral.json: | .venv/.stamp
+	$(BIN)/seqdefer fit pronounce --preset quick --out models/pronounce
+
 reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts on its claims; they land in runs/reproduce-quick
 	$(BIN)/seqdefer reproduce all --preset quick
 
-test: .venv/.stamp ## the tests
-	$(BIN)/python -m pytest
+test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
+	$(PYTEST)
 
-test-extras: .venv/.stamp ## the tests that need RL4CO, Transformers or the server; installs them (0.7 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text,server]' openai
-	$(BIN)/python -m pytest tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks.py tests/test_fitting.py tests/test_server.py
+test-extras: .venv/.stamp ## the tests that need RL4CO, Transformers, Ray or the server; installs them (1.2 GB) into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text,server,ray,remote]' openai schemathesis selenium
+	$(PYTEST) tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks.py tests/test_fitting.py tests/test_server*.py tests/test_remote.py tests/test_label_ray.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check
@@ -36,7 +47,7 @@ docs: .venv/.stamp ## the documentation site, into site/; installs MkDocs into .
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-clean: ## remove the environment, caches and build outputs; runs/ stays
+clean: ## remove the environment, caches and build outputs; runs/ and models/ stay
 	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import text, tsp, weather
+from benchmarks import labelling, server, text, tsp, weather
 from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
@@ -30,12 +30,18 @@ from seqdefer.store import writable_folder, write_json
 from seqdefer.tasks.text.loading import DTYPES
 
 Benchmark = Callable[[Bench], list[Row]]
-OURS = {**weather.OURS, **tsp.OURS, **text.OURS}
+OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **server.OURS}
 
 
 def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
     """By name, in the order of the table."""
-    return {**weather.BENCHMARKS, **tsp.BENCHMARKS, "text": partial(text.text, choice=choice)}
+    return {
+        **weather.BENCHMARKS,
+        **tsp.BENCHMARKS,
+        **labelling.BENCHMARKS,
+        "text": partial(text.text, choice=choice),
+        "server": partial(server.server, choice=choice),
+    }
 
 
 BENCHMARKS = tuple(benchmarks(text.Choice()))
@@ -75,8 +81,9 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
     command = " ".join(["python -m benchmarks", *arguments])
     made = provenance(bench, command, begun)
-    if any(row.benchmark == "text" for row in rows):
+    if any(row.benchmark in ("text", "server") for row in rows):
         made["text"] = text.provenance(choice)
+    made["ours"] = {row.benchmark: OURS[row.benchmark] for row in rows}
     write_json(chosen.out, made | {"rows": [asdict(row) for row in rows]})
     print(f"written: {chosen.out}", file=sys.stderr)
     return 0

@@ -22,6 +22,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class Sizes:
     """How much is decoded, and how large the pair is that is made where none is given."""
 
     n_documents: Mapping[int, int]  # for each batch size: how many of the documents, the first ones
+    n_asked: Mapping[int, int]  # for each number of clients of a server: documents that they ask about
     longest: int = 448  # tokens of a document
     length: int = 20  # tokens that are written
     n_labelled: int = 4  # documents whose hand-offs are all written
@@ -65,8 +67,8 @@ class Sizes:
     n_words: int = 32128
 
 
-DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32})
-QUICK = Sizes(n_documents={1: 1, 8: 8}, n_labelled=2, longest=128, width=256, n_words=8064)
+DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32}, n_asked={1: 8, 8: 16, 32: 32})
+QUICK = Sizes(n_documents={1: 1, 8: 8}, n_asked={1: 2, 8: 8}, n_labelled=2, longest=128, width=256, n_words=8064)
 
 
 @dataclass(frozen=True)
@@ -418,12 +420,17 @@ def provenance(choice: Choice) -> dict[str, Any]:
     """What the rows of this benchmark depend on besides the sizes."""
     device = choose_device(choice.device)
     return {
-        "pair": choice.pair or "made",
-        "documents": choice.documents or "random",
+        "pair": "made" if choice.pair is None else [_name(one) for one in choice.pair],
+        "documents": "random" if choice.documents is None else _name(choice.documents),
         "device": machine(device)["device"],
         "dtype": choice.dtype,
         "transformers": transformers().__version__,
     }
+
+
+def _name(source: str) -> str:
+    """Of a file or folder the last part: where it lies on this machine is nobody's business."""
+    return Path(source).name if Path(source).exists() else source
 
 
 OURS: Mapping[str, str] = {"text": f"interleaved decoding, {BUDGET:.0%} of tokens by the expert, greedy"}

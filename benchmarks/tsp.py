@@ -20,10 +20,10 @@ from torch import Tensor
 
 from benchmarks.measure import ResultsDifferError, Row, require_same
 from benchmarks.weather import SEED, Bench
+from seqdefer.cores import n_threads
 from seqdefer.errors import MissingExtraError
 from seqdefer.tasks.tsp.data import gaussian_instances
 from seqdefer.tasks.tsp.experts import TourExpert, in_parallel, make_expert
-from seqdefer.tasks.tsp.search import n_cores
 from seqdefer.tasks.tsp.solvers import solve_cold
 from seqdefer.tasks.tsp.task import greedy_tours, shipped_pointer
 from seqdefer.tasks.tsp.tours import tour_lengths
@@ -64,7 +64,7 @@ class Labelling:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(n_cores())
+        return ThreadPoolExecutor(n_threads())
 
     def cold(self) -> Tensor:
         """The same by Gurobi, each hand-off as if it were the only one."""
@@ -100,7 +100,7 @@ def tours(bench: Bench) -> list[Row]:
     gap = require_near(everything.lengths(searched), everything.lengths(found))
     seconds = bench.race(exact=lambda: some.by(exact), search=lambda: some.by(search), cold=some.cold)
     n, n_cities = everything.drafts.shape
-    size = f"{len(some.drafts)} instances, {n_cities + 1} hand-offs each, {n_cores()} threads"
+    size = f"{len(some.drafts)} instances, {n_cities + 1} hand-offs each, {n_threads()} threads"
     of_all = f"{n} instances take {{:.3g}} s"
     note = f"{of_all.format(seconds_exact)}, {runs:,} of {everything.n_hand_offs:,} hand-offs solved"
     return [

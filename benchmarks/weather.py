@@ -61,6 +61,9 @@ class Sizes:
     n_tours: int = 100  # instances whose tours are handed off
     n_cold_tours: int = 4  # of those, how many the slow way is timed on
     n_tour_cities: int = 50
+    n_labelled: int = 2048  # tours that workers share
+    n_memory: int = 512  # and 4 and 16 times as many
+    ray: bool = True  # where it is installed
 
 
 DEFAULT = Sizes(
@@ -71,7 +74,7 @@ DEFAULT = Sizes(
 QUICK = replace(
     DEFAULT, weeks=16, paper_weeks=16, predictor_epochs=8, least_seconds=0.1, n_training=512, training_epochs=3,
     n_labels=1024, n_enumerate=128, n_sweep=100, n_engine=128, n_paper=PAPER.samples // 20, paper_epochs=3,
-    n_tours=20, n_cold_tours=1,
+    n_tours=20, n_cold_tours=1, n_labelled=512, n_memory=128,
 )  # fmt: skip
 
 

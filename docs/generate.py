@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+from benchmarks_page import benchmarks_page
 from pictures import PICTURES
 
 from seqdefer.cli import main
@@ -64,6 +65,7 @@ def stored_results() -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
+    "benchmarks.md": lambda: benchmarks_page(DOCS / "results"),
     "commands.md": commands_page,
     "results.md": stored_results,
     **{f"images/{name}": draw for name, draw in PICTURES.items()},

@@ -2,7 +2,8 @@
 
 After a deferral the prefix changes, and with it all scores that follow: the scores of a draft do not tell what a
 threshold will spend. So inputs like those to come are written at every threshold (all of them share the prefixes that
-they have in common, see `seqdefer.trees`), and what the expert then wrote is counted. No references are needed.
+they have in common, see `seqdefer.trees`), and what the expert then wrote is counted. No references are needed. Where
+there are some, the same rollouts tell what each budget buys: a curve of losses.
 """
 
 from __future__ import annotations
@@ -72,29 +73,55 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Point:
+    share: float
+    loss: float  # mean of the inputs
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """What the settings of a calibration buy, on inputs whose answers were known: a point for each of them that differs
+    from the one before, from the predictor alone to as much of the expert as this rejector can ask for."""
+
+    unit: str  # of the loss
+    inputs: int
+    rejector: str  # as in Calibration
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    calibration: Calibration
+    curve: LossCurve | None  # where there was somebody to judge
+
+
+@dataclass(frozen=True)
 class _Spending:
     """What each of T thresholds, falling from never to always, does to n inputs."""
 
     thresholds: list[float]
     deferred: NDArray[Any]  # (T, n) tokens by the expert
     written: NDArray[Any]  # (T, n) tokens in all
+    loss: NDArray[Any] | None = None  # (T, n); means nothing where nobody judged
 
 
 @torch.no_grad()
-def calibrate(
+def measure(
     served: Served,
     rejector: TokenNetwork | DraftNetwork,
     examples: Examples,
     *,
     rejector_name: str = "",
+    judge: Task | None = None,
     table: HandOffTable | None = None,
     progress: Progress = lambda _: None,
-) -> Calibration:
-    """Measured on `examples`, of which the inputs alone are looked at. One-time deferral can do with the `table` of
-    their hand-offs, where that is known already: then the expert is not asked."""
+) -> Measured:
+    """Of `examples` the inputs alone are looked at, unless a `judge` knows their answers: the task that they belong to.
+    One-time deferral can do with the `table` of their hand-offs, where that is known already (the judge's, where there
+    is one): then the expert is not asked."""
     if len(examples) < 2:
         raise OptionError(f"inputs to calibrate with: {len(examples)}; give at least 2, and better some hundred")
-    task = _Unjudged(served)
+    task = judge or _Unjudged(served)
     if isinstance(rejector, TokenNetwork):
         spending = _by_token(task, rejector, examples, progress)
     else:
@@ -102,13 +129,23 @@ def calibrate(
         if table is None:
             table, _ = hand_off_table(task, examples, drafted, progress=progress)
         spending = _by_draft(rejector, drafted, table)
-    shares, low, high = _shares(spending)
+    shares, low, high = realised(spending.deferred, spending.written)
     nearest = [0, *(int(np.abs(shares - budget).argmin()) for budget in BUDGETS[1:-1]), len(shares) - 1]
     settings = tuple(
         Setting(budget, _writable(spending.thresholds[place]), *map(float, (shares[place], low[place], high[place])))
         for budget, place in zip(BUDGETS, nearest, strict=True)
     )
-    return Calibration(settings, len(examples), rejector_name)
+    calibration = Calibration(settings, len(examples), rejector_name)
+    if judge is None:
+        return Measured(calibration, None)
+    return Measured(calibration, LossCurve(judge.loss_unit, len(examples), rejector_name, _points(spending, nearest)))
+
+
+def _points(spending: _Spending, places: list[int]) -> tuple[Point, ...]:
+    assert spending.loss is not None
+    shares = spending.deferred.sum(1) / spending.written.sum(1)  # (T,)
+    losses = spending.loss.astype(np.float64).mean(1)  # (T,)
+    return tuple(Point(float(shares[place]), float(losses[place])) for place in dict.fromkeys(places))
 
 
 def _writable(threshold: float) -> float:
@@ -126,18 +163,19 @@ def _by_token(task: Task, rejector: TokenNetwork, examples: Examples, progress: 
         trees = trees if part is first else DecisionTrees(task, part)
         swept.append(sweep_thresholds(rejector, trees, thresholds=thresholds))
         progress(len(part))
-    deferred, written = (torch.cat([getattr(one, name).cpu() for one in swept], 1) for name in ("deferred", "lengths"))
-    return _Spending(thresholds.tolist(), deferred.numpy(), written.numpy())
+    parts = ([getattr(one, name).cpu() for one in swept] for name in ("deferred", "lengths", "loss"))
+    return _Spending(thresholds.tolist(), *(torch.cat(part, 1).numpy() for part in parts))
 
 
 def _by_draft(rejector: DraftNetwork, drafted: Draft, table: HandOffTable) -> _Spending:
     thresholds = _prices(rejector, drafted, table) if rejector.sizes.rule == "cost" else _odds(rejector, drafted)
-    scores, deferred, written = rejector.score(drafted), [], []
+    scores, deferred, written, losses = rejector.score(drafted), [], [], []
     for threshold in thresholds:
         kept = choose_kept(rejector, scores, drafted, threshold)
         deferred.append(table.deferred.gather(1, kept[:, None]).squeeze(1))
         written.append(torch.minimum(kept, drafted.sequences.lengths) + deferred[-1])
-    return _Spending(thresholds, torch.stack(deferred).numpy(), torch.stack(written).numpy())
+        losses.append(table.loss.gather(1, kept[:, None]).squeeze(1))
+    return _Spending(thresholds, *(torch.stack(part).numpy() for part in (deferred, written, losses)))
 
 
 def _prices(rejector: DraftNetwork, drafted: Draft, table: HandOffTable) -> list[float]:
@@ -159,9 +197,9 @@ def _falling(scores: Tensor) -> list[float]:
     return [math.inf, *((finite[:-1] + finite[1:]) / 2).unique().flip(0).tolist(), -math.inf]
 
 
-def _shares(spending: _Spending) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Shares (T,) of all tokens, and their intervals: inputs are drawn again and again."""
-    deferred, written, n = spending.deferred, spending.written, spending.deferred.shape[1]
+def realised(deferred: NDArray[Any], written: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Shares (T,) of all tokens, and their intervals: inputs are drawn again and again. deferred, written: (T, n)"""
+    n = deferred.shape[1]
     shares = deferred.sum(1) / written.sum(1)
     draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64)  # (R, n)
     low, high = np.percentile((draws @ deferred.T) / (draws @ written.T), [2.5, 97.5], axis=0)

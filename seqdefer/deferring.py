@@ -5,36 +5,41 @@
     print(written.outputs[0], written.sources[0], written.expert_tokens[0])
 
 A folder holds `deferral.json` (which task, which pair, how inputs are read), the rejector, and `calibration.json`
-(which threshold spends which budget). The pair itself is named there, not copied; another is refused.
+(which threshold spends which budget); `curve.json`, what the budgets bought on validation data, is there where `fit`
+made the folder. The pair itself is named there, not copied; another is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from seqdefer.calibration import BUDGETS, Calibration, Setting, calibrate
-from seqdefer.engine import Progress, draft, interleave, roll_out
+from seqdefer.calibration import BUDGETS, Calibration, LossCurve, Setting, measure, realised
+from seqdefer.engine import Progress, complete_drafts, draft, interleave, is_past, roll_out
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.experiment import load_task
-from seqdefer.interfaces import Codec, Meter, Policy, Served, Silent
-from seqdefer.policies import PlannedHandOff, Threshold, by_position, choose_kept
+from seqdefer.interfaces import Codec, Meter, Served, Silent, Task
+from seqdefer.policies import Threshold, by_position, choose_kept
 from seqdefer.rejectors import DraftNetwork, TokenNetwork, load_rejector
 from seqdefer.results import read_record, to_plain
 from seqdefer.store import fingerprint, write_json
 from seqdefer.types import Examples, HandOffTable, Rollout, Sequences
 
-FILE, REJECTOR, CALIBRATION = "deferral.json", "rejector", "calibration.json"
+FILE, REJECTOR, CALIBRATION, CURVE = "deferral.json", "rejector", "calibration.json", "curve.json"
+WORK = "work"  # what `seqdefer fit` prepared: labels, and the models of tasks that train their own
 BUDGET = 0.2
+CHECKED = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)  # budgets
 BATCH = 32
 AUTHORS = ("predictor", "expert")
 Record = TypeVar("Record")
@@ -160,9 +165,11 @@ class DeferringModel:
         rejector: TokenNetwork | DraftNetwork,
         calibration: Calibration | None = None,
         pairing: Pairing | None = None,
+        curve: LossCurve | None = None,
     ) -> None:
         _check(served, rejector)
         self.served, self.rejector, self.calibration, self.pairing = served, rejector, calibration, pairing
+        self.curve = curve
 
     # -- files -----------------------------------------------------------------------------------------------------
 
@@ -176,17 +183,20 @@ class DeferringModel:
         pairing = _read_pairing(folder)
         served = load_served(pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR, served.predictor)
-        return cls(served, rejector, _read_calibration(folder, rejector) if budgets else None, pairing)
+        calibration = _read_calibration(folder, rejector) if budgets else None
+        return cls(served, rejector, calibration, pairing, _read_curve(folder, rejector))
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Writes deferral.json last: where it exists, the rest is whole."""
         folder = Path(folder)
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
-        for name in (FILE, CALIBRATION):  # or new weights could be left under old names
+        for name in (FILE, CALIBRATION, CURVE):  # or new weights could be left under old names
             (folder / name).unlink(missing_ok=True)
         self.rejector.save_pretrained(folder / REJECTOR)
         self.save_calibration(folder)
+        if self.curve is not None:
+            write_json(folder / CURVE, to_plain(self.curve))
         write_json(folder / FILE, to_plain(self.pairing))
         return folder
 
@@ -203,13 +213,20 @@ class DeferringModel:
         return self.calibrate_on(self._encode(inputs), progress=progress)
 
     def calibrate_on(
-        self, examples: Examples, *, table: HandOffTable | None = None, progress: Progress = lambda _: None
+        self,
+        examples: Examples,
+        *,
+        judge: Task | None = None,
+        table: HandOffTable | None = None,
+        progress: Progress = lambda _: None,
     ) -> Calibration:
-        """As `calibrate`, on inputs that are encoded already, and whose hand-offs may be known."""
+        """As `calibrate`, on inputs that are encoded already, and whose hand-offs may be known. Their task, as `judge`,
+        knows what the budgets buy, too."""
         name = fingerprint_of(self.rejector)
-        self.calibration = calibrate(
-            self.served, self.rejector, examples, rejector_name=name, table=table, progress=progress
+        measured = measure(
+            self.served, self.rejector, examples, rejector_name=name, judge=judge, table=table, progress=progress
         )
+        self.calibration, self.curve = measured.calibration, measured.curve or self.curve
         return self.calibration
 
     def setting(self, budget: float) -> Setting:
@@ -228,6 +245,19 @@ class DeferringModel:
             )
         return found
 
+    def check(
+        self, inputs: Sequence[Any], budgets: Sequence[float] = CHECKED, *, progress: Progress = lambda _: None
+    ) -> tuple[Setting, ...]:
+        """What budgets spend on inputs that were not calibrated with: their settings, with the shares seen here."""
+        settings, deferred, written = [self.setting(budget) for budget in budgets], [], []
+        for setting in settings:
+            rollout = self.generate(inputs, threshold=setting.threshold).rollout
+            deferred.append(rollout.by_expert.sum(1).numpy())
+            written.append(rollout.sequences.lengths.numpy())
+            progress(1)
+        seen = zip(budgets, settings, *realised(np.stack(deferred), np.stack(written)), strict=True)
+        return tuple(Setting(budget, one.threshold, *map(float, found)) for budget, one, *found in seen)
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def generate(
@@ -235,8 +265,7 @@ class DeferringModel:
     ) -> Generation:
         """Sequences for all inputs, the expert writing about `budget` of their tokens; or by a threshold you name."""
         threshold = self._threshold(budget, threshold)
-        parts = [self._roll_out(batch, self._policy(batch, threshold)) for batch in self._batches(inputs, batch_size)]
-        rollout = _join(parts)
+        rollout = _join([self._write(batch, threshold) for batch in self._batches(inputs, batch_size)])
         return Generation(self._outputs(rollout.sequences), rollout)
 
     def decide(
@@ -246,25 +275,25 @@ class DeferringModel:
         threshold = self._threshold(budget, threshold)
         parts, wishes = [], []
         for batch in self._batches(inputs, batch_size):
-            policy = self._policy(batch, threshold)
-            parts.append(self._roll_out(batch, _keeping_all(policy)))
-            wishes.append(_would_defer(policy, parts[-1]))
+            alone, wish = self._decide(batch, threshold)
+            parts.append(alone)
+            wishes.append((wish & alone.sequences.mask()).cpu())
         alone = _join(parts)
         return Decisions(self._outputs(alone.sequences), alone.sequences, alone.scores, torch.cat(wishes))
 
     def stream(self, one: Any, budget: float = BUDGET, *, threshold: float | None = None) -> Iterator[Piece]:
         """The tokens of one sequence as they are written. Their texts together are the output."""
         examples = self._encode([one])
-        return self._stream(examples, self._policy(examples, self._threshold(budget, threshold)))
+        return self._stream(examples, self._threshold(budget, threshold))
 
-    def _stream(self, examples: Examples, policy: Policy[Any]) -> Iterator[Piece]:
+    def _stream(self, examples: Examples, threshold: float) -> Iterator[Piece]:
         served, tokens, shown = self.served, list[Any](), ""
-        for step in interleave(served.predictor, served.expert, examples, policy, served.spec):
-            tokens.append(step.tokens[0].item())
-            is_last = bool(served.spec.is_end(step.tokens)[0]) or len(tokens) == served.spec.length
+        for position, (token, by_expert, score) in enumerate(self._steps(examples, threshold)):
+            tokens.append(token)
+            is_last = token == served.spec.end or len(tokens) == served.spec.length
             added = served.codec.added(tokens, shown, is_last=is_last)
             shown += added
-            yield Piece(step.position, tokens[-1], added, AUTHORS[int(step.by_expert[0])], float(step.scores[0]))
+            yield Piece(position, token, added, AUTHORS[by_expert], score)
 
     def _threshold(self, budget: float, threshold: float | None) -> float:
         if threshold is None:
@@ -285,16 +314,46 @@ class DeferringModel:
         examples = self._encode(inputs)
         return [examples.select(rows) for rows in torch.arange(len(examples)).split(size)]
 
-    def _policy(self, examples: Examples, threshold: float) -> Threshold | PlannedHandOff:
+    def _write(self, examples: Examples, threshold: float) -> Rollout:
+        served = self.served
         if isinstance(self.rejector, TokenNetwork):
-            return Threshold(self.rejector, threshold)
+            policy = Threshold(self.rejector, threshold)
+            return roll_out(served.predictor, served.expert, examples, policy, served.spec)
+        drafts, kept, scores = self._plan(examples, threshold)
+        return complete_drafts(served.predictor, served.expert, examples, drafts, kept, scores, served.spec)
+
+    def _decide(self, examples: Examples, threshold: float) -> tuple[Rollout, Tensor]:
+        """What the predictor writes alone, and where the rejector would defer (n, L), past the end as well."""
+        if isinstance(self.rejector, TokenNetwork):
+            alone = self._write(examples, math.inf)
+            return alone, alone.scores >= threshold
+        drafts, kept, scores = self._plan(examples, threshold)
+        served = self.served
+        alone = complete_drafts(served.predictor, None, examples, drafts, drafts.lengths, scores, served.spec)
+        return alone, is_past(kept, served.spec.length)
+
+    def _steps(self, examples: Examples, threshold: float) -> Iterator[tuple[Any, bool, float]]:
+        """Token, whether the expert wrote it, and score, of one sequence, each as soon as it is known."""
+        served = self.served
+        if isinstance(self.rejector, TokenNetwork):
+            policy = Threshold(self.rejector, threshold)
+            for step in interleave(served.predictor, served.expert, examples, policy, served.spec):
+                yield step.tokens[0].item(), bool(step.by_expert[0]), float(step.scores[0])
+            return
+        drafts, kept, scores = self._plan(examples, threshold)
+        length, pair = served.spec.length, (served.predictor, served.expert)
+        alone = complete_drafts(*pair, examples, drafts, drafts.lengths, scores, served.spec)
+        yield from _row(alone, 0, int(kept))
+        both = complete_drafts(*pair, examples, drafts, kept, scores, served.spec)
+        yield from _row(both, int(kept), length)
+
+    def _plan(self, examples: Examples, threshold: float) -> tuple[Sequences, Tensor, Tensor]:
+        """What the predictor writes alone, where to hand it off (n,), and the scores (n, L) behind that."""
+        assert isinstance(self.rejector, DraftNetwork)
         drafted = draft(self.served.predictor, examples, self.served.spec)
         scores = self.rejector.score(drafted)
         kept = choose_kept(self.rejector, scores, drafted, threshold)
-        return PlannedHandOff(kept, by_position(scores, self.rejector.sizes.hand_offs))
-
-    def _roll_out(self, examples: Examples, policy: Policy[Any]) -> Rollout:
-        return roll_out(self.served.predictor, self.served.expert, examples, policy, self.served.spec)
+        return drafted.sequences, kept, by_position(scores, self.rejector.sizes.hand_offs)
 
     def _outputs(self, sequences: Sequences) -> list[Any]:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
@@ -326,20 +385,11 @@ def _join(parts: Sequence[Rollout]) -> Rollout:
     return Rollout(Sequences(tokens.cpu(), lengths.cpu()), by_expert.cpu(), scores.cpu())
 
 
-def _keeping_all(policy: Threshold | PlannedHandOff) -> Policy[Any]:
-    if isinstance(policy, Threshold):
-        return Threshold(policy.rejector, math.inf)
-    return PlannedHandOff(torch.full_like(policy.kept, policy.scores.shape[1]), policy.scores)
-
-
-def _would_defer(policy: Threshold | PlannedHandOff, alone: Rollout) -> Tensor:
-    """bool (n, L), of what the predictor wrote alone."""
-    if isinstance(policy, Threshold):
-        wishes = alone.scores >= policy.threshold
-    else:
-        positions = torch.arange(policy.scores.shape[1], device=alone.scores.device)
-        wishes = positions >= policy.kept.to(positions.device)[:, None]
-    return (wishes & alone.sequences.mask()).cpu()
+def _row(rollout: Rollout, start: int, stop: int) -> Iterator[tuple[Any, bool, float]]:
+    """Tokens of the only sequence, with their authors and scores."""
+    stop = min(stop, int(rollout.sequences.lengths))
+    parts = (rollout.sequences.tokens, rollout.by_expert, rollout.scores)
+    yield from zip(*(part[0, start:stop].tolist() for part in parts), strict=True)
 
 
 # -- folders -------------------------------------------------------------------------------------------------------
@@ -347,7 +397,7 @@ def _would_defer(policy: Threshold | PlannedHandOff, alone: Rollout) -> Tensor:
 
 def _read_pairing(folder: Path) -> Pairing:
     if not (folder / FILE).is_file():
-        again = "the same seqdefer fit goes on with it" if (folder / "work").is_dir() else "make one: seqdefer fit TASK"
+        again = "the same seqdefer fit goes on with it" if (folder / WORK).is_dir() else "make one: seqdefer fit TASK"
         raise CheckpointError(f"no deferring model in {folder}: it has no {FILE}; {again}")
     return _read(Pairing, folder / FILE, "fit it again: seqdefer fit TASK")
 
@@ -360,6 +410,17 @@ def _read_calibration(folder: Path, rejector: TokenNetwork | DraftNetwork) -> Ca
     found = _read(Calibration, path, mend)
     if len(found.settings) != len(BUDGETS):
         raise CheckpointError(f"{path} has {len(found.settings)} settings, not {len(BUDGETS)}; {mend}")
+    if found.rejector != fingerprint_of(rejector):
+        raise CheckpointError(f"{path} belongs to another rejector; {mend}")
+    return found
+
+
+def _read_curve(folder: Path, rejector: TokenNetwork | DraftNetwork) -> LossCurve | None:
+    """As `_read_calibration`."""
+    path, mend = folder / CURVE, "fit again, or do without: remove it"
+    if not path.is_file():
+        return None
+    found = _read(LossCurve, path, mend)
     if found.rejector != fingerprint_of(rejector):
         raise CheckpointError(f"{path} belongs to another rejector; {mend}")
     return found
@@ -383,7 +444,7 @@ def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Se
     except TypeError as error:
         reason = f"the options of task {pairing.task!r} are not those of this version: {error}"
         raise CheckpointError(f"{folder / FILE}: {reason}; fit it again") from error
-    served = entry.serve(options, choose_device(device), meter)
+    served = entry.serve(options, folder / WORK, choose_device(device), meter)
     for role in AUTHORS:
         found, wanted = getattr(served, role).fingerprint, getattr(pairing, role)
         if found != wanted:
@@ -395,13 +456,22 @@ def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Se
 
 
 def pairing_of(task: str, options: Any, served: Served) -> Pairing:
-    """Folders by their whole names: the model may be used from elsewhere."""
-    plain = {name: _whole_name(value) for name, value in dataclasses.asdict(options).items()}
+    """Files and folders by their whole names: the model may be used from elsewhere."""
+    plain = dataclasses.asdict(options)
+    for field in dataclasses.fields(options):
+        if field.metadata.get("is_path"):
+            plain[field.name] = _whole_name(plain[field.name])
     return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint)
 
 
-def _whole_name(value: Any) -> Any:
-    return str(Path(value).resolve()) if isinstance(value, str) and value and Path(value).is_dir() else value
+def _whole_name(value: str | None) -> str | None:
+    """Of what is there, also after a word that says what it is (rl4co:FOLDER); a name on a hub stays as it is."""
+    if not value or os.path.exists(value):  # Path.exists fails where a name is too long
+        return str(Path(value).resolve()) if value else value
+    kind, _, path = value.partition(":")
+    if not path or path.startswith("//") or not os.path.exists(path):
+        return value
+    return f"{kind}:{Path(path).resolve()}"
 
 
 def fingerprint_of(rejector: TokenNetwork | DraftNetwork) -> str:

@@ -2,6 +2,7 @@
 
 `interleave` is a generator of `Step`s, one position of the whole batch at a time, that says who wrote each token. Rows
 that have ended, or that a final policy has given to the expert for good, leave the batch: nothing is computed for them.
+Whoever has no more use for some rows may `send` them, and they leave, too.
 
     for step in interleave(predictor, expert, examples, policy, spec):
         print(step.position, step.tokens, step.by_expert)
@@ -9,7 +10,7 @@ that have ended, or that a final policy has given to the expert for good, leave 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,8 +46,9 @@ class HandOff(Policy[Tensor]):
 @torch.no_grad()
 def interleave(
     predictor: Predictor[Any], expert: Expert | None, examples: Examples, policy: Policy[Any], spec: SequenceSpec
-) -> Iterator[Step]:
-    """Writes the sequences of one batch, yielding each position as soon as it is written."""
+) -> Generator[Step, Tensor | None, None]:
+    """Writes the sequences of one batch, yielding each position as soon as it is written. Rows that are sent to it
+    (int64 indices) end there."""
     examples = examples.to(predictor.device)
     state, context = predictor.start(examples.inputs)
     policy_state = policy.start(context)
@@ -67,7 +69,9 @@ def interleave(
         else:
             proposal = proposal.select(page.rows)
             page.scores = torch.zeros_like(page.scores)
-        yield page.step(position, proposal)
+        unwanted = yield page.step(position, proposal)
+        if unwanted is not None:
+            page.end(unwanted, position)
         if page.is_finished(position):
             return
         # 3. rows that have ended, or belong to the expert for good, leave; the others read what was written
@@ -116,7 +120,7 @@ class _Page:
     def step(self, position: int, proposal: Proposal) -> Step:
         now = self.tokens[self.rows, position]
         ended = self.rows[self.spec.is_end(now)]
-        self.lengths[ended] = self.lengths[ended].clamp(max=position + 1)
+        self.end(ended, position)
         active = position < self.lengths
         tokens = self.tokens[:, position]
         return Step(
@@ -129,6 +133,9 @@ class _Page:
             proposal=proposal,
             context=self.context,
         )
+
+    def end(self, rows: Tensor, position: int) -> None:
+        self.lengths[rows] = self.lengths[rows].clamp(max=position + 1)
 
     def is_finished(self, position: int) -> bool:
         return not bool((self.lengths > position + 1).any())
@@ -203,6 +210,41 @@ def roll_out(
         Sequences(_columns([step.tokens for step in steps], spec), lengths),
         _columns([step.by_expert for step in steps], spec),
         _columns([step.scores for step in steps], spec),
+    )
+
+
+def is_past(kept: Tensor, length: int) -> Tensor:
+    """The positions after the first `kept` (n,). bool (n, L)"""
+    return torch.arange(length, device=kept.device) >= kept[:, None]
+
+
+@torch.no_grad()
+def complete_drafts(
+    predictor: Predictor[Any],
+    expert: Expert | None,
+    examples: Examples,
+    drafts: Sequences,
+    kept: Tensor,
+    scores: Tensor,
+    spec: SequenceSpec,
+) -> Rollout:
+    """What `roll_out` writes where each row keeps `kept` (n,) tokens, if the predictor's drafts are known: it is not
+    asked again, and the expert once for all rows. `scores` (n, L) led to this. All on the CPU, as `draft` gives it."""
+    handed = (kept < drafts.lengths).nonzero().squeeze(1)
+    tokens, lengths = drafts.tokens.clone(), drafts.lengths.clone()
+    if len(handed):
+        if expert is None:
+            raise ContractError("drafts are handed off, but there is no expert; give one or keep all")
+        blank = tokens[handed].masked_fill(is_past(kept[handed], spec.length), 0)  # what it replaces, it shall not see
+        prefixes = Sequences(blank.to(predictor.device), kept[handed].to(predictor.device))
+        completed = expert.complete(examples.select(handed).to(predictor.device), prefixes, spec)
+        tokens[handed], lengths[handed] = completed.tokens.to(tokens), completed.lengths.to(lengths)
+    mask = Sequences(tokens, lengths).mask()
+    is_scored = mask & ~is_past(kept + 1, spec.length)  # past the hand-off, the rejector is not asked
+    return Rollout(
+        Sequences(tokens.masked_fill(~mask, 0), lengths),
+        mask & is_past(kept, spec.length),
+        torch.where(is_scored, scores.float(), 0.0),
     )
 
 

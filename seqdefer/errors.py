@@ -6,6 +6,8 @@
     │   ├── OptionError       an unknown name, or a value out of range
     │   └── CheckpointError   a checkpoint that is damaged or belongs to another predictor
     ├── MissingExtraError optional software is absent; the message has the command that installs it
+    ├── EndpointError     an expert behind an address does not answer as it should (seqdefer.remote)
+    ├── LostWorkerError   a process that labels died again and again
     └── ContractError     a task, expert, policy or loss breaks its interface (see seqdefer.testing)
 
 A message says what happened, the value, what to do, and what exists.
@@ -38,6 +40,10 @@ class CheckpointError(InputError):
 
 class MissingExtraError(SeqdeferError):
     """Optional software is absent."""
+
+
+class LostWorkerError(SeqdeferError):
+    """A process that labels died again and again."""
 
 
 class ContractError(SeqdeferError):

@@ -10,10 +10,9 @@ fits, and its type (`splits.Held`) keeps it out of them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -45,6 +44,9 @@ from seqdefer.curves import (
 from seqdefer.environment import Clock, choose_device, machine
 from seqdefer.errors import CheckpointError, OptionError, unknown
 from seqdefer.interfaces import Meter, NextTokenExpert, Silent, Task, TaskEntry
+from seqdefer.labelling.engines import EngineSettings
+from seqdefer.labelling.labels import Labels, open_labels
+from seqdefer.labelling.manifests import described_options
 from seqdefer.losses import hand_off_grid, rule_of_thumb
 from seqdefer.oracle import all_outcomes, beam_outcomes
 from seqdefer.paper import PAPER
@@ -119,6 +121,7 @@ class Experiment:
         *,
         splits: Splits | None = None,
         variant: str = "",
+        labels: Labels | None = None,
     ) -> None:
         self.task, self.settings, self.folder, self.variant = task, settings, Path(folder), variant
         self.clock = clock or Clock()
@@ -130,6 +133,7 @@ class Experiment:
             instances=settings.instances,
             rollouts=settings.rollouts,
             by_token=settings.wants("TokenwiseModel"),
+            labels=labels,
         )
         self.drawn = ""
         length = task.spec.length
@@ -138,6 +142,7 @@ class Experiment:
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
         self._require_by_token()
+        self.splits.make_by_engine("test", "train", "validation")
         self._require_entropy(self.splits.test)  # test rows may be too few: then all that follows would be for nothing
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
@@ -330,15 +335,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def described_options(task: Task) -> dict[str, Any]:
-    """A task's options for the provenance, if it keeps them as `options`, a dataclass."""
-    options = getattr(task, "options", None)
-    if not is_dataclass(options) or isinstance(options, type):
-        return {}
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(options), default=str))
-    return plain
-
-
 def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftNetwork | TokenNetwork | None:
     """The rejector in `folder` if the very same recipe made it."""
     try:
@@ -427,11 +423,13 @@ def run_task(
     command: str = "",
     device: str = "auto",
     meter: Meter | None = None,
+    labelling: EngineSettings | None = None,
 ) -> Results:
     """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
-    experiment = Experiment(task, settings, folder, clock)
+    labels = open_labels(labelling or EngineSettings(), entry, options, task, folder, device)
+    experiment = Experiment(task, settings, folder, clock, labels=labels)
     results = experiment.run(preset=preset, command=command)
     save_results(results, folder)
     (folder / PICTURES).unlink(missing_ok=True)  # of an earlier run, which drew what this one may not

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from seqdefer.deferring import DeferringModel, pairing_of
+from seqdefer.deferring import WORK, DeferringModel, pairing_of
 from seqdefer.environment import Clock, choose_device
 from seqdefer.errors import OptionError, unknown
 from seqdefer.experiment import Experiment
 from seqdefer.interfaces import Meter, NextTokenExpert, Served, Silent, Task, TaskEntry
+from seqdefer.labelling.engines import EngineSettings
+from seqdefer.labelling.labels import open_labels
 from seqdefer.settings import ExperimentSettings
 
 METHODS = ("TokenwiseModel", "OneTimeModel", "OneTimeCost")
+
+
+@runtime_checkable
+class HasTestData(Protocol):
+    """Options of a task that keeps data to report on."""
+
+    def without_test(self) -> Any:
+        """The same options, all data for learning."""
 
 
 def fit_model(
@@ -29,22 +39,27 @@ def fit_model(
     method: str | None = None,
     device: str = "auto",
     meter: Meter | None = None,
+    labelling: EngineSettings | None = None,
 ) -> DeferringModel:
-    """Fits, calibrates and saves; `method` is token-level unless the expert only completes."""
+    """Fits, calibrates and saves; `method` is token-level unless the expert only completes. Nothing is reported on, so
+    all data is learned from."""
     require_served(entry)
     if method not in (None, *METHODS):
         raise unknown("method to fit", method, METHODS)
-    clock, work = Clock(meter or Silent()), folder / "work"
+    options = options.without_test() if isinstance(options, HasTestData) else options
+    clock, work = Clock(meter or Silent()), folder / WORK
     task = entry.prepare(options, work, choose_device(device), clock)
     method = _method_for(task, method)
-    experiment = Experiment(task, replace(settings, methods=(method,), seeds=1), work, clock)
+    labels = open_labels(labelling or EngineSettings(), entry, options, task, work, device)
+    experiment = Experiment(task, replace(settings, methods=(method,), seeds=1), work, clock, labels=labels)
     splits = experiment.splits
+    splits.make_by_engine("train", "validation")
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     served = served_of(task)
     model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served))
     validation = splits.validation
     with clock.stage("calibrate budgets", len(validation.examples)) as advance:
-        model.calibrate_on(validation.examples, table=validation.table, progress=advance)
+        model.calibrate_on(validation.examples, judge=task, table=validation.table, progress=advance)
     model.save_pretrained(folder)
     return model
 

@@ -71,11 +71,12 @@ class Expert(ABC):
     is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
     does not depend on what was written before (someone who reads a thermometer). Labelling then skips the calls whose
     answers it can foresee. `fingerprint` names everything its answers depend on besides the examples; labels made by an
-    expert that has a name are kept and found again.
+    expert that has a name are kept and found again. `waits`: it is elsewhere, and this machine is idle while it works.
     """
 
     deterministic: bool = True
     reads_prefix: bool = True
+    waits: bool = False
     fingerprint: str = ""
     batch_size: int = 4096  # examples to label at once; what is labelled is kept batch by batch
     unproven: int = 0  # answers so far that may not be the best it has, because its time was over
@@ -248,10 +249,15 @@ class Codec(ABC):
     """From what users have to what the models read, and from what they wrote back to what users want."""
 
     field: str = "input"  # of a line of JSON: where an input stands, unless users say otherwise
+    kind: str = "tokens"  # what an output is to those who show it: "text", "tour", or just tokens
+    size: int | None = None  # items that an input must have
+    hint: str = ""  # an input, to show where one is asked for
+    knows_roles: bool = False  # whether `chat` tells the model who said what
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Examples:
-        """Examples to write for. Nobody knows their targets: those given here mean nothing."""
+        """Examples to write for. Nobody knows their targets: those given here mean nothing. Raises InputError where an
+        input is none."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[Any]) -> Any:
@@ -260,6 +266,18 @@ class Codec(ABC):
     def text(self, tokens: Sequence[Any]) -> str:
         """A sequence, whole or so far, for people to read. More tokens add to it; at most its last letter changes."""
         return " ".join(str(token) for token in tokens)
+
+    def schema(self) -> dict[str, Any]:
+        """One input as a JSON schema, for the server's description of itself; {} is anything."""
+        return {}
+
+    def facts(self, one: Any, output: Any) -> dict[str, float]:
+        """What there is to know of an output besides itself, in the units of its input: a tour's length."""
+        return {}
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
+        """One input of what was said (`role` and `content` each). Without roles: all of it, blank lines between."""
+        return "\n\n".join(message["content"] for message in messages)
 
     def added(self, tokens: Sequence[Any], shown: str, *, is_last: bool) -> str:
         """What the last of `tokens` adds to the text that was shown before it, to stream. A letter may take several
@@ -306,13 +324,16 @@ class TaskEntry:
     """How a task introduces itself (entry point group `seqdefer.tasks`).
 
     `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; `quick` and `paper` are
-    expected. The fields become command-line options (`metadata={"help": ...}`).
+    expected. The fields become command-line options (`metadata={"help": ...}`). Options that keep data to report on
+    have a method `without_test()` for `seqdefer fit`, which reports on nothing: the same options, all data for
+    learning.
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is kept in `folder` and found again there.
     `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp, xsum, or
     ours (`experiment.STARTING_POINTS`). `quick_instances` test instances a seed are enough for the preset `quick`.
-    `training` is there where the predictor can be trained by a command of its own. `serve(options, device, meter)`
-    returns the pair without any data, for inputs of users' own; None where there is nothing to serve.
+    `training` is there where the predictor can be trained by a command of its own.
+    `serve(options, folder, device, meter)` returns the pair without any data, for inputs of users' own; `folder` is the
+    one that `prepare` had for `seqdefer fit`, wherever it is now. None where there is nothing to serve.
     """
 
     name: str
@@ -322,7 +343,7 @@ class TaskEntry:
     hyperparameters: str = "mwp"
     quick_instances: int = 100
     training: PredictorTraining | None = None
-    serve: Callable[[Any, torch.device, Meter], Served] | None = None
+    serve: Callable[[Any, Path, torch.device, Meter], Served] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 Row i, column k of a table: keep the first k tokens of the predictor's draft, let the expert write the rest. Exact
 short-cuts (`Expert.deterministic`, `Expert.reads_prefix`) skip the runs whose outcome is already known; a `DraftExpert`
-knows short-cuts of its own. In a folder, the labels of an expert that has a name are kept batch by batch, each under a
-name made of all that it depends on: labelling that was stopped goes on, and nothing stale is ever read.
-The labels of token-level deferral are in `seqdefer.trees`.
+knows short-cuts of its own. The labels of token-level deferral are in `seqdefer.trees`; how labels are kept, and made
+by many at once, is in `seqdefer.labelling`.
 """
 
 from __future__ import annotations
@@ -12,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from seqdefer import __version__
 from seqdefer.branches import branch_out
 from seqdefer.engine import Progress
 from seqdefer.interfaces import DraftExpert, NextTokenExpert, Task
-from seqdefer.store import fingerprint, kept_tensors
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences, SequenceSpec
 
 HandOffs: TypeAlias = Callable[[Examples, Sequences, Tensor, SequenceSpec], tuple[Sequences, int]]
@@ -47,40 +43,17 @@ def hand_off_table(
     *,
     shortcut: bool = True,
     batch_size: int | None = None,
-    folder: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> tuple[HandOffTable, Calls]:
     """Loss and deferred tokens of every hand-off kept = 0..L. `shortcut=False` asks the expert every time."""
     losses, deferred, calls = [], [], Calls()
     for rows in torch.arange(len(examples)).split(batch_size or task.expert.batch_size):
-        loss, count, made = _kept_batch(task, examples.select(rows), draft.sequences.select(rows), shortcut, folder)
+        loss, count, made = _table_of_batch(task, examples.select(rows), draft.sequences.select(rows), shortcut)
         losses.append(loss)
         deferred.append(count)
         calls = calls + made
         progress(len(rows))
     return HandOffTable(torch.cat(losses), torch.cat(deferred)), calls
-
-
-def _kept_batch(
-    task: Task, examples: Examples, drafted: Sequences, shortcut: bool, folder: Path | None
-) -> tuple[Tensor, Tensor, Calls]:
-    """The table of a batch, from the folder where it is there already."""
-    if folder is None or not task.expert.fingerprint:
-        return _table_of_batch(task, examples, drafted, shortcut)
-    rules = (task.name, task.loss_unit, task.loss_key(examples), task.spec.end, task.expert.fingerprint, shortcut)
-    parts = (examples.inputs, examples.targets, examples.ids, drafted.tokens, drafted.lengths)
-    name = fingerprint(__version__, *rules, *parts)
-    before = task.expert.unproven
-
-    def make() -> dict[str, Tensor]:
-        loss, deferred, calls = _table_of_batch(task, examples, drafted, shortcut)
-        counts = torch.tensor([calls.made, calls.saved, task.expert.unproven - before])
-        return {"loss": loss, "deferred": deferred, "calls": counts}
-
-    kept = kept_tensors(folder / f"{name}.safetensors", {"loss", "deferred", "calls"}, make)
-    made, saved, unproven = kept["calls"].tolist()
-    task.expert.unproven = before + unproven  # those of stored answers count, too
-    return kept["loss"], kept["deferred"], Calls(made, saved)
 
 
 def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut: bool) -> tuple[Tensor, Tensor, Calls]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,27 +41,6 @@ class Threshold(Policy[Any]):
 
     def select(self, state: Any, rows: Tensor) -> Any:
         return self.rejector.select(state, rows)
-
-
-class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
-    """As `engine.HandOff`: keeps `kept` (n,) tokens, then hands off; and shows what the rejector thought, (n, L)."""
-
-    final: ClassVar[bool] = True
-
-    def __init__(self, kept: Tensor, scores: Tensor) -> None:
-        self.kept, self.scores = kept, scores
-
-    def start(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kept.to(context.device), self.scores.to(context.device)
-
-    def decide(
-        self, state: tuple[Tensor, Tensor], position: int, proposal: Proposal
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        kept, scores = state
-        return scores[:, position], position >= kept, state
-
-    def select(self, state: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-        return state[0][rows], state[1][rows]
 
 
 def deferral_odds(scores: Tensor) -> Tensor:

@@ -7,20 +7,24 @@ or chooses takes `Studied`, so that a type checker, and `require_studied` at run
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from seqdefer.engine import draft
-from seqdefer.environment import Clock
-from seqdefer.errors import ContractError, DataError
-from seqdefer.exploration import explore_trees
-from seqdefer.interfaces import NextTokenExpert, SplitName, Task
-from seqdefer.labels import Calls, hand_off_table
+from seqdefer.environment import Clock, choose_device
+from seqdefer.errors import ContractError, DataError, unknown
+from seqdefer.interfaces import Meter, NextTokenExpert, Silent, SplitName, Task, TaskEntry
+from seqdefer.labelling.engines import EngineSettings
+from seqdefer.labelling.jobs import Part as Rows
+from seqdefer.labelling.jobs import calls_in, hand_offs_in, trees_in
+from seqdefer.labelling.labels import Labels, Made, open_labels
+from seqdefer.labels import Calls
+from seqdefer.shards import Store
 from seqdefer.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.types import Draft, Examples, HandOffTable
 
@@ -66,7 +70,8 @@ def require_studied(*parts: Labelled) -> None:
 
 
 class Splits:
-    """Each split is labelled when it is first asked for. What an expert with a name answers is kept in `folder`.
+    """Each split is labelled when it is first asked for. What an expert with a name answers is kept: in `labels`, or
+    in `folder`.
 
     The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` says where they stand.
     """
@@ -81,24 +86,38 @@ class Splits:
         instances: int,
         rollouts: int = 8,
         by_token: bool = True,
+        labels: Labels | None = None,
     ) -> None:
-        self.task, self.folder, self.clock = task, folder, clock or Clock()
+        self.task, self.clock = task, clock or Clock()
+        self.labels = labels or Labels(task, Store(folder / "labels"))
         self.seeds, self.instances, self.rollouts, self.by_token = seeds, instances, rollouts, by_token
         self.table_calls = Calls()
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
 
     @cached_property
     def train(self) -> Studied:
-        return self._label(Studied, "train", self.task.split("train"), self.by_token)
+        return self._label(Studied, "train")
 
     @cached_property
     def validation(self) -> Studied:
-        return self._label(Studied, "validation", self.task.split("validation"), self.by_token)
+        return self._label(Studied, "validation")
 
     @cached_property
     def test(self) -> Held:
         """With trees, whoever is compared: the oracle and the sweeps of confidence need them."""
-        return self._label(Held, "test", self.task.split("test").select(self.test_rows()), True)
+        return self._label(Held, "test")
+
+    def make(self, names: Sequence[SplitName]) -> list[Made]:
+        """All labels of these splits that can be kept, into the store and not into memory; many workers have more to
+        share then than with one split after the other."""
+        parts = [part for name in names for part in self._parts(name)]
+        with self.clock.stage("label", sum(len(part.rows) for part in parts)) as advance:
+            return self.labels.make(parts, advance)
+
+    def make_by_engine(self, *names: SplitName) -> None:
+        """For those who are about to ask for them all: nothing where this process makes them anyway."""
+        if self.labels.engine is not None:
+            self.make(names)
 
     @property
     def searches(self) -> bool:
@@ -125,22 +144,70 @@ class Splits:
             )
         return torch.randperm(available, generator=torch.Generator().manual_seed(0))[:wanted]
 
-    def _label(self, kind: type[Part], name: SplitName, examples: Examples, by_token: bool) -> Part:
+    def _rows(self, name: SplitName) -> Tensor:
+        return self.test_rows() if name == "test" else torch.arange(len(self.task.split(name)))
+
+    def _parts(self, name: SplitName) -> list[Rows]:
+        """What is kept of a split. Trees of test data that are long grow wherever sweeps and the oracle go."""
+        rows = self._rows(name)
+        parts = [Rows("hand-offs", name, rows)]
+        if self._has_trees(name):
+            if not self.searches and self._is_dear():
+                parts.append(Rows("whole-trees", name, rows))
+            elif self.searches and name != "test":
+                parts.append(Rows("trees", name, rows, self.rollouts))
+        return parts
+
+    def _is_dear(self) -> bool:
+        """Whether whole trees are worth their room. An expert that ignores prefixes is asked once a position, and a
+        tree of it takes less than a millisecond."""
+        return bool(self.task.expert.fingerprint) and self.task.expert.reads_prefix
+
+    def _has_trees(self, name: SplitName) -> bool:
+        return (self.by_token or name == "test") and isinstance(self.task.expert, NextTokenExpert)
+
+    def _label(self, kind: type[Part], name: SplitName) -> Part:
         """Draft, hand-off table and decision trees."""
-        task, labels = self.task, self.folder / "labels"
-        with self.clock.stage(f"draft ({name})", len(examples)) as advance:
-            drafted = draft(task.predictor, examples, task.spec, progress=advance)
+        hand_offs, *trees = self._parts(name)
+        examples = hand_offs.examples(self.task)
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
-            table, calls = hand_off_table(task, examples, drafted, folder=labels, progress=advance)
-        self.table_calls = self.table_calls + calls
-        if not (by_token and isinstance(task.expert, NextTokenExpert)):
-            return kind(examples, drafted, table, None)
+            shards = self.labels.read(hand_offs, advance)
+        drafted, table = hand_offs_in(shards)
+        self.table_calls = sum((calls_in(shard)[0] for shard in shards), start=self.table_calls)
+        grown = self._trees(name, examples, *trees) if self._has_trees(name) else None
+        return kind(examples, drafted, table, grown)
+
+    def _trees(self, name: SplitName, examples: Examples, kept: Rows | None = None) -> DecisionTrees:
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
-            if not self.searches:
-                trees = enumerate_trees(task, examples, progress=advance)
-            elif kind is Held:  # sweeps and the oracle go wherever they like
-                trees = DecisionTrees(task, examples, progress=advance)
+            if kept is not None:
+                trees = trees_in(self.task, kept, self.labels.read(kept, advance))
+            elif self.searches:
+                trees = DecisionTrees(self.task, examples, progress=advance)
             else:
-                trees = explore_trees(task, examples, self.rollouts, folder=labels, progress=advance)
+                trees = enumerate_trees(self.task, examples, progress=advance)
         self.grown.append(trees)
-        return kind(examples, drafted, table, trees)
+        return trees
+
+
+def label_task(
+    entry: TaskEntry,
+    options: Any,
+    folder: Path,
+    names: Sequence[SplitName],
+    labelling: EngineSettings,
+    *,
+    seeds: int,
+    instances: int,
+    rollouts: int,
+    device: str = "auto",
+    meter: Meter | None = None,
+) -> list[Made]:
+    """`seqdefer label`: prepares the task in `folder` and makes what `run` will need of these splits."""
+    for name in names:
+        if name not in get_args(SplitName):
+            raise unknown("split", name, get_args(SplitName))
+    clock = Clock(meter or Silent())
+    task = entry.prepare(options, folder, choose_device(device), clock)
+    labels = open_labels(labelling, entry, options, task, folder, device)
+    splits = Splits(task, folder, clock, seeds=seeds, instances=instances, rollouts=rollouts, labels=labels)
+    return splits.make(names)

@@ -77,18 +77,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
-def kept_tensors(path: Path, names: set[str], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors in a file, by `names`; where there is none, or a damaged one, they are made and written."""
-    if path.is_file():
-        with suppress(CheckpointError):
-            found = read_tensors(path)
-            if found.keys() == names:
-                return found
-    made = make()
-    write_tensors(path, made)
-    return made
-
-
 def read_weights(network: nn.Module, path: Path) -> None:
     """Reads the weights of a network into one of the same shape."""
     try:
@@ -154,8 +142,9 @@ def _bytes_of(part: Any) -> bytes:
 
 
 @contextmanager
-def writable_folder(folder: Path) -> Iterator[None]:
+def writable_folder(folder: Path, option: str = "--out") -> Iterator[None]:
     """Makes `folder` and tries a file in it, because minutes of work should not end in what cannot be written.
+    `option` chooses another.
 
     Where the work within fails, the folders that were made for it go again unless something is in them.
     """
@@ -167,7 +156,7 @@ def writable_folder(folder: Path) -> Iterator[None]:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             reason = f"cannot write into {folder}: {error.strerror}"
-            raise OptionError(f"{reason}; choose another folder with --out") from error
+            raise OptionError(f"{reason}; choose another folder with {option}") from error
         yield
     except BaseException:
         for path in made:

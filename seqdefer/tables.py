@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -63,6 +63,23 @@ def calibration_table(found: Calibration) -> Table:
         spent = f"{setting.share:.3f} [{setting.low:.3f}, {setting.high:.3f}]"
         met = "" if setting.is_near(setting.budget) else "cannot be met"
         table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), escape(spent), met)
+    return table
+
+
+def check_table(seen: Sequence[Setting], expected: Sequence[float], inputs: int) -> Table:
+    """Budgets on inputs that they were not calibrated with."""
+    table = Table(
+        title="budgets, checked",
+        box=box.SIMPLE_HEAD,
+        caption=f"share of the tokens that the expert wrote, of {inputs} other inputs; 95 % of resamples in brackets",
+    )
+    for heading in ("budget", "calibrated", "spent"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for one, share in zip(seen, expected, strict=True):
+        spent = f"{one.share:.3f} [{one.low:.3f}, {one.high:.3f}]"
+        held = "" if one.is_near(one.budget) else f"off by {100 * abs(one.share - one.budget):.1f} points"
+        table.add_row(f"{one.budget:.2f}", f"{share:.3f}", escape(spent), held)
     return table
 
 

@@ -78,6 +78,17 @@ def weather(record: Path, tmp_path_factory: pytest.TempPathFactory) -> WeatherTa
     return prepare_weather(record, tmp_path_factory.mktemp("weather"))
 
 
+@pytest.fixture(scope="session")
+def toy_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The labels of the toy in `labelling_toy`, as this process makes them alone, one job after the other."""
+    from labelling_toy import files_in, label_toy
+
+    out = tmp_path_factory.mktemp("fresh")
+    made = label_toy(out)
+    assert [(one.found, one.made) for one in made] == [(0, 4)] * 5
+    return files_in(out / "labels")
+
+
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[Any, ...]]]:
     """`spy(owner, "method")` notes the arguments of every call from then on, in the list it returns."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seqdefer.interfaces import Expert, NextTokenExpert, Silent, Task, TokenRejector
+from seqdefer.interfaces import Expert, NextTokenExpert, Policy, Silent, Task, TokenRejector
 from seqdefer.tasks.weather import WeatherOptions, WeatherTask, prepare
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.testing.fakes import mix
@@ -209,3 +209,24 @@ def write_record(path: Path, celsius: NDArray[np.float64]) -> Path:
 def prepare_weather(record: Path, folder: Path, **options: Any) -> WeatherTask:
     chosen = {"data": str(record), "stride": 12, "hidden": 4, "epochs": 2, "passes": 3, **options}
     return prepare(WeatherOptions(**chosen), folder, torch.device("cpu"), Silent())
+
+
+class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
+    """As `engine.HandOff`: keeps `kept` (n,) tokens, then hands off; and shows what the rejector thought, (n, L)."""
+
+    final: ClassVar[bool] = True
+
+    def __init__(self, kept: Tensor, scores: Tensor) -> None:
+        self.kept, self.scores = kept, scores
+
+    def start(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kept.to(context.device), self.scores.to(context.device)
+
+    def decide(
+        self, state: tuple[Tensor, Tensor], position: int, proposal: Proposal
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        kept, scores = state
+        return scores[:, position], position >= kept, state
+
+    def select(self, state: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        return state[0][rows], state[1][rows]

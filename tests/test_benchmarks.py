@@ -40,9 +40,11 @@ def run(weather: ModuleType) -> Callable[..., int]:
     sizes = weather.Sizes(
         weeks=8, paper_weeks=8, predictor_epochs=1, repeats=3, least_seconds=0.0, n_training=48, training_epochs=2,
         n_labels=32, n_enumerate=8, n_sweep=10, n_thresholds=5, n_curve=40, n_engine=6, n_paper=64, paper_epochs=2,
-        n_tours=3, n_cold_tours=2, n_tour_cities=8,
+        n_tours=3, n_cold_tours=2, n_tour_cities=8, n_labelled=4, n_memory=2, ray=False,
     )  # fmt: skip
-    text_sizes = text.Sizes({1: 1, 2: 3}, longest=12, length=5, n_layers=(1, 2), width=32, n_heads=2, n_words=99)
+    text_sizes = text.Sizes(
+        {1: 1, 2: 3}, {1: 2, 3: 3}, longest=12, length=5, n_layers=(1, 2), width=32, n_heads=2, n_words=99
+    )
     return lambda *arguments: main(arguments, sizes, text_sizes)
 
 
@@ -58,13 +60,13 @@ def written(run: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -
 def test_every_benchmark_has_rows(written: dict[str, Any], weather: ModuleType) -> None:
     from benchmarks.__main__ import BENCHMARKS, OURS
 
-    expected = [name for name in BENCHMARKS if name != "text" or HAS_TRANSFORMERS]
+    expected = [name for name in BENCHMARKS if name not in ("text", "server") or HAS_TRANSFORMERS]
     assert list(dict.fromkeys(row["benchmark"] for row in written["rows"])) == expected
     assert set(OURS) == set(BENCHMARKS)
 
 
 def test_rows_hold_the_spread_of_their_ratios(written: dict[str, Any]) -> None:
-    ratios = [row for row in written["rows"] if row["benchmark"] != "paper_scale"]
+    ratios = [row for row in written["rows"] if row["benchmark"] != "paper_scale" and row["unit"] not in ("MB", "ms")]
     for row in ratios:
         ours, theirs = (np.array(row["seconds"][name]) for name in ("ours", "theirs"))
         values = ours / theirs if row["unit"] == "times its cost" else theirs / ours
@@ -86,6 +88,14 @@ def test_paper_scale_is_called_a_projection(written: dict[str, Any]) -> None:
     assert memory["unit"] == "GB"
 
 
+def test_labelling_tells_the_memory_of_more_examples(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "labelling"]
+    assert [row["unit"] for row in rows] == ["times as fast", "MB", "MB"]
+    assert rows[0]["same"] == "5 files equal"
+    for row in rows[1:]:
+        assert re.fullmatch(r"1x: \d+ MB, 4x: \d+ MB, 16x: \d+ MB; 16x is \d\.\d\d times 1x", row["note"])
+
+
 @needs_transformers
 def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "text"]
@@ -98,6 +108,17 @@ def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) ->
     assert rows[9]["same"].endswith("tokens of the expert equal")
     assert "THE BOUND" in rows[10]["what"]
     assert re.fullmatch(r"ms a document: interleaved .*, predictor .*, encoding .*, expert .*", rows[10]["note"])
+
+
+@needs_transformers
+def test_the_server_is_measured_against_the_engine_and_either_model(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "server"]
+    assert [row["unit"] for row in rows[:6]] == ["times its cost"] * 2 + ["ms"] * 2 + ["times its cost"] * 2
+    assert rows[0]["same"] == "5 tokens of the predictor equal"
+    assert rows[2]["same"] == "10 texts equal"  # of a round: 4 whole answers and 1 stream, 2 documents each
+    assert rows[2]["note"] == "8 requests a round"
+    assert [row["what"].split(":")[0] for row in rows[6:]] == ["1 client"] * 3 + ["3 clients"] * 3
+    assert all(row["same"] == f"{n} texts equal" for row, n in zip(rows[6:], [2] * 3 + [3] * 3, strict=True))
 
 
 def test_text_is_left_out_without_transformers(
@@ -125,7 +146,8 @@ def test_text_takes_a_pair_and_documents(run: Callable[..., int], tmp_path: Path
     pair, out = [str(tmp_path / name) for name in ("predictor", "expert")], tmp_path / "bench.json"
     assert run("--only", "text", "--pair", *pair, "--documents", str(documents), "--out", str(out)) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
-    assert written["text"]["pair"] == pair
+    assert written["text"]["pair"] == ["predictor", "expert"]
+    assert written["text"]["documents"] == "documents.jsonl"
     assert len(written["rows"]) == 13
     assert run("--only", "text", "--pair", *pair, "--dtype", "bfloat16", "--out", str(out)) == 0
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from toy_pair import METHODS, Toy, numbers
 
 from seqdefer import calibration
-from seqdefer.calibration import BEYOND, BUDGETS, CLOSE, Calibration, Setting, _shares, _Spending
+from seqdefer.calibration import BEYOND, BUDGETS, CLOSE, Calibration, Setting, realised
 from seqdefer.deferring import BudgetWarning, DeferringModel
 from seqdefer.engine import draft
 from seqdefer.errors import OptionError
@@ -212,7 +212,7 @@ def test_intervals_are_those_of_drawing_inputs_again() -> None:
     generator = np.random.default_rng(3)
     written = generator.integers(1, 9, (1, 50)).repeat(2, 0)
     deferred = generator.integers(0, written + 1)
-    shares, low, high = _shares(_Spending([math.inf, 0.0], deferred, written))
+    shares, low, high = realised(deferred, written)
     drawn = []
     for _ in range(4000):
         rows = generator.integers(0, 50, 50)

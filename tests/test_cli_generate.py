@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -227,6 +229,34 @@ def test_budgets_are_measured_printed_and_kept(name: str, folder: Path, tmp_path
     assert err == ""
 
 
+def test_budgets_are_checked_on_other_inputs(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    before, others = (folder / "calibration.json").read_bytes(), numbers(70, first=500)
+    lines = "".join(json.dumps({"number": number}) + "\n" for number in others)
+    (tmp_path / "others.jsonl").write_text(lines, encoding="utf-8")
+    assert run("calibrate", folder, "--check", tmp_path / "others.jsonl", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    model = DeferringModel.from_pretrained(folder)
+    assert found["inputs"] == 70
+    assert [one["budget"] for one in found["checked"]] == [0.05, 0.1, 0.2, 0.3, 0.5, 0.8]
+    for one in found["checked"]:
+        assert one["share"] == pytest.approx(model.generate(others, one["budget"]).share)
+        assert one["low"] <= one["share"] <= one["high"]
+        assert one["expected"] == model.setting(one["budget"]).share
+    assert (folder / "calibration.json").read_bytes() == before
+    assert run("calibrate", folder, "--check", tmp_path / "others.jsonl", "--quiet") == 0
+    assert "of 70 other inputs" in capsys.readouterr().out
+    said = refused(capsys, "calibrate", folder)
+    assert "nothing to do: give --data FILE to calibrate with, --check FILE to see if budgets hold" in said
+
+
+def test_budgets_are_measured_and_checked_in_one_go(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = write_numbers(tmp_path / "own.jsonl", 50)
+    assert run("calibrate", folder, "--data", data, "--check", data, "--quiet") == 0
+    out = capsys.readouterr().out
+    assert "budgets and what they spend" in out
+    assert "off by" not in out  # on the very inputs they were calibrated with
+
+
 def test_plain_text_has_one_input_a_line(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "own.txt").write_text("\ufeff13\r\n\r\n14\n15\n", encoding="utf-8")
     before = (folder / "rejector" / "model.safetensors").stat().st_mtime_ns
@@ -296,6 +326,31 @@ def test_numbers_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
     assert read_lines(path) == [(2, '{"a": 1}'), (4, '{"b": 2}')]
     with pytest.raises(DataError, match="line 4: there is no 'a'"):
         inputs_in(read_lines(path), path, "a")
+
+
+# -- what help teaches ---------------------------------------------------------------------------------------------
+
+
+def help_of(command: str, capsys: Capture) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        run(command, "--help")
+    return capsys.readouterr().out
+
+
+def test_commands_on_a_model_begin_alike(capsys: Capture) -> None:
+    for command in ("calibrate", "generate", "serve"):
+        shown = help_of(command, capsys)
+        assert "what seqdefer fit wrote" in shown
+        assert "In parentheses: what is used if an option is not given." in " ".join(shown.split())
+
+
+def test_the_examples_of_serve_can_be_copied(capsys: Capture) -> None:
+    shown = help_of("serve", capsys)
+    (body,) = re.findall(r"-d '(.*)'", shown)
+    assert json.loads(body) == {"model": "pronounce@0.20", "prompt": "onomatopoeia"}
+    code = shown.split("(pip install openai):\n")[1].split("\nThe number")[0]
+    assert "client.completions.create(" in code
+    compile(textwrap.dedent(code), "help", "exec")
 
 
 def test_a_folder_may_be_moved(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import PlannedHandOff
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
 from seqdefer import deferring
@@ -21,13 +22,15 @@ from seqdefer.deferring import BudgetWarning, DeferringModel, Generation, Pairin
 from seqdefer.engine import draft, roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Codec, TaskEntry
-from seqdefer.policies import PlannedHandOff, choose_by_cost, choose_hand_off
+from seqdefer.policies import by_position, choose_by_cost, choose_hand_off, choose_kept
 from seqdefer.rejectors import DraftMLP, DraftNetwork
+from seqdefer.tasks.options import option
 from seqdefer.testing.fakes import blank_prefixes
 from seqdefer.types import Rollout, Sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 each_method = pytest.mark.parametrize("method", METHODS)
+each_one_time = pytest.mark.parametrize("method", METHODS[1:])
 INPUTS = numbers(40)
 
 
@@ -174,6 +177,84 @@ def test_one_time_decisions_follow_the_rule_of_the_rejector(method: str, choose:
     assert [row.count("predictor") for row in written.sources] == kept.tolist()
 
 
+def written_twice(model: DeferringModel, inputs: list[int], threshold: float) -> Rollout:
+    """The plain way: a draft to decide by, and then the engine, whose predictor writes what is kept again."""
+    served, rejector = model.served, model.rejector
+    assert isinstance(rejector, DraftNetwork)
+    examples = served.codec.encode(inputs)
+    drafted = draft(served.predictor, examples, served.spec)
+    scores = rejector.score(drafted)
+    kept = choose_kept(rejector, scores, drafted, threshold)
+    policy = PlannedHandOff(kept, by_position(scores, rejector.sizes.hand_offs))
+    return roll_out(served.predictor, served.expert, examples, policy, served.spec)
+
+
+@each_one_time
+@pytest.mark.parametrize("options", [{}, {"ends": False}, {"length": 12}])
+def test_a_draft_completed_is_what_the_engine_writes(method: str, options: dict[str, Any]) -> None:
+    """At every threshold at which anything changes."""
+    model, inputs = Toy.of(**{"length": 6, **options}).model(method), numbers(30)
+    thresholds = {one.threshold for one in model.calibrate(numbers(60)).settings} | {math.inf, -math.inf, 0.0}
+    seen = set()
+    for threshold in thresholds:
+        written, expected = model.generate(inputs, threshold=threshold), written_twice(model, inputs, threshold)
+        assert torch.equal(written.sequences.tokens, expected.sequences.tokens)
+        assert torch.equal(written.sequences.lengths, expected.sequences.lengths)
+        assert torch.equal(written.by_expert, expected.by_expert)
+        assert torch.equal(written.scores, expected.scores)
+        assert (written.by_expert.dtype, written.scores.dtype) == (torch.bool, torch.float32)
+        seen.add(written.share)
+    assert len(seen) > 20
+
+
+def test_what_an_expert_leaves_past_the_end_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Toy.of(length=6).model("OneTimeCost")
+    complete = model.served.expert.complete
+
+    def untidy(*arguments: Any) -> Sequences:
+        whole = complete(*arguments)
+        return replace(whole, tokens=whole.tokens.masked_fill(~whole.mask(), 4))
+
+    monkeypatch.setattr(model.served.expert, "complete", untidy)
+    written, expected = model.generate(INPUTS, threshold=-math.inf), written_twice(model, INPUTS, -math.inf)
+    assert torch.equal(written.sequences.tokens, expected.sequences.tokens)
+
+
+@each_one_time
+def test_one_time_sequences_are_drafted_once(method: str, spy: Callable[[Any, str], list[Any]]) -> None:
+    model = Toy.of(length=6).model(method)
+    started, completed = spy(model.served.predictor, "start"), spy(model.served.expert, "complete")
+    model.generate(INPUTS, threshold=0.0, batch_size=16)
+    assert len(started) == 3
+    assert len(completed) <= 3
+    model.decide(INPUTS, threshold=0.0, batch_size=16)
+    assert len(started) == 6
+    list(model.stream(INPUTS[0], threshold=0.0))
+    assert len(started) == 7
+
+
+def test_the_expert_sees_what_is_kept_and_nothing_of_what_it_replaces(spy: Callable[[Any, str], list[Any]]) -> None:
+    model = Toy.of(length=6).model("OneTimeCost")
+    asked = spy(model.served.expert, "complete")
+    model.generate(INPUTS, threshold=model.calibrate(numbers(60)).for_budget(0.5).threshold)
+    prefixes: Sequences = asked[-1][1]
+    assert prefixes.lengths.unique().numel() > 1
+    assert not prefixes.tokens[~prefixes.mask()].any()
+
+
+def test_a_stream_shows_what_is_kept_before_the_expert_is_asked(spy: Callable[[Any, str], list[Any]]) -> None:
+    model = model_of("OneTimeCost")
+    written = model.generate(INPUTS, 0.4)
+    place = next(place for place, row in enumerate(written.sources) if row[:2] == ["predictor", "predictor"]
+                 and "expert" in row)  # fmt: skip
+    asked = spy(model.served.expert, "complete")
+    stream = model.stream(INPUTS[place], 0.4)
+    assert [next(stream).source, next(stream).source] == ["predictor", "predictor"]
+    assert asked == []
+    list(stream)
+    assert len(asked) == 1
+
+
 def test_planned_hand_offs_keep_the_contract_of_a_policy() -> None:
     model = model_of("OneTimeCost")
     examples = model.served.codec.encode(numbers(3))
@@ -296,7 +377,8 @@ class Options:
             raise OptionError("too short")
 
 
-def serve(options: Options, *_: Any) -> Any:
+def serve(options: Options, folder: Path, *_: Any) -> Any:
+    assert folder.name == "work"
     return Toy.of(**asdict(options)).served
 
 
@@ -449,15 +531,30 @@ def test_wrong_budgets_can_be_measured_again(what: str, saved: Path) -> None:
 def test_folders_of_a_pair_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Named:
-        predictor: str = "small"
-        expert: str = "hub/name"
-        empty: str = ""
-        data: str | None = None
+        predictor: str = option("small", "", is_path=True)
+        expert: str = option("hub/name", "", is_path=True)
+        empty: str = option("", "", is_path=True)
+        data: str | None = option(None, "", is_path=True)
+        policy: str = option("rl4co:small", "", is_path=True)
+        solver: str = option("program:bin/solve", "", is_path=True)
+        dataset: str = option("hub/name:small/train", "", is_path=True)
+        nothing: str = option("rl4co:", "", is_path=True)
+        url: str = option("", "", is_path=True)
+        prompt: str = option("x" * 300, "", is_path=True)
+        field: str = option("small", "")  # a word, though there is a folder of that name
 
     (tmp_path / "small").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "solve").touch()
     monkeypatch.chdir(tmp_path)
-    options = deferring.pairing_of("toy", Named(), Toy.of().served).options
-    assert options == {"predictor": str(tmp_path / "small"), "expert": "hub/name", "empty": "", "data": None}
+    named = Named(url=f"https:/{tmp_path / 'small'}")  # a folder of that name is not what it means
+    options = deferring.pairing_of("toy", named, Toy.of().served).options
+    changed = {
+        "predictor": str(tmp_path / "small"),
+        "policy": f"rl4co:{tmp_path / 'small'}",
+        "solver": f"program:{tmp_path / 'bin' / 'solve'}",
+    }
+    assert options == {**asdict(named), **changed}
 
 
 def test_a_budget_warning_names_the_line_that_asked() -> None:

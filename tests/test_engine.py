@@ -207,9 +207,35 @@ def test_a_stream_can_be_closed_early(spy: Spy) -> None:
     proposed, named = spy(task.predictor, "propose"), spy(task.expert, "next")
     stream = interleave(task.predictor, task.expert, task.split("test"), Threshold(Hashing(), -torch.inf), task.spec)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert (len(proposed), len(named)) == (1, 1)
     assert list(stream) == []
+
+
+@each_policy
+@pytest.mark.parametrize("unwanted", [[0], [2, 5, 11], list(range(16))])
+def test_rows_that_nobody_wants_leave_and_the_others_are_unharmed(
+    make: Callable[[int], Policy[Any]], unwanted: list[int], spy: Spy
+) -> None:
+    task, at = TOYS["lengths differ"], 2
+    proposed = spy(task.predictor, "propose")
+    whole = run(task, make(task.n))
+    wanted = torch.tensor([row not in unwanted for row in range(task.n)])
+    asked_for_all = len(proposed)
+    stream = interleave(task.predictor, task.expert, task.split("test"), make(task.n), task.spec)
+    steps = [next(stream) for _ in range(at)]
+    try:
+        steps.append(stream.send(torch.tensor(unwanted)))
+        steps += stream
+    except StopIteration:
+        assert not bool(wanted.any())
+    for step in steps:
+        expected = whole.sequences.mask()[:, step.position] & (wanted | (step.position < at))
+        assert torch.equal(step.active, expected)
+        assert torch.equal(step.tokens, torch.where(expected, whole.sequences.tokens[:, step.position], 0))
+        assert torch.equal(step.by_expert, whole.by_expert[:, step.position] & expected)
+    for (state,) in proposed[asked_for_all + at :]:
+        assert not set(state.inputs.tolist()) & set(task.split("test").inputs[~wanted].tolist())
 
 
 def test_the_stream_leaves_gradients_to_its_consumer() -> None:

@@ -17,10 +17,13 @@ from torch import Tensor
 from seqdefer.baselines import Confidence
 from seqdefer.errors import OptionError
 from seqdefer.exploration import explore_trees
+from seqdefer.labelling.jobs import Part, trees_in
+from seqdefer.labelling.labels import Labels
 from seqdefer.labels import Calls
 from seqdefer.oracle import all_outcomes, beam_outcomes
 from seqdefer.policies import sweep_thresholds
 from seqdefer.settings import ExperimentSettings
+from seqdefer.shards import DamagedShardWarning, Store
 from seqdefer.testing import ToyTask
 from seqdefer.trees import END, UNKNOWN, DecisionTrees, join_trees
 
@@ -218,14 +221,20 @@ def test_fewer_than_two_rollouts_are_refused(rollouts: int) -> None:
 # -- on disk -------------------------------------------------------------------------------------------------------
 
 
+def kept(task: ToyTask, folder: Path, rollouts: int, rows: int = 7, split: str = "train") -> DecisionTrees:
+    """The trees of the first `rows` examples, by way of a store."""
+    part = Part("trees", split, torch.arange(rows), rollouts)  # type: ignore[arg-type]
+    return trees_in(task, part, Labels(task, Store(folder)).read(part))
+
+
 def test_stored_trees_are_fresh_trees(tmp_path: Path, spy: Spy) -> None:
     task = named()
     task.predictor.batch_size = 3
     fresh = explore_trees(task, task.split("train"), 4)
-    made = explore_trees(task, task.split("train"), 4, folder=tmp_path)
+    made = kept(task, tmp_path, 4)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
     asked = spy(task.expert, "next")
-    found = explore_trees(task, task.split("train"), 4, folder=tmp_path)
+    found = kept(task, tmp_path, 4)
     assert asked == []
     assert by_prefix(fresh) == by_prefix(made) == by_prefix(found)
     assert fresh.calls == made.calls == found.calls
@@ -237,12 +246,12 @@ def test_what_is_missing_is_made(tmp_path: Path, spy: Spy) -> None:
     """As after a run that was stopped, and where more examples are asked for."""
     task = named()
     task.predictor.batch_size = 3
-    expected = by_prefix(explore_trees(task, task.split("train"), 4, folder=tmp_path / "all"))
-    explore_trees(task, task.split("train").select(torch.arange(3)), 4, folder=tmp_path / "some")
-    assert len(list((tmp_path / "some").glob("*"))) == 1
+    expected = by_prefix(kept(task, tmp_path / "all", 4))
+    kept(task, tmp_path / "some", 4, rows=3)
+    assert len(list((tmp_path / "some").glob("*.safetensors"))) == 1
     asked = spy(task.expert, "next")
-    assert by_prefix(explore_trees(task, task.split("train"), 4, folder=tmp_path / "some")) == expected
-    assert len(list((tmp_path / "some").glob("*"))) == 3
+    assert by_prefix(kept(task, tmp_path / "some", 4)) == expected
+    assert len(list((tmp_path / "some").glob("*.safetensors"))) == 3
     assert {int(example) for state, _ in asked for example in state.inputs} <= set(
         task.split("train").inputs[3:].tolist()
     )
@@ -267,11 +276,12 @@ def _tensors(tensors: dict[str, Tensor]) -> bytes:
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     task = named()
-    expected = explore_trees(task, task.split("train"), 3, folder=tmp_path)
+    expected = kept(task, tmp_path, 3)
     (path,) = tmp_path.glob("*.safetensors")
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
-    assert by_prefix(explore_trees(task, task.split("train"), 3, folder=tmp_path)) == by_prefix(expected)
+    with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
+        assert by_prefix(kept(task, tmp_path, 3)) == by_prefix(expected)
     assert path.read_bytes() == whole
 
 
@@ -294,28 +304,27 @@ def _other_name(task: ToyTask) -> None:
 @pytest.mark.parametrize("change", [_other_rule, _other_expert, _other_predictor, _other_name])
 def test_trees_of_something_else_are_not_reused(change: Callable[[ToyTask], None], tmp_path: Path, spy: Spy) -> None:
     task = named()
-    explore_trees(task, task.split("train"), 3, folder=tmp_path)
+    kept(task, tmp_path, 3)
     change(task)
     asked = spy(task.expert, "next")
-    explore_trees(task, task.split("train"), 3, folder=tmp_path)
+    kept(task, tmp_path, 3)
     assert asked
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
-def test_other_rollouts_seeds_lengths_or_examples_are_not_reused(tmp_path: Path) -> None:
+def test_other_rollouts_lengths_or_examples_are_not_reused(tmp_path: Path) -> None:
     task = named()
-    ways: list[tuple[ToyTask, str, dict[str, int]]] = [
-        (task, "train", {"rollouts": 3}),
-        (task, "train", {"rollouts": 4}),
-        (task, "train", {"rollouts": 3, "seed": 1}),
-        (task, "validation", {"rollouts": 3}),
-        (named(length=13), "train", {"rollouts": 3}),
-        (named(ends=False), "train", {"rollouts": 3}),
+    ways: list[tuple[ToyTask, str, int]] = [
+        (task, "train", 3),
+        (task, "train", 4),
+        (task, "validation", 3),
+        (named(length=13), "train", 3),
+        (named(ends=False), "train", 3),
     ]
-    for number, (which, split, how) in enumerate(ways):
-        kept = explore_trees(which, which.split(split), folder=tmp_path, **how)  # type: ignore[arg-type]
-        fresh = explore_trees(which, which.split(split), **how)  # type: ignore[arg-type]
-        assert by_prefix(kept) == by_prefix(fresh)
+    for number, (which, split, rollouts) in enumerate(ways):
+        stored = kept(which, tmp_path, rollouts, split=split)
+        fresh = explore_trees(which, which.split(split), rollouts)  # type: ignore[arg-type]
+        assert by_prefix(stored) == by_prefix(fresh)
         assert len(list(tmp_path.glob("*.safetensors"))) == number + 1
 
 
@@ -323,11 +332,11 @@ def test_another_key_of_losses_is_not_reused(tmp_path: Path) -> None:
     for number, key in enumerate(("", "other words")):
         task = named()
         task.loss_key = lambda _, key=key: key  # type: ignore[method-assign, misc]
-        explore_trees(task, task.split("train"), 3, folder=tmp_path)
+        kept(task, tmp_path, 3)
         assert len(list(tmp_path.glob("*.safetensors"))) == number + 1
 
 
 def test_an_expert_without_a_name_is_asked_again(tmp_path: Path) -> None:
-    task = ToyTask(n=3, length=14)
-    explore_trees(task, task.split("train"), 3, folder=tmp_path / "labels")
+    task = ToyTask(n=7, length=14)
+    kept(task, tmp_path / "labels", 3)
     assert not (tmp_path / "labels").exists()

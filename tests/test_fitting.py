@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(place: Path, out: Path, *more: str) -> list[str]:
     pair = ["--predictor", str(place / "predictor"), "--expert", str(place / "expert")]
-    data = ["--train", str(place / "train.jsonl"), "--test-documents", "1", "--length", str(LENGTH)]
+    data = ["--train", str(place / "train.jsonl"), "--length", str(LENGTH)]
     return ["fit", "text", *pair, *data, "--device", "cpu", "--quiet", "--out", str(out), *more]
 
 
@@ -122,11 +122,20 @@ def test_calibrated_shares_are_those_of_rollouts(method: str, folders: dict[str,
 def test_validation_inputs_are_calibrated_on(folders: dict[str, Path], models: dict[str, DeferringModel]) -> None:
     for method, model in models.items():
         assert model.calibration is not None
-        assert model.calibration.inputs == 5  # of 30; 24 to learn from, 1 to report on
+        assert model.calibration.inputs == 5  # of 30; 24 to learn from, 1 that a split must have
         kept = load_rejector(folders[method] / "work" / "rejectors" / f"{method}-seed0")
         saved = load_rejector(folders[method] / "rejector")
         assert all(torch.equal(value, saved.state_dict()[name]) for name, value in kept.state_dict().items())
         assert saved.notes["method"] == method
+
+
+def test_nothing_is_kept_to_report_on(place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever was asked for: of 30 documents, 12 once went into a test split that nobody read."""
+    asked = ["--test-documents", "500", "--test", str(place / "train.jsonl")]
+    folder = fitted(place, tmp_path / "model", "--method", "OneTimeCost", *asked)
+    assert files_of(folder) == files_of(folders["OneTimeCost"])
+    tours = load_task("tsp").presets["paper"]
+    assert tours.without_test() == replace(tours, test=1)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

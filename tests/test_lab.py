@@ -24,6 +24,7 @@ from seqdefer.environment import Clock
 from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.experiment import Experiment, load_task
 from seqdefer.interfaces import SplitName, Task, TaskEntry
+from seqdefer.labelling import jobs
 from seqdefer.losses import rule_of_thumb
 from seqdefer.rejectors import DraftNetwork, load_rejector
 from seqdefer.reproduction import command, plan, studies
@@ -31,6 +32,7 @@ from seqdefer.reproduction import lab as lab_module
 from seqdefer.reproduction.lab import USUAL, Lab, Variant
 from seqdefer.reproduction.plan import Plan, TaskPlan, settings_of
 from seqdefer.settings import METHODS, experiment_settings
+from seqdefer.shards import DamagedShardWarning
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyPredictor, ToyState
 from seqdefer.training import PRESETS
@@ -200,7 +202,7 @@ def test_without_an_entropy_there_are_no_methods_by_entropy(tmp_path: Path, monk
 def gains(lab: Lab) -> np.ndarray[Any, Any]:
     """How much better the expert alone does than the predictor alone, example by example."""
     task, examples = lab.task, lab.task.split("train")
-    table = splits.hand_off_table(task, examples, splits.draft(task.predictor, examples, task.spec))[0]
+    table = jobs.hand_off_table(task, examples, jobs.draft(task.predictor, examples, task.spec))[0]
     return np.asarray((table.loss[:, -1] - table.loss[:, 0]).double())
 
 
@@ -219,7 +221,7 @@ def test_alpha_is_counted_in_what_the_expert_gains(slips: int, tmp_path: Path) -
 
 
 def test_facts_are_kept(filled: Lab, spy: Spy) -> None:
-    labelled = spy(splits, "hand_off_table")
+    labelled = spy(jobs, "hand_off_table")
     again = open_lab(filled.folder)
     assert again.facts == filled.facts
     assert again.facts.rule == rule_of_thumb(filled.splits.train.table)
@@ -232,7 +234,7 @@ def test_facts_are_kept(filled: Lab, spy: Spy) -> None:
 
 def test_cells_that_are_there_are_neither_labelled_nor_fitted_nor_loaded_for(filled: Lab, spy: Spy) -> None:
     work = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")]
-    work += [spy(splits, name) for name in ("draft", "hand_off_table", "enumerate_trees")]
+    work += [spy(jobs, "draft"), spy(jobs, "hand_off_table"), spy(splits, "enumerate_trees")]
     before = cells_of(filled.folder)
     again = open_lab(filled.folder)
     for seed in range(SEEDS):
@@ -385,7 +387,8 @@ def test_a_damaged_cell_is_made_again(damage: str, tmp_path: Path, measured: lis
     (path,) = (path for path in cells_of(tmp_path) if b"validation" in path.read_bytes())
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     fits = spy(experiment, "fit_once")
-    again = open_lab(tmp_path).cell(USUAL, "OneTimeModel", 0)
+    with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
+        again = open_lab(tmp_path).cell(USUAL, "OneTimeModel", 0)
     assert len(measured) == 2
     assert fits == []  # its rejector was whole
     assert again.validation == made.validation

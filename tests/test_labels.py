@@ -16,7 +16,10 @@ from torch import Tensor
 
 from seqdefer.engine import HandOff, draft, roll_out
 from seqdefer.interfaces import DraftExpert, Expert, SplitName, Task
+from seqdefer.labelling.jobs import Part, calls_in, hand_offs_in
+from seqdefer.labelling.labels import Labels
 from seqdefer.labels import Calls, hand_off_table
+from seqdefer.shards import DamagedShardWarning, Store
 from seqdefer.store import write_tensors
 from seqdefer.tasks.weather import WeatherTask
 from seqdefer.testing import FunctionExpert, FunctionPredictor, ToyTask
@@ -315,17 +318,28 @@ class Kept:
 
     def __init__(self, folder: Path, **sizes: Any) -> None:
         self.task, self.folder = WithExpert(Named, **{"n": 18, "length": 4, **sizes}), folder
-        self.examples, self.draft = examples_and_draft(self.task)
+        self.examples = self.task.split("test")
+        self.task.split = lambda _: self.examples  # type: ignore[method-assign]
 
     @property
     def expert(self) -> Named:
         assert isinstance(self.task.expert, Named)
         return self.task.expert
 
-    def label(self, **how: Any) -> tuple[list[list[float]], list[list[int]], Calls]:
-        how = {"folder": self.folder, **how}
-        table, calls = hand_off_table(self.task, self.examples, self.draft, **how)
+    def label(self, shard_size: int | None = None) -> tuple[list[list[float]], list[list[int]], Calls]:
+        labels = Labels(self.task, Store(self.folder), shard_size=shard_size)
+        shards = labels.read(Part("hand-offs", "test", torch.arange(18)))
+        table, counts = hand_offs_in(shards)[1], [calls_in(shard)[0] for shard in shards]
+        return table.loss.tolist(), table.deferred.tolist(), sum(counts, start=Calls())
+
+    def fresh(self) -> tuple[list[list[float]], list[list[int]], Calls]:
+        drafted = draft(self.task.predictor, self.examples, self.task.spec)
+        table, calls = hand_off_table(self.task, self.examples, drafted)
         return table.loss.tolist(), table.deferred.tolist(), calls
+
+    @property
+    def shards(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(self.folder.glob("*.safetensors"))}
 
 
 def test_another_key_of_losses_finds_no_labels(tmp_path: Path) -> None:
@@ -340,17 +354,12 @@ def test_kept_labels_are_found_again(tmp_path: Path) -> None:
     """By another process, too: nothing but the folder is known."""
     kept = Kept(tmp_path)
     first = kept.label()
-    assert first == kept.label(folder=None)
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".safetensors"] * 4  # 18 examples by fives
+    assert first == kept.fresh()
+    assert len(kept.shards) == 4  # 18 examples by fives
+    assert len(list(tmp_path.iterdir())) == 4 + 1  # and the manifest
     again = Kept(tmp_path)
     assert again.label() == first
     assert again.expert.asked == []
-
-
-def longer(drafted: Draft) -> Draft:
-    """Tokens past the end change nothing, but one that stands counts."""
-    lengths = drafted.sequences.lengths
-    return replace(drafted, sequences=replace(drafted.sequences, lengths=(lengths + 1).clamp(max=4)))
 
 
 def another_input(kept: Kept) -> None:
@@ -365,19 +374,15 @@ def another_target(kept: Kept) -> None:
     kept.examples = replace(kept.examples, targets=targets)
 
 
-def another_draft(kept: Kept) -> None:
-    tokens = kept.draft.sequences.tokens.clone()
-    tokens[7, 0] = (tokens[7, 0] + 1) % 4
-    kept.draft = replace(kept.draft, sequences=replace(kept.draft.sequences, tokens=tokens))
-
-
-def another_length(kept: Kept) -> None:
-    kept.draft = longer(kept.draft)
+def another_predictor(kept: Kept) -> None:
+    kept.task.predictor.fingerprint = "hasty"
+    target = kept.task.target
+    kept.task.predictor.task.target = lambda example, position: (target(example, position) + 1) % 4  # type: ignore[attr-defined]
 
 
 def another_order(kept: Kept) -> None:
     rows = torch.arange(17, -1, -1)
-    kept.examples, kept.draft = kept.examples.select(rows), kept.draft.select(rows)
+    kept.examples = kept.examples.select(rows)
 
 
 def another_identity(kept: Kept) -> None:
@@ -413,7 +418,7 @@ def another_task(kept: Kept) -> None:
 
 
 CHANGES: list[tuple[Callable[[Kept], None], int]] = [
-    (another_input, 1), (another_target, 1), (another_identity, 1), (another_draft, 1), (another_length, 4),
+    (another_input, 1), (another_target, 1), (another_identity, 1), (another_predictor, 4),
     (another_order, 4), (another_end, 4), (another_expert, 4), (another_loss, 4), (another_task, 4),
 ]  # fmt: skip
 
@@ -427,36 +432,35 @@ def test_labels_are_never_those_of_something_else(change: Callable[[Kept], None]
     change(kept)
     found = kept.label()
     asked = set(kept.expert.asked)
-    assert found == kept.label(folder=None)
+    assert found == kept.fresh()
     assert found[:2] != before[:2]
-    assert len(list(tmp_path.iterdir())) == 4 + batches
+    assert len(kept.shards) == 4 + batches
     assert asked == set(kept.examples.ids.tolist()) if batches == 4 else asked == set(kept.examples.ids[5:10].tolist())
 
 
-def test_short_cuts_and_batches_have_labels_of_their_own(tmp_path: Path) -> None:
+def test_shards_of_another_size_have_names_of_their_own(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
-    quick = kept.label()
+    first = kept.label()
+    assert kept.label(shard_size=18) == first
+    assert len(kept.shards) == 4 + 1
     asked = len(kept.expert.asked)
-    plain = kept.label(shortcut=False)
-    assert plain[:2] == quick[:2]
-    assert plain[2].saved == 0 < quick[2].saved
-    assert len(kept.expert.asked) > 2 * asked
-    assert kept.label(batch_size=18)[:2] == quick[:2]
-    assert len(list(tmp_path.iterdir())) == 4 + 4 + 1
+    assert kept.label() == first  # as they were cut the last time
+    assert len(kept.expert.asked) == asked
 
 
 @pytest.mark.parametrize("damage", ["cut short", "empty", "other tensors", "not tensors"])
 def test_damaged_labels_are_made_again(damage: str, tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     first = kept.label()
-    path = sorted(tmp_path.iterdir())[1]
+    path = sorted(tmp_path.glob("*.safetensors"))[1]
     whole = path.read_bytes()
     if damage == "other tensors":
         write_tensors(path, {"loss": torch.zeros(5, 5), "deferred": torch.zeros(5, 5)})
     else:
         path.write_bytes({"cut short": whole[:-9], "empty": b"", "not tensors": b"x" * 300}[damage])
     again = Kept(tmp_path)
-    assert again.label() == first
+    with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
+        assert again.label() == first
     assert 5 >= len(set(again.expert.asked)) > 0
     assert path.read_bytes() == whole
 
@@ -480,7 +484,7 @@ def test_labelling_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     )  # in the middle of the third batch
     with pytest.raises(KeyboardInterrupt):
         stopped.label()
-    assert len(list(stopped.folder.iterdir())) == 2  # and nothing half written
+    assert len(list(stopped.folder.iterdir())) == 2  # nothing half written, and no manifest
     going_on = Kept(tmp_path / "stopped")
     assert going_on.label() == expected
     assert set(going_on.expert.asked) == batches[2] | batches[3]

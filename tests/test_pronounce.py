@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from seqdefer import cli
+from seqdefer.deferring import DeferringModel
 from seqdefer.engine import HandOff, draft, roll_out
-from seqdefer.errors import CheckpointError, DataError, OptionError
+from seqdefer.errors import CheckpointError, DataError, InputError, OptionError
 from seqdefer.experiment import run_task
 from seqdefer.interfaces import Silent
 from seqdefer.report import is_harmless
 from seqdefer.settings import ExperimentSettings, experiment_settings
 from seqdefer.tasks.pronounce import model as module
-from seqdefer.tasks.pronounce.data import LENGTH, SYMBOLS, encode_words, parse_dictionary
+from seqdefer.tasks.pronounce.codec import PhonemeCodec
+from seqdefer.tasks.pronounce.data import LENGTH, SYMBOLS, encode_words, parse_dictionary, spelling
 from seqdefer.tasks.pronounce.model import (
     BEGIN,
     Speaker,
@@ -28,6 +34,7 @@ from seqdefer.tasks.pronounce.model import (
     SpeakingExpert,
     SpeakingPredictor,
     load_or_train,
+    name_of,
     train_speaker,
 )
 from seqdefer.tasks.pronounce.task import ENTRY, FEE, PronounceOptions, PronounceTask, prepare
@@ -195,23 +202,27 @@ def test_networks_are_kept_and_found(tmp_path: Path) -> None:
             yield lambda _: None
 
     meter, options, some = Noting(), SpeakerOptions(hidden=4, embedding=3, epochs=2), words(30)
-    first = load_or_train(tmp_path, "predictor", some, options, CPU, meter)
-    second = load_or_train(tmp_path, "predictor", some, options, CPU, meter)
+    home = tmp_path / name_of("predictor", some, options)
+    first = load_or_train(home, "predictor", some, options, CPU, meter)
+    second = load_or_train(home, "predictor", some, options, CPU, meter)
     assert meter.stages == [("train the predictor", 2)]
     for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, two)
-    load_or_train(tmp_path, "predictor", some, replace(options, seed=1), CPU, meter)
-    assert len(meter.stages) == 2
-    (home, _) = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    others = [
+        ("expert", some, options),
+        ("predictor", words(20), options),
+        ("predictor", some, replace(options, seed=1)),
+    ]
+    assert len({home.name, *(name_of(*other) for other in others)}) == 4
     (home / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="cannot read"):
-        load_or_train(tmp_path, "predictor", some, options, CPU, meter)
+        load_or_train(home, "predictor", some, options, CPU, meter)
     safetensors.torch.save_file({"weight": torch.zeros(2)}, home / "model.safetensors")
     with pytest.raises(CheckpointError, match="is damaged"):
-        load_or_train(tmp_path, "predictor", some, options, CPU, meter)
+        load_or_train(home, "predictor", some, options, CPU, meter)
     (home / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="does not belong to these options"):
-        load_or_train(tmp_path, "predictor", some, options, CPU, meter)
+        load_or_train(home, "predictor", some, options, CPU, meter)
 
 
 # -- the task ------------------------------------------------------------------------------------------------------
@@ -328,6 +339,136 @@ def test_a_small_run(dictionary: Path, tmp_path: Path) -> None:
     assert 'class="tokens-example"' in report
     again = run_task(ENTRY, options, settings, tmp_path, device="cpu")
     assert again.summary == results.summary
+
+
+# -- words of users' own -------------------------------------------------------------------------------------------
+
+
+def test_words_become_letters_and_tokens_phonemes() -> None:
+    codec = PhonemeCodec()
+    encoded = codec.encode(["cat", " Onomatopoeia\n", "O\N{RIGHT SINGLE QUOTATION MARK}Brien"])
+    assert [spelling(row) for row in encoded.inputs] == ["cat", "onomatopoeia", "o'brien"]
+    expected, _ = encode_words(parse_dictionary(b"cat K AE1 T", "x").entries)
+    assert torch.equal(encoded.inputs[:1], expected)
+    assert codec.encode(["cat"]).inputs.tolist() == expected[:, :3].tolist()  # no padding: its width is its length
+    tokens = [SYMBOLS.index(symbol) for symbol in ("K", "AE", "T", "")]
+    assert codec.decode(tokens) == codec.text(tokens) == "K AE T"
+    assert codec.pieces(tokens) == ["K", " AE", " T", "∎"]
+    assert [codec.text(tokens[:n]) for n in range(4)] == ["", "K", "K AE", "K AE T"]
+    assert (codec.kind, codec.field) == ("tokens", "word")
+    assert len(codec.encode([codec.hint])) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("hello world", "input 2 of 2 has ' ', which is no letter from a to z; give one word, such as 'onomatopoeia'"),
+        ("naïve", "input 2 of 2 has 'ï', which is no letter from a to z"),
+        ("b2b", "input 2 of 2 has '2', which is no letter"),
+        ("at", "input 2 of 2 has 2 letters; give a word of 3 to 12"),
+        ("", "input 2 of 2 has 0 letters; give a word of 3 to 12"),
+        ("thirteenlette", "input 2 of 2 has 13 letters"),
+        ("'''", "without a letter; give a word"),
+        (None, "input 2 of 2 is a NoneType; give a word"),
+        (["cat"], "input 2 of 2 is a list; give a word"),
+    ],
+)
+def test_what_is_no_word_is_refused(word: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PhonemeCodec().encode(["cat", word])
+
+
+def test_the_schema_of_an_input_is_what_is_read() -> None:
+    pattern = PhonemeCodec().schema()["pattern"]
+    read = ("cat", " O'Brien ", "ONOMATOPOEIA", "it\N{RIGHT SINGLE QUOTATION MARK}s")
+    assert all(re.search(pattern, word) for word in read)
+    assert not any(re.search(pattern, word) for word in ("at", "", "two words", "naïve", "thirteenlette", "b2b"))
+
+
+def fit_tiny(dictionary: Path, out: Path, *more: str) -> Path:
+    sizes = {"predictor-hidden": 6, "predictor-epochs": 1, "expert-hidden": 12, "expert-epochs": 3, "train": 40}
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    command = ["fit", "pronounce", "--data", str(dictionary), *options, "--validation", "24", "--architecture", "mlp"]
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as told:
+        assert cli.main([*command, *more, "--device", "cpu", "--quiet", "--out", str(out)]) == 0
+    assert f"seqdefer generate {out} onomatopoeia --budget 0.2\nor: seqdefer serve {out}\n" in told.getvalue()
+    return out
+
+
+@pytest.fixture(scope="module")
+def fitted(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nobody may change it."""
+    return fit_tiny(dictionary, tmp_path_factory.mktemp("fitted") / "model")
+
+
+def test_a_fitted_pair_needs_no_dictionary_and_may_be_moved(
+    fitted: Path, dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.dict"
+    shutil.copy(dictionary, own)
+    model = fit_tiny(own, tmp_path / "here")
+    own.unlink()
+    shown = []
+    for folder in (fitted, shutil.move(model, tmp_path / "there")):
+        for options in (["--budget", "0.2", "--json"], ["--budget", "1"]):
+            assert cli.main(["generate", str(folder), "abacab", "jade", "--device", "cpu", "--quiet", *options]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "by the expert" in shown[0]
+
+
+def test_the_ends_are_the_networks_alone(fitted: Path, task: PronounceTask) -> None:
+    model, some = DeferringModel.from_pretrained(fitted, device="cpu"), ["abacab", "jade", "bad", "fee"]
+    served, examples = model.served, task.codec.encode(some)
+    nothing = torch.zeros(len(some), LENGTH, dtype=torch.long)
+    alone = served.expert.complete(examples, Sequences(nothing, nothing[:, 0]), SPEC)
+    for budget, sequences in {0.0: draft(served.predictor, examples, SPEC).sequences, 1.0: alone}.items():
+        written = model.generate(some, budget)
+        rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+        assert written.outputs == [task.codec.text(tokens[:length]) for tokens, length in rows]
+        assert written.share == budget
+        for one, output in zip(some, written.outputs, strict=True):
+            assert "".join(piece.text for piece in model.stream(one, budget)) == output
+
+
+def spoil(work: Path, what: str) -> None:
+    match what:
+        case "no networks":
+            shutil.rmtree(work)
+        case "no names":
+            (work / "pair.json").write_text("[]")
+        case "no names of folders":
+            (work / "pair.json").write_text('{"predictor": 5}')
+        case "no expert":
+            shutil.rmtree(next(work.glob("expert-*")))
+        case "half an expert":
+            (next(work.glob("expert-*")) / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no networks", r"the two networks are not in .*work: it has no pair\.json; copy the folder that fit wrote"),
+        ("no names", r"pair\.json does not name the predictor; copy the folder"),
+        ("no names of folders", r"pair\.json does not name the predictor; copy the folder"),
+        ("no expert", "the expert is not in .*work: there is no 'expert-.*'; copy the folder"),
+        ("half an expert", r"cannot read .*config\.json"),
+    ],
+)
+def test_networks_that_are_missing(what: str, message: str, fitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(fitted, tmp_path / "model")
+    spoil(tmp_path / "model" / "work", what)
+    with pytest.raises(CheckpointError, match=message):
+        DeferringModel.from_pretrained(tmp_path / "model", device="cpu")
+
+
+def test_the_pair_of_the_last_fit_is_served(fitted: Path, dictionary: Path, tmp_path: Path) -> None:
+    """A folder may hold the networks of several fits: which two belong together is written down."""
+    shutil.copytree(fitted, tmp_path / "model")
+    fit_tiny(dictionary, tmp_path / "model", "--seed", "1")
+    assert len(list((tmp_path / "model" / "work").glob("predictor-*"))) == 2
+    one, other = (DeferringModel.from_pretrained(folder, device="cpu") for folder in (fitted, tmp_path / "model"))
+    assert one.served.predictor.fingerprint != other.served.predictor.fingerprint
 
 
 def test_both_presets_are_there() -> None:

@@ -31,6 +31,7 @@ from seqdefer.engine import draft
 from seqdefer.environment import Clock
 from seqdefer.experiment import Experiment
 from seqdefer.interfaces import Task
+from seqdefer.labelling import jobs
 from seqdefer.labels import hand_off_table
 from seqdefer.losses import rule_of_thumb
 from seqdefer.reproduction import command, studies
@@ -50,13 +51,14 @@ from seqdefer.reproduction.records import (
 )
 from seqdefer.results import Results
 from seqdefer.settings import GRANULARITY, METHODS, ExperimentSettings
+from seqdefer.shards import DamagedShardWarning
 from seqdefer.splits import Splits
 from seqdefer.testing.fakes import blank_prefixes
 
 TINY = Choices("tiny", figures=False)
 DRAWN = [".pdf", ".svg"] if find_spec("matplotlib") else []
 VARYING = {"origins.json"}  # it tells seconds
-LABELLING = ("draft", "label hand-offs", "label decisions")
+LABELLING = ("label hand-offs", "label decisions")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -273,8 +275,8 @@ def test_killed_at_random_moments_and_finished(finished: Finished, tmp_path: Pat
 def work(spy: Spy) -> dict[str, list[tuple[Any, ...]]]:
     """Every fit, every labelling, every rejector that is loaded."""
     fits = ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")
-    labels = ("draft", "hand_off_table", "enumerate_trees")
-    return {name: spy(experiment if name in fits else splits, name) for name in (*fits, *labels)}
+    labels = {"draft": jobs, "hand_off_table": jobs, "enumerate_trees": splits}
+    return {name: spy(owner, name) for name, owner in (dict.fromkeys(fits, experiment) | labels).items()}
 
 
 def done(work: dict[str, list[tuple[Any, ...]]]) -> dict[str, int]:
@@ -335,7 +337,8 @@ def test_more_seeds_use_the_cells_of_fewer(
 def test_damaged_cells_are_made_again(copied: Path, finished: Finished) -> None:
     for place, path in enumerate(sorted(cells_of(copied))[::3]):
         path.write_bytes(path.read_bytes()[: 10 * (place % 7)])
-    assert reproduce("all", copied, TINY) == finished.made
+    with pytest.warns(DamagedShardWarning, match="is damaged: .*; it is removed and made again"):
+        assert reproduce("all", copied, TINY) == finished.made
     assert final_files(copied) == final_files(finished.folder)
 
 

@@ -47,10 +47,13 @@ BUDGETS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 class NumberCodec(LetterCodec):
     """As the server gets them: numbers in texts."""
 
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": "^[0-9]{1,9}$"}
+
     def encode(self, inputs: Sequence[Any]) -> Examples:
         try:
             return super().encode([int(one) for one in inputs])
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise InputError(f"{error}; give a number") from error
 
 

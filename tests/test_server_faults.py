@@ -23,6 +23,7 @@ from torch import Tensor
 
 from seqdefer import cli
 from seqdefer.interfaces import NextTokenExpert
+from seqdefer.server.faults import TYPES
 from seqdefer.server.guarding import Caller, ExpertTimeout
 from seqdefer.server.limits import Limits
 from seqdefer.testing.fakes import ToyState
@@ -47,6 +48,8 @@ from test_server import (
     until,
     with_parts,
 )
+
+from seqdefer.server import connections
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Capture = pytest.CaptureFixture[str]
@@ -160,8 +163,23 @@ def test_unknown_models_and_paths(served: Running) -> None:
         assert error["code"] == "model_not_found"
     with pytest.raises(openai.NotFoundError, match=r"toy@0\.20"):
         served.client.completions.create(model="gpt-4", prompt="13")
-    check_refused(served.get("/v1/nothing"), 404)
-    check_refused(served.get(COMPLETIONS), 405)
+    check_refused(served.get("/v1/nothing"), 404, "there is nothing at /v1/nothing; /openapi.json says what there is")
+    check_refused(served.get(COMPLETIONS), 405, "GET is not possible at /v1/completions; possible: POST")
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type", "words"),
+    [
+        (b'{"model": ', "application/json", "the body is no JSON: Expecting value, character 10"),
+        (b'{"model": "toy", "prompt": "13"}', "text/plain", "send one, with the header content-type: application/json"),
+        (b'{"model": "toy", "prompt": "13"}', "application/x-www-form-urlencoded", "content-type: application/json"),
+        (b'"toy"', "application/json", "the body is no JSON object"),
+        (b"", "application/json", "the body is no JSON object"),
+    ],
+)
+def test_a_body_is_told_what_it_should_be(served: Running, body: bytes, media_type: str, words: str) -> None:
+    answer = served.http.post(f"{served.address}{COMPLETIONS}", content=body, headers={"content-type": media_type})
+    assert check_refused(answer, 400, words)["param"] is None
 
 
 def test_bad_inputs_are_refused_and_their_neighbours_are_not() -> None:
@@ -189,13 +207,133 @@ def test_large_bodies_are_refused(served: Running) -> None:
     check_well(served)
 
 
-def test_a_body_that_never_ends_is_refused() -> None:
-    with running(toy_model(), limits=Limits(request_seconds=0.3)) as server:
-        host, port = server.address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as slow:
-            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+# -- slow and crooked clients --------------------------------------------------------------------------------------
+
+
+def connected(server: Running) -> socket.socket:
+    host, port = server.address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def drip(slow: socket.socket, head: bytes) -> bytes:
+    """Sends a head, and then a byte from time to time, until the server has had enough; what it says."""
+    slow.sendall(head)
+    slow.settimeout(0.02)
+    said = b""
+    for _ in range(500):
+        with suppress(TimeoutError, ConnectionError):
+            part = slow.recv(1000)
+            said += part
+            if not part:  # it hung up
+                return said
+        with suppress(ConnectionError):
+            slow.sendall(b" ")
+    raise AssertionError("it listens for ever")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/deferral/complete", "/nowhere"])
+def test_a_body_that_comes_byte_by_byte_is_cut_off(path: str) -> None:
+    with running(toy_model(), limits=Limits(request_seconds=0.4)) as server:
+        with connected(server) as slow:
+            said = drip(slow, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{{".encode())
+        assert said.startswith(b"HTTP/1.1 408")
+        assert b'"code":"timeout"' in said
         check_well(server)
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_off() -> None:
+    """Of a first request and of a second, and where the answer came before the body."""
+    with running(toy_model(), limits=Limits(request_seconds=0.4), api_key="secret") as server:
+        for before in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
+            with connected(server) as slow:
+                said = drip(slow, before + b"GET /health HTTP/1.1\r\nX-Slow: ")
+            assert said.count(b"HTTP/1.1 200") == bool(before)
+        with connected(server) as slow:
+            said = drip(slow, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
+        assert said.startswith(b"HTTP/1.1 401")
+
+
+def test_who_asks_and_asks_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole answers, too, were once kept for ever for those who do not read them."""
+    monkeypatch.setattr(connections, "LAST_WORDS", 0.1)
+    with running(toy_model(), limits=Limits(request_seconds=0.4)) as server:
+        asked = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 2000  # more than all buffers between hold
+        with connected(server) as deaf:
+            deaf.sendall(asked)
+            until(lambda: server.server.server_state.total_requests > 9)
+            until(lambda: not server.server.server_state.connections)
+        check_well(server)
+
+
+def test_what_is_no_http_is_refused(served: Running) -> None:
+    with connected(served) as client:
+        client.sendall(b"\x16\x03\x01 what\r\n\r\n")
+        head, body = b"".join(iter(lambda: client.recv(1000), b"")).split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    check_well(served)
+
+
+def test_more_connections_than_may_be_open() -> None:
+    with running(toy_model(), limits=Limits(connections=2, grace_seconds=0.5)) as server:
+        with connected(server), connected(server):
+            until(lambda: len(server.server.server_state.connections) == 2)
+            body = {"model": "toy", "prompt": "13"}
+            for answer in (server.get("/health"), server.post(COMPLETIONS, body), server.get("/v1/models")):
+                assert check_refused(answer, 503, "more than 2 connections")["code"] == "too_crowded"
+                assert answer.headers["retry-after"] == "1"
+                assert answer.headers["connection"] == "close"
+        until(lambda: server.get("/health").status_code == 200)
+        assert metric(server, 'seqdefer_requests_total{path="/v1/models",status="503"}') == 1
+        check_well(server)
+
+
+# -- names, methods and paths --------------------------------------------------------------------------------------
+
+
+def test_every_answer_names_its_request(served: Running) -> None:
+    answers = [
+        served.get("/health"),
+        served.get("/v1/nothing"),
+        served.post(COMPLETIONS, b"{"),
+        served.post(COMPLETIONS, {"model": "toy", "prompt": "13", "stream": True}),
+        served.get("/health", headers={"x-request-id": "two words"}),
+        served.get("/health", headers={"x-request-id": "x" * 129}),
+    ]
+    names = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(names)) == len(names)
+    assert all(len(name) == 32 for name in names)
+    given = served.get("/health", headers={"x-request-id": "trace-7:a.b_c"})
+    assert given.headers["x-request-id"] == "trace-7:a.b_c"
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/metrics", "/openapi.json", "/v1/models", "/v1/models/toy", "/v1/deferral", "/"]
+)
+def test_a_head_is_a_get_without_a_body(served: Running, path: str) -> None:
+    whole, head = served.get(path), served.http.head(f"{served.address}{path}")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", COMPLETIONS, 405), ("HEAD", COMPLETIONS, 405), ("OPTIONS", COMPLETIONS, 405),
+        ("DELETE", "/v1/models", 405), ("POST", "/v1/deferral", 405), ("PUT", "/v1/deferral/complete", 405),
+        ("OPTIONS", "/health", 405), ("TRACE", "/metrics", 405), ("WHAT", "/v1/models/toy", 405), ("POST", "/", 405),
+        ("GET", "/v1", 404), ("GET", "/v1/models/", 404), ("POST", "/v1/completions/", 404), ("OPTIONS", "/x", 404),
+        ("GET", "/v1/completions%00", 404), ("GET", "//health", 404), ("GET", "/page/../gate.py", 404),
+    ],
+)  # fmt: skip
+def test_methods_and_paths_that_are_not_there(served: Running, method: str, path: str, status: int) -> None:
+    answer = served.http.request(method, f"{served.address}{path}")
+    if method == "HEAD":
+        assert (answer.status_code, answer.content) == (status, b"")
+    else:
+        assert check_refused(answer, status)["type"] == TYPES.get(status, "invalid_request_error")
+    assert ("allow" in answer.headers) == (status == 405)
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------
@@ -242,6 +380,7 @@ def test_what_takes_too_long_is_given_up() -> None:
         assert next(chunks).choices[0].text
         with pytest.raises(openai.APIError, match=r"0\.8 seconds"):
             list(chunks)
+        until(lambda: metric(server, 'seqdefer_streams_failed_total{reason="timeout"}') == 1)
         server.wait_until_idle()
         assert not server.scheduler._open
 
@@ -266,6 +405,7 @@ def test_who_leaves_frees_what_he_used() -> None:
         gc.collect()
         assert not [one for one in gc.get_objects() if type(one) is ToyState]
         until(lambda: metric(server, 'seqdefer_requests_total{path="/v1/completions",status="499"}') == 1)
+        until(lambda: metric(server, 'seqdefer_streams_failed_total{reason="client_left"}') == 3)
         check_well(server)
 
 
@@ -287,19 +427,19 @@ def test_nothing_is_written_for_nobody(stream: bool) -> None:
 
 def test_who_does_not_read_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that keeps its connection and reads nothing once held its request open."""
-    from seqdefer.server import app
+    from seqdefer.server import working
 
-    monkeypatch.setattr(app, "UNREAD", 0.1)
-    closed: list[bool] = []
+    monkeypatch.setattr(working, "UNREAD", 0.1)
+    closed: list[str] = []
 
     class Work:
-        deadline = 0.0
+        deadline, outcome = 0.0, ""
 
         def headers(self) -> dict[str, str]:
             return {}
 
-        def close(self) -> None:
-            closed.append(True)
+        def close_stream(self) -> None:
+            closed.append(self.outcome)
 
     async def never(*_: Any) -> Any:
         await asyncio.Event().wait()
@@ -310,10 +450,10 @@ def test_who_does_not_read_is_not_waited_for_for_ever(monkeypatch: pytest.Monkey
     async def answer() -> None:
         work: Any = Work()
         work.deadline = asyncio.get_running_loop().time()
-        await app._EventStream(stream(), work)({"type": "http"}, never, never)
+        await working.EventStream(stream(), work)({"type": "http"}, never, never)
 
     asyncio.run(asyncio.wait_for(answer(), 5))
-    assert closed == [True]
+    assert closed == ["unread"]
 
 
 # -- experts that fail ---------------------------------------------------------------------------------------------
@@ -389,19 +529,20 @@ def test_an_expert_that_dies_later_keeps_what_it_wrote() -> None:
     assert expert.calls == 4
 
 
-def test_what_a_one_time_expert_completed_before_it_died_is_kept() -> None:
+@pytest.mark.parametrize("after", [0, 1], ids=["dies", "works"])
+def test_a_one_time_expert_is_asked_once_for_all_inputs(after: int) -> None:
     model, inputs = toy_model("OneTimeCost"), inputs_of(16)
-    both, predicted = model.generate(inputs, 0.3), model.generate(inputs, 0.0)
+    both = model.generate(inputs, 0.3)
     kept = [row.index("expert") if "expert" in row else LENGTH for row in both.sources]
-    assert len({*kept} - {LENGTH}) > 1  # it is asked more than once
-    with running(with_parts(model, expert=Faulty(model.served.expert, dies, after=1))) as server:
+    assert len({*kept} - {LENGTH}) > 1  # at different places
+    expert = Faulty(model.served.expert, dies, after=after)
+    with running(with_parts(model, expert=expert)) as server:
         answer = server.client.completions.create(model="toy@0.3", prompt=inputs)
-    by_expert = [row == min(kept) for row in kept]
-    outputs = zip(by_expert, both.outputs, predicted.outputs, strict=True)
-    assert [choice.text for choice in answer.choices] == [one if by else other for by, one, other in outputs]
-    written = zip(by_expert, both.expert_tokens, strict=True)
-    assert answer.usage.expert_tokens == sum(n for by, n in written if by)
-    assert answer.deferral["degraded"] is True
+    expected = both if after else model.generate(inputs, 0.0)
+    assert expert.calls == 1
+    assert [choice.text for choice in answer.choices] == expected.outputs
+    assert answer.usage.expert_tokens == sum(expected.expert_tokens)
+    assert answer.deferral["degraded"] is not bool(after)
 
 
 def test_who_asked_for_no_expert_is_not_degraded_by_its_death() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from oracles import WithExpert, completing
 from test_experiment import TINY
+from test_exploration import by_prefix
 
 from seqdefer import splits as module
 from seqdefer.engine import draft
@@ -19,9 +20,13 @@ from seqdefer.environment import Clock
 from seqdefer.errors import ContractError, DataError
 from seqdefer.experiment import Experiment
 from seqdefer.interfaces import SplitName, Task
+from seqdefer.labelling import jobs
+from seqdefer.labelling.labels import Labels
 from seqdefer.labels import hand_off_table
+from seqdefer.shards import Store
 from seqdefer.splits import Held, Labelled, Splits, Studied, require_studied
 from seqdefer.testing import ToyTask
+from seqdefer.trees import enumerate_trees
 
 ROOT = Path(__file__).resolve().parents[1]
 TASK = ToyTask(n=40, length=3)
@@ -37,7 +42,7 @@ def split_toy(folder: Path, task: Task = TASK, *, seeds: int = 2, instances: int
 def test_each_split_is_labelled_once_and_only_when_it_is_asked_for(
     tmp_path: Path, spy: Callable[[Any, str], list[Any]]
 ) -> None:
-    labelled, grown = spy(module, "hand_off_table"), spy(module, "enumerate_trees")
+    labelled, grown = spy(jobs, "hand_off_table"), spy(module, "enumerate_trees")
     splits = split_toy(tmp_path)
     splits.test_rows()
     assert labelled == grown == []
@@ -69,6 +74,28 @@ def test_trees_where_somebody_wants_them(tmp_path: Path) -> None:
     only_completes = split_toy(tmp_path, WithExpert(completing, n=30, length=3))
     assert only_completes.train.trees is only_completes.test.trees is None
     assert only_completes.grown == []
+
+
+def test_whole_trees_of_an_expert_with_a_name_are_kept(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
+    """By shards, here of three: in another order, and otherwise the same."""
+    task = ToyTask(n=10, length=4)
+    task.expert.fingerprint = "toy expert"
+    made = split_toy(tmp_path, task, seeds=1, instances=7, labels=Labels(task, Store(tmp_path), shard_size=3))
+    parts = [made.train, made.test]
+    asked = [spy(task.expert, "start"), spy(task.predictor, "start")]
+    found = split_toy(tmp_path, task, seeds=1, instances=7, labels=Labels(task, Store(tmp_path)))
+    for part, again in zip(parts, [found.train, found.test], strict=True):
+        assert part.trees is not None
+        assert again.trees is not None
+        assert again.trees.is_complete
+        assert by_prefix(again.trees) == by_prefix(part.trees)
+        assert again.trees.calls == part.trees.calls
+    assert asked == [[], []]
+    for part in parts:
+        whole = enumerate_trees(task, part.examples)
+        assert part.trees is not None
+        assert by_prefix(part.trees) == by_prefix(whole)
+        assert part.trees.calls == whole.calls
 
 
 def test_expert_calls_are_those_of_what_was_labelled(tmp_path: Path) -> None:

@@ -18,7 +18,12 @@ import seqdefer
 # checkers included. A folder (tasks) is one entry. `__init__` is the facade: it comes last, so nobody imports from it.
 ORDER = [
     "errors",
+    "cores",
+    "roofline",
+    "scaling",
+    "remote",
     "store",
+    "shards",
     "types",
     "interfaces",
     "environment",
@@ -27,6 +32,7 @@ ORDER = [
     "labels",
     "trees",
     "exploration",
+    "labelling",
     "splits",
     "losses",
     "theory",
@@ -59,7 +65,7 @@ ORDER = [
     "__init__",
 ]
 # Tasks and deferral are strangers: tasks see only these, nobody imports tasks, and only these two look them up.
-TASKS_IMPORT = {"errors", "store", "types", "interfaces", "markup", "tasks"}
+TASKS_IMPORT = {"cores", "errors", "remote", "store", "types", "interfaces", "markup", "tasks"}
 FIND_TASKS = {"experiment", "cli"}
 
 PUBLIC = [

@@ -106,7 +106,7 @@ def test_bad_line_is_named(line: str | bytes, message: str, tmp_path: Path) -> N
     assert len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize("content", ["", "\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", ["", "\n \n", gzip.compress(b"")], ids=["nothing", "blank", "packed"])
 def test_empty_file(content: str | bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.jsonl is empty: .* fields 'document' and 'summary'"):
         read_corpus(write(tmp_path / "a.jsonl", content))

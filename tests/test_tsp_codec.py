@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ def test_cities_are_normalised_and_tours_are_places() -> None:
     assert codec.pieces([3, 10, 1]) == ["3", " 10", " 1"]
 
 
+def test_lengths_are_in_the_units_that_were_given() -> None:
+    codec, tour = TourCodec(7), [0, 1, 4, 5, 6, 3, 2]
+    ring = [SQUARE[place] for place in [*tour, tour[0]]]
+    length = sum(math.dist(one, other) for one, other in pairwise(ring))
+    for given, scale in ((SQUARE, 1), (json.dumps(SQUARE), 1), ([[5 * x + 9, 5 * y] for x, y in SQUARE], 5)):
+        assert codec.facts(given, tour) == {"length": pytest.approx(scale * length)}
+    assert codec.facts([[1e308 * x, y] for x, y in SQUARE], tour) == {}  # no number is so large
+
+
+def test_what_a_codec_says_of_its_inputs() -> None:
+    codec = TourCodec(7)
+    assert (codec.kind, codec.size) == ("tour", 7)
+    shape = codec.schema()
+    assert (shape["minItems"], shape["maxItems"], shape["items"]["maxItems"]) == (7, 7, 2)
+
+
 @pytest.mark.parametrize(
     ("cities", "message"),
     [
@@ -48,6 +65,8 @@ def test_cities_are_normalised_and_tours_are_places() -> None:
         ([*SQUARE[:-1], [math.nan, 0]], "nowhere or at the same place; give each once, as numbers"),
         ([*SQUARE[:-1], [math.inf, 0]], "nowhere or at the same place"),
         ([*SQUARE[:-1], SQUARE[0]], "nowhere or at the same place"),
+        ([*SQUARE[:-1], [1e308, -1e308]], "nowhere or at the same place"),
+        ([*SQUARE[:-1], [10**400, 0]], "input 2 of 2 is no list of cities; give"),
     ],
 )
 def test_cities_that_cannot_be_used(cities: Any, message: str) -> None:

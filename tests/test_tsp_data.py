@@ -257,6 +257,7 @@ def test_three_cities_are_too_few(tmp_path: Path) -> None:
         (b"\x1f\x8bnot gzip at all", r"cannot read .*map\.tsp"),
         (gzip.compress(TSPLIB.encode())[:-9], r"cannot read .*map\.tsp"),
     ],
+    ids=["picture", "wide letters", "archive", "no gzip", "cut short"],
 )
 def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -218,7 +218,7 @@ def test_files_of_a_run(done: Path) -> None:
     assert {path.name for path in (done / "rejectors").iterdir()} == {
         f"{name}-seed{seed}" for name in FITTED for seed in (0, 1)
     }
-    assert [len(list((done / name).iterdir())) for name in ("tours", "labels")] == [3, 3]
+    assert [len(list((done / name).iterdir())) for name in ("tours", "labels")] == [3, 6]  # and a manifest each
     assert not list(done.rglob(".*"))
 
 

@@ -69,7 +69,15 @@ def test_the_default_record_is_fetched_once(small: pytest.MonkeyPatch, tmp_path:
     assert gzip.decompress((tmp_path / "brightwind-2.7.0-demo.csv.gz").read_bytes()) == CSV
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x1f\x8bnot gzip", gzip.compress(CSV)[:-9], gzip.compress(CSV + b" ")])
+DAMAGED = {
+    "empty": b"",
+    "no gzip": b"\x1f\x8bnot gzip",
+    "cut short": gzip.compress(CSV)[:-9],
+    "changed": gzip.compress(CSV + b" "),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_copy_is_fetched_again(small: pytest.MonkeyPatch, tmp_path: Path, damage: bytes) -> None:
     calls: list[list[str]] = []
     small.setattr(subprocess, "run", fake_pip(archive(MAST_MEMBER), calls))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from seqdefer import __version__
 from seqdefer.cli.common import Parser, one_line
+from seqdefer.cli.labelling import add_cache, label
 from seqdefer.cli.models import add_calibrate, add_generate, add_serve, fit
 from seqdefer.cli.reproduce import add_reproduce
 from seqdefer.cli.runs import list_tasks, plot_again, run, train_predictor
@@ -28,6 +29,7 @@ start here:
   seqdefer run tsp --preset quick            tours: a pointer network and a solver
   seqdefer plot runs/weather-quick           draw the report and the figures of a run again
   seqdefer reproduce all --preset quick      the paper's tables and figures, ours beside the paper's
+  seqdefer fit pronounce                     a small pair to try, in minutes; then: seqdefer serve models/pronounce
   seqdefer fit text --help                   a rejector for your own pair and documents; then: seqdefer generate
 
 A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run`
@@ -68,6 +70,8 @@ def _main(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"seqdefer {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     commands.add_parser("run", help="fit and evaluate every method on a task, write a report", add_help=False)
+    commands.add_parser("label", help="make the labels of a task, by many workers, ahead of run", add_help=False)
+    add_cache(commands)
     commands.add_parser("train-predictor", help="train the predictor of a task that has one to train", add_help=False)
     commands.add_parser("fit", help="fit a rejector for your own pair and data, ready to use", add_help=False)
     add_calibrate(commands)
@@ -83,6 +87,8 @@ def _main(arguments: list[str]) -> int:
     plot.set_defaults(command=plot_again)
     if arguments[:1] == ["run"]:  # its options depend on the task, so it has a parser of its own
         return run(arguments[1:])
+    if arguments[:1] == ["label"]:
+        return label(arguments[1:])
     if arguments[:1] == ["train-predictor"]:
         return train_predictor(arguments[1:])
     if arguments[:1] == ["fit"]:

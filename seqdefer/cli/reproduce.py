@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqdefer.cli.common import names, progress
+from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
 from seqdefer.store import writable_folder
 
@@ -59,6 +60,7 @@ def add_reproduce(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the studies as JSON, one a line, instead of tables")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    add_engine(parser, store="TASK/labels, in the folder of --out")
     parser.set_defaults(command=_reproduce)
 
 
@@ -72,7 +74,7 @@ def _reproduce(chosen: argparse.Namespace) -> int:
 
     choices = Choices(
         chosen.preset, chosen.seeds, chosen.instances, chosen.tasks, _set_options(chosen.set), chosen.device,
-        figures=not chosen.no_figures,
+        figures=not chosen.no_figures, labelling=chosen_engine(chosen),
     )  # fmt: skip
     folder = chosen.out or Path("runs") / f"reproduce-{chosen.preset}"
 

@@ -22,6 +22,7 @@ from seqdefer.cli.common import (
     task_parser,
     usual_options,
 )
+from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
 from seqdefer.store import writable_folder
 
@@ -38,8 +39,9 @@ def run(arguments: list[str]) -> int:
     options, settings = chosen_settings(entry, chosen)
     folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
+    labelling = chosen_engine(chosen)
     with writable_folder(folder), progress(quiet=chosen.quiet) as meter:
-        results = run_task(entry, options, settings, folder, **how, meter=meter)
+        results = run_task(entry, options, settings, folder, **how, meter=meter, labelling=labelling)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
     else:
@@ -66,6 +68,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances a run ({usual.instances})")
     group.add_argument("--methods", type=names, metavar="A,B", help="only these (all); Random and oracles come along")
     add_learning(parser, usual)
+    add_engine(parser, store="labels, in the folder of --out")
     add_options(parser, f"the {entry.name} task", entry.name, usual_options(entry))
     return parser
 

@@ -12,8 +12,11 @@ from typing import Any
 from seqdefer import __version__
 from seqdefer.environment import Clock, choose_device
 from seqdefer.errors import DataError, InputError, OptionError, unknown
-from seqdefer.experiment import described_options, load_task
+from seqdefer.experiment import load_task
 from seqdefer.interfaces import Meter, Silent
+from seqdefer.labelling.engines import EngineSettings
+from seqdefer.labelling.labels import open_labels
+from seqdefer.labelling.manifests import described_options
 from seqdefer.reproduction.claims import judge
 from seqdefer.reproduction.drawing import require_matplotlib
 from seqdefer.reproduction.lab import Lab
@@ -37,6 +40,7 @@ class Choices:
     options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # of tasks, as texts
     device: str = "auto"
     figures: bool = True  # PDF and SVG
+    labelling: EngineSettings = dataclasses.field(default_factory=EngineSettings)
 
     @property
     def plan(self) -> Plan:
@@ -148,7 +152,8 @@ class _Bench:
             settings = dataclasses.replace(settings, instances=self.choices.instances)
         folder = self.folder / name
         task = entry.prepare(options, folder, choose_device(self.choices.device), self.clock)
-        return Lab(entry, task, settings, folder, self.clock, inputs)
+        labels = open_labels(self.choices.labelling, entry, options, task, folder, self.choices.device)
+        return Lab(entry, task, settings, folder, self.clock, inputs, labels)
 
     def _options(self, name: str, changes: Mapping[str, Any]) -> Any:
         planned = self.plan.tasks[name]

@@ -25,20 +25,20 @@ from seqdefer.environment import Clock, machine
 from seqdefer.errors import CheckpointError
 from seqdefer.experiment import Experiment, sweep_methods
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
+from seqdefer.labelling.labels import Labels
 from seqdefer.labels import Calls
 from seqdefer.losses import rule_of_thumb
 from seqdefer.reproduction.plan import ablated_settings
 from seqdefer.settings import GRANULARITY, METHODS, ExperimentSettings
+from seqdefer.shards import Store
 from seqdefer.splits import Splits, Studied, require_studied
-from seqdefer.store import fingerprint, kept_tensors, read_json, write_json
+from seqdefer.store import fingerprint, read_json, write_json
 from seqdefer.training import Strategy
 from seqdefer.types import HandOffTable
 
-CELLS = 2  # one more whenever the code changes what a cell holds: cells of before are then made again
+CELLS = 3  # one more whenever the code changes what a cell holds: cells of before are then made again
 LABELS = "label"  # the stage
 FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel")
-FACTS = {"rule", "gain", "has_entropy", "calls"}
-GRID, STEPS = {"deferred", "loss"}, {"scores", "rows", "more_deferred", "more_loss", "deferred", "loss"}
 ENDS = {"predictor_loss", "expert_loss", "expert_deferred"}
 
 
@@ -88,14 +88,16 @@ class Lab:
         folder: Path,
         clock: Clock,
         inputs: str = "usual",
+        labels: Labels | None = None,
     ) -> None:
         self.entry, self.task, self.settings, self.folder, self.clock = entry, task, settings, folder, clock
         self.inputs = inputs
         self.seconds: dict[str, float] = {}  # by what was done, over all cells that were asked for, whenever made
-        self._counted: set[Path] = set()
+        self._counted: set[str] = set()
         self.splits = Splits(
-            task, folder, clock, seeds=settings.seeds, instances=settings.instances, rollouts=settings.rollouts
-        )
+            task, folder, clock, seeds=settings.seeds, instances=settings.instances, rollouts=settings.rollouts,
+            labels=labels,
+        )  # fmt: skip
         self.splits.test_rows()  # too few of them is told before anything is labelled
 
     # -- what is measured ------------------------------------------------------------------------------------------
@@ -103,9 +105,8 @@ class Lab:
     def cell(self, variant: Variant, method: str, seed: int) -> Cell:
         """Made where it is not there yet."""
         _ = self.facts
-        shape = GRID if GRANULARITY[method] == "token" else STEPS
         words = [asdict(variant), method, seed, _words(self._settings(variant, method))]
-        found = self._kept(words, shape | {"validation"}, lambda: self._measure(variant, method, seed), method)
+        found = self._kept(words, lambda: self._measure(variant, method, seed), method)
         judged = float(found.pop("validation"))
         return Cell(_unpack(found), None if np.isnan(judged) else judged)
 
@@ -119,7 +120,7 @@ class Lab:
             ends = Ends.of(self._table(seed))
             return {name: torch.from_numpy(getattr(ends, name)) for name in ENDS}
 
-        return Ends(**self._kept(["ends", seed], ENDS, make, LABELS))
+        return Ends(**self._kept(["ends", seed], make, LABELS))
 
     def oracles(self, seed: int) -> dict[str, Curve]:
         """The best that each granularity can do; where the token level is searched, all methods' outcomes count."""
@@ -132,13 +133,14 @@ class Lab:
             return {name: torch.tensor(curve.points, dtype=torch.float64) for name, curve in curves.items()}
 
         words = ["oracles", seed, self.methods, _words(self.settings)]  # what methods reach hangs on their settings
-        found = self._kept(words, set(names), make, "oracles")
+        found = self._kept(words, make, "oracles")
         return {name: Curve(found[name][:, 0].numpy(), found[name][:, 1].numpy()) for name in names}
 
     @cached_property
     def facts(self) -> Facts:
         def make() -> dict[str, Tensor]:
             splits = self.splits
+            splits.make_by_engine("test", "train", "validation")
             entropy, train, _ = splits.test.draft.entropy, splits.train.table, splits.validation
             gain = float((train.loss[:, -1] - train.loss[:, 0]).double().mean())
             numbers = {"rule": rule_of_thumb(train), "gain": gain}
@@ -146,7 +148,7 @@ class Lab:
             calls = torch.tensor([splits.calls.made, splits.calls.saved])
             return {**tensors, "has_entropy": torch.tensor(entropy is not None), "calls": calls}
 
-        found = self._kept(["facts"], FACTS, make, LABELS)
+        found = self._kept(["facts"], make, LABELS)
         calls = Calls(*found["calls"].tolist())
         return Facts(float(found["rule"]), float(found["gain"]), bool(found["has_entropy"]), calls)
 
@@ -196,9 +198,7 @@ class Lab:
         sizes = (task.spec.length, task.spec.end, self.settings.instances, self.settings.rollouts)
         return fingerprint(__version__, CELLS, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes)
 
-    def _kept(
-        self, words: Any, names: set[str], make: Callable[[], dict[str, Tensor]], stage: str
-    ) -> dict[str, Tensor]:
+    def _kept(self, words: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
         """Found or made, and how long that took."""
 
         def noted() -> dict[str, Tensor]:
@@ -209,11 +209,11 @@ class Lab:
             write_json(self.folder / "machine.json", machine(self.task.predictor.device))
             return {**made, "seconds": torch.tensor(time.perf_counter() - begun, dtype=torch.float64)}
 
-        path = self.folder / "cells" / f"{fingerprint(self.name, words)}.safetensors"
-        found = kept_tensors(path, {*names, "seconds"}, noted)
+        name = fingerprint(self.name, words)
+        found = Store(self.folder / "cells").kept(name, noted)
         seconds = float(found.pop("seconds"))
-        if path not in self._counted:
-            self._counted.add(path)
+        if name not in self._counted:
+            self._counted.add(name)
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         return found
 

@@ -1,51 +1,68 @@
 """The routes. `create_app(model, "news")` is the whole service as an ASGI application, without a port.
 
 POST /v1/completions, /v1/chat/completions   write, at once or as a stream
+POST /v1/deferral/complete                   the same for any codec, with the author of every token
 POST /v1/deferral/score                      where the rejector would defer; the expert is not asked
-GET  /v1/models, /health, /metrics
+GET  /v1/deferral                            what is served, and what its budgets spend
+GET  /v1/models, /health, /metrics, /openapi.json
+GET  /                                       the page to try it
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
 
 from seqdefer import __version__
 from seqdefer.deferring import BUDGET, DeferringModel
 from seqdefer.errors import OptionError
-from seqdefer.server.cohorts import Ask, Read, Token
-from seqdefer.server.faults import Fault, to_json, too_slow
-from seqdefer.server.gate import GONE, Gate
-from seqdefer.server.limits import Limits
-from seqdefer.server.metrics import Metrics
-from seqdefer.server.protocol import (
+from seqdefer.server import schemas
+from seqdefer.server.answers import (
     CHAT,
     COMPLETION,
-    ChatRequest,
-    CompletionRequest,
+    DeferralForm,
     Form,
-    ScoreRequest,
     Tally,
-    budget_of,
+    deferral_answer,
     models_answer,
     scores_answer,
+)
+from seqdefer.server.cohorts import Ask
+from seqdefer.server.describing import WRITING, answers, describe, errors, streamed
+from seqdefer.server.faults import Fault, to_json
+from seqdefer.server.gate import Crowd, Gate
+from seqdefer.server.limits import Limits
+from seqdefer.server.metrics import Metrics
+from seqdefer.server.pages import add_page
+from seqdefer.server.protocol import (
+    ChatRequest,
+    CompleteRequest,
+    CompletionRequest,
+    ScoreRequest,
+    budget_of,
     tokens_of,
     unknown_model,
 )
 from seqdefer.server.scheduler import ENDING, Scheduler
+from seqdefer.server.working import EventStream, Work, events_of, unless_gone
 
-OVERHEAD = "x-seqdefer-overhead-ms"
-UNREAD = 5.0  # seconds past its time that a stream waits for its reader
-Result = TypeVar("Result")
+HEALTH: dict[int | str, dict[str, Any]] = {
+    200: {"model": schemas.Health, "description": "It takes requests."},
+    **errors(always=(408, 413, 500)),
+    503: {"model": schemas.Health | schemas.Error, "description": "It does not, now."},
+}
+METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."},
+    **errors(),
+}
+Body = CompletionRequest | ChatRequest | CompleteRequest | ScoreRequest
 
 
 def create_app(
@@ -73,86 +90,66 @@ def create_app(
         await asyncio.to_thread(scheduler.close, ENDING)
 
     # The pages of documentation would load scripts from elsewhere.
-    app = FastAPI(title="seqdefer", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="seqdefer",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     app.state.scheduler, app.state.metrics = scheduler, metrics
+    app.state.crowded = Gate(Crowd(limits), key=None, limits=limits, metrics=metrics)
     app.add_middleware(Gate, key=api_key, limits=limits, metrics=metrics)
     app.add_exception_handler(Fault, _say_fault)
     app.add_exception_handler(HTTPException, _say_http)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     _add_routes(app, _Service(model, name, limits, scheduler, budget))
+    add_page(app)
+    describe(app, model, name, limits, has_key=api_key is not None)
     return app
 
 
 def _add_routes(app: FastAPI, service: _Service) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=streamed(schemas.Completion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await service.write(request, body, COMPLETION)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=streamed(schemas.Chat))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.write(request, body, CHAT)
 
-    @app.post("/v1/deferral/score")
+    @app.get("/v1/deferral", responses=answers(schemas.DeferralModel))
+    async def deferral() -> Response:
+        return _json(deferral_answer(service.model, service.name, service.usual_budget))
+
+    @app.post("/v1/deferral/complete", responses=streamed(schemas.DeferralCompletion))
+    async def complete(body: CompleteRequest, request: Request) -> Response:
+        return await service.complete(request, body)
+
+    @app.post("/v1/deferral/score", responses=answers(schemas.Scores, *WRITING))
     async def score(body: ScoreRequest, request: Request) -> Response:
         return await service.score(request, body)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=answers(schemas.Models))
     async def models() -> Response:
         return _json({"object": "list", "data": models_answer(service.name, service.created)})
 
-    @app.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}", responses=answers(schemas.Model, 404))
     async def one_model(model: str) -> Response:
         found = [one for one in models_answer(service.name, service.created) if one["id"] == model]
         if not found:
             raise unknown_model(model, service.name)
         return _json(found[0])
 
-    @app.get("/health")
+    @app.get("/health", responses=HEALTH)
     async def health() -> Response:
         is_well = service.scheduler.is_working
         return _json({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response, responses=METRICS)
     async def metrics() -> Response:
         return Response(service.scheduler.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-class _Work:
-    """One request at work: its ticket, what it has got, and its clock. `close` must be called in the end."""
-
-    def __init__(self, scheduler: Scheduler, ask: Ask, tally: Tally, begun: float) -> None:
-        self.scheduler, self.tally, self.begun = scheduler, tally, begun
-        self.seconds = scheduler.limits.request_seconds
-        self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - begun)
-        self.ticket = scheduler.submit(ask)
-        self._events = self.ticket.events(self.deadline)
-        self._is_open = True
-
-    async def next_token(self) -> Token | None:
-        """None after the last one."""
-        try:
-            async for event in self._events:
-                assert isinstance(event, Read | Token)
-                self.tally.add(event)
-                if isinstance(event, Token):
-                    return event
-        except TimeoutError:
-            raise too_slow(self.seconds) from None
-        return None
-
-    async def finish(self) -> None:
-        while await self.next_token() is not None:
-            pass
-
-    def headers(self) -> dict[str, str]:
-        overhead = time.perf_counter() - self.begun - self.ticket.waited
-        return {OVERHEAD: f"{1000 * overhead:.3f}"}
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.scheduler.leave(self.ticket)
-            self.tally.count(self.scheduler.metrics)
 
 
 class _Service:
@@ -167,99 +164,57 @@ class _Service:
     async def write(self, request: Request, body: CompletionRequest | ChatRequest, form: Form) -> Response:
         most = tokens_of(body.most_tokens(), self.model.served.spec.length)
         work = self._begin(request, body, most, is_streamed=bool(body.stream))
+        wants_usage = body.stream_options is not None and body.stream_options.include_usage
+        return await self._answer(request, work, form, body, wants_usage=wants_usage)
+
+    async def complete(self, request: Request, body: CompleteRequest) -> Response:
+        work = self._begin(request, body, self.model.served.spec.length, is_streamed=bool(body.stream))
+        form = DeferralForm(self.model.served.codec, work.ticket.ask.inputs)
+        return await self._answer(request, work, form, body, wants_usage=True)
+
+    async def _answer(
+        self,
+        request: Request,
+        work: Work,
+        form: Form,
+        body: CompletionRequest | ChatRequest | CompleteRequest,
+        *,
+        wants_usage: bool,
+    ) -> Response:
         if not body.stream:
             try:
-                await _unless_gone(request, work.finish())
+                await unless_gone(request, work.finish())
                 return _json(form.whole(work.tally, body.model), headers=work.headers())
             finally:
                 work.close()
         try:
             # The status waits for the first token: what fails before it is an error, not a stream.
-            first = await _unless_gone(request, work.next_token())
+            first = await unless_gone(request, work.next_token())
         except BaseException:
             work.close()
             raise
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        return _EventStream(_chunks(first, work, form, body.model, wants_usage), work)
+        return EventStream(events_of(first, work, form, body.model, wants_usage=wants_usage), work)
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
         work = self._begin(request, body, self.model.served.spec.length, may_defer=False)
         try:
-            await _unless_gone(request, work.finish())
+            await unless_gone(request, work.finish())
             return _json(scores_answer(work.tally, body.model), headers=work.headers())
         finally:
             work.close()
 
-    def _begin(
-        self, request: Request, body: CompletionRequest | ChatRequest | ScoreRequest, most: int, **how: bool
-    ) -> _Work:
-        inputs = body.inputs()
+    def _begin(self, request: Request, body: Body, most: int, **how: bool) -> Work:
+        inputs, remarks = body.inputs(self.model.served.codec), body.remarks(self.model.served.codec)
         if len(inputs) > self.limits.inputs:
             raise Fault(400, f"{len(inputs)} inputs; one request may have {self.limits.inputs}")
         budget = budget_of(body, self.name, self.usual_budget)
         assert self.model.calibration is not None
         setting = self.model.calibration.for_budget(budget)
-        is_met = setting.is_near(budget)
-        remarks = [] if is_met else [f"a budget of {budget:g} cannot be met; the nearest is {setting.share:.3f}"]
+        if not setting.is_near(budget):
+            remarks.append(f"a budget of {budget:g} cannot be met; the nearest is {setting.share:.3f}")
         tally = Tally.of(len(inputs), budget, setting.share, remarks)
         ask = Ask(inputs, setting.threshold, most, **how)
-        return _Work(self.scheduler, ask, tally, request.scope["state"]["begun"])
-
-
-async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Waits for the work; where the client leaves first, it ends."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise Fault(GONE, "the client left")
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.wait((working, leaving))
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# -- streams -------------------------------------------------------------------------------------------------------
-
-
-class _EventStream(StreamingResponse):
-    """Its work is closed however it ends, even before it began; and it ends, even where nobody reads."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], work: _Work) -> None:
-        headers = {**work.headers(), "cache-control": "no-cache"}
-        super().__init__(chunks, headers=headers, media_type="text/event-stream")
-        self._work = work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._work.deadline + UNREAD):
-                    await super().__call__(scope, receive, send)
-        finally:
-            self._work.close()
-
-
-async def _chunks(first: Token | None, work: _Work, form: Form, model: str, wants_usage: bool) -> AsyncIterator[bytes]:
-    token = first
-    try:
-        while token is not None:
-            yield _event(form.part(token, work.tally, model))
-            token = await work.next_token()
-        if wants_usage:
-            yield _event(form.closing(work.tally, model))
-    except Fault as fault:  # the status is sent already
-        yield _event(fault.body())
-    yield b"data: [DONE]\n\n"
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(content) + b"\n\n"
+        return Work(self.scheduler, ask, tally, request.scope["state"]["begun"])
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -276,14 +231,26 @@ async def _say_fault(_: Request, fault: Exception) -> Response:
 
 async def _say_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return await _say_fault(request, Fault(error.status_code, str(error.detail), headers=dict(error.headers or {})))
+    words, headers = str(error.detail), dict(error.headers or {})
+    if error.status_code == 405:
+        words = f"{request.method:.20} is not possible at {request.url.path:.100}; possible: {headers.get('Allow')}"
+    elif words == "Not Found":  # of the router, which knows no more
+        words = f"there is nothing at {request.url.path:.100}; /openapi.json says what there is"
+    return await _say_fault(request, Fault(error.status_code, words, headers=headers))
 
 
 async def _say_invalid(request: Request, error: Exception) -> Response:
     """All problems together; what was sent is not said back."""
     assert isinstance(error, RequestValidationError)
-    problems = [
-        (".".join(map(str, one["loc"][1:])), one["msg"].removeprefix("Value error, ")) for one in error.errors()
-    ]
+    problems = [_problem(one) for one in error.errors()]
     words = "; ".join(f"{where}: {message}" if where else message for where, message in problems)
     return await _say_fault(request, Fault(400, words[:1000], param=problems[0][0] or None))
+
+
+def _problem(one: Any) -> tuple[str, str]:
+    """Where, and what."""
+    if one["type"] == "json_invalid":
+        return "", f"the body is no JSON: {one['ctx']['error']}, character {one['loc'][-1]}"
+    if one["loc"] == ("body",) and one["type"] != "value_error":
+        return "", "the body is no JSON object; send one, with the header content-type: application/json"
+    return ".".join(map(str, one["loc"][1:])), one["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""Requests that are written together: one `engine.interleave` for all their inputs, each with its own threshold.
+"""Requests that are written together, all their inputs in one batch, each with its own threshold.
 
 Rows of a batch do not see each other, so nobody gets other tokens than he would get alone. A cohort tells each request
 what happens to it, token by token, until it has its fill; when nobody listens any more it is closed, and its caches
@@ -7,7 +7,6 @@ are free.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Generator, Sequence
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor
 
 from seqdefer.deferring import AUTHORS, DeferringModel
-from seqdefer.engine import draft, interleave
-from seqdefer.interfaces import Codec, Policy
-from seqdefer.policies import PlannedHandOff, by_position, choose_kept
-from seqdefer.rejectors import DraftNetwork, TokenNetwork
-from seqdefer.server.guarding import Caller, Guard, RowThresholds
-from seqdefer.types import Examples, SequenceSpec, Step
+from seqdefer.interfaces import Codec
+from seqdefer.rejectors import TokenNetwork
+from seqdefer.server.guarding import Caller, Guard
+from seqdefer.server.plans import ByToken, OneTime, Written
+from seqdefer.server.turns import Turns
+from seqdefer.types import Examples, SequenceSpec
 
 FinishReason = Literal["stop", "length"]
 
@@ -133,13 +132,19 @@ class _Row:
 
 
 class Cohort:
-    """Its constructor reads nothing and runs nothing: all work is in `advance`."""
+    """Its constructor reads nothing and runs nothing: all work is in `advance`. With an expert that waits it takes
+    `turns`, and is not ready to advance while it waits."""
 
-    def __init__(self, model: DeferringModel, members: Sequence[tuple[Listener, Encoded]], call: Caller) -> None:
-        self.model, self.members, self.call = model, list(members), call
+    def __init__(
+        self,
+        model: DeferringModel,
+        members: Sequence[tuple[Listener, Encoded]],
+        call: Caller,
+        turns: Turns | None = None,
+    ) -> None:
+        self.model, self.members, self.call, self.turns = model, list(members), call, turns
         self.has_told = False
         self._rows = [_Row(one, index) for one, _ in members for index in range(len(one.ask.inputs))]
-        self._missed = torch.zeros(len(self._rows), dtype=torch.bool)  # rows that the expert should have written
         self._guard: Guard | None = None
         self._steps = self._write()
 
@@ -148,7 +153,11 @@ class Cohort:
 
     @property
     def is_wanted(self) -> bool:
-        return any(not (row.is_finished or row.listener.is_gone) for row in self._rows)
+        return any(map(self._is_wanted, self._rows))
+
+    @property
+    def is_ready(self) -> bool:
+        return self.turns is None or not self.turns.is_waiting
 
     @property
     def failure(self) -> Exception | None:
@@ -156,48 +165,56 @@ class Cohort:
         return self._guard.error if self._guard else None
 
     def advance(self) -> None:
-        """Writes one position and tells all who listen. Raises what the predictor raises."""
-        told = next(self._steps, None)
-        if told is None:
+        """Writes one position, or as much as it can without waiting, and tells all who listen. Raises what the
+        predictor raises."""
+        if self.turns is None:
+            self._advance()
+        else:
+            self.turns.run(self._advance)
+
+    def _advance(self) -> None:
+        written = next(self._steps, None)
+        if written is None:
             raise RuntimeError("the engine stopped before all sequences had ended")
-        made_at = time.perf_counter()
-        step, wishes = told
-        self._tell(step, wishes, made_at)
+        self._tell(written, time.perf_counter())
 
     def close(self) -> None:
-        """Frees what both models keep for it."""
-        self._steps.close()
+        """Frees what both models keep for it, where it waits when the wait is over."""
+        if self.turns is not None:
+            self.turns.close()
+            self.call.close()
+        if self.turns is None or self.turns.is_idle:
+            self._steps.close()
         if self._guard is not None:
             self._guard.proposed = None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def _write(self) -> Generator[tuple[Step, Tensor], None, None]:
-        """Steps, and the rows (n,) where the rejector wants the expert."""
-        served = self.model.served
-        examples = _joined(served.codec, self.members)
-        plan = self._plan(examples)
-        self._guard = plan.guard
-        for step in interleave(served.predictor, plan.guard, examples, plan.policy, served.spec):
-            if plan.guard.has_failed:
-                self._missed |= plan.asking(step) & step.active.cpu()
-            yield step, plan.wishes(step)
-
-    def _plan(self, examples: Examples) -> _ByToken | _OneTime:
+    def _write(self) -> Generator[Written, None, None]:
         thresholds = [row.listener.ask.threshold for row in self._rows]
         silent = torch.tensor([not row.listener.ask.may_defer for row in self._rows])
-        kind = _ByToken if isinstance(self.model.rejector, TokenNetwork) else _OneTime
-        return kind(self.model, examples, thresholds, silent, self.call)
+        examples = _joined(self.model.served.codec, self.members)
+        kind = ByToken if isinstance(self.model.rejector, TokenNetwork) else OneTime
+        plan = kind(self.model, examples, thresholds, silent, call=self.call)
+        self._guard = plan.guard
+        yield from plan.write(self._unwanted)
+
+    def _unwanted(self) -> Tensor:
+        return torch.tensor([not self._is_wanted(row) for row in self._rows]).nonzero().squeeze(1)
+
+    @staticmethod
+    def _is_wanted(row: _Row) -> bool:
+        return not (row.is_finished or row.listener.is_gone)
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, step: Step, wishes: Tensor, made_at: float) -> None:
-        tokens, ends = step.tokens.tolist(), self.model.served.spec.is_end(step.tokens).tolist()
-        authors = (step.by_expert.cpu() & ~self._missed).tolist()
-        scores, active, missed = step.scores.tolist(), step.active.tolist(), self._missed.tolist()
+    def _tell(self, written: Written, made_at: float) -> None:
+        tokens, ends = written.tokens.tolist(), self.model.served.spec.is_end(written.tokens).tolist()
+        parts = (written.by_expert, written.scores, written.active, written.wishes, written.missed)
+        authors, scores, active, wishes, missed = (part.tolist() for part in parts)
         events: dict[int, list[Event]] = {}
         for place, row in enumerate(self._rows):
-            if not active[place] or row.is_finished or row.listener.is_gone:
+            if not (active[place] and self._is_wanted(row)):
                 continue
             row.tokens.append(tokens[place])
             finish = row.finish(self.model.served.spec, ends[place])
@@ -205,61 +222,11 @@ class Cohort:
             row.is_finished = finish is not None
             reason = self._guard.reason if self._guard and missed[place] else None
             token = Token(
-                row.index, step.position, tokens[place], text, AUTHORS[authors[place]], scores[place],
-                bool(wishes[place]), finish, reason,
+                row.index, written.position, tokens[place], text, AUTHORS[authors[place]], scores[place],
+                wishes[place], finish, reason,
             )  # fmt: skip
             events.setdefault(id(row.listener), []).append(token)
         for listener, encoded in self.members:
             first: list[Event] = [] if self.has_told else [encoded.read]
             listener.tell([*first, *events.get(id(listener), [])], made_at)
         self.has_told = True
-
-
-# -- who decides -----------------------------------------------------------------------------------------------------
-
-
-class _ByToken:
-    """Each row by its own threshold."""
-
-    def __init__(
-        self, model: DeferringModel, examples: Examples, thresholds: list[float], silent: Tensor, call: Caller
-    ) -> None:
-        assert isinstance(model.rejector, TokenNetwork)
-        self.thresholds, self.silent = torch.tensor(thresholds), silent
-        self.guard = Guard(model.served.expert, call)
-        effective = torch.where(silent, math.inf, self.thresholds)
-        self.policy: Policy[Any] = RowThresholds(model.rejector, effective, self.guard)
-
-    def wishes(self, step: Step) -> Tensor:
-        return step.scores.cpu() >= self.thresholds
-
-    def asking(self, step: Step) -> Tensor:
-        return self.wishes(step) & ~self.silent
-
-
-class _OneTime:
-    """A draft, then the hand-off that each row's threshold chooses."""
-
-    def __init__(
-        self, model: DeferringModel, examples: Examples, thresholds: list[float], silent: Tensor, call: Caller
-    ) -> None:
-        rejector = model.rejector
-        assert isinstance(rejector, DraftNetwork)
-        drafted = draft(model.served.predictor, examples, model.served.spec)
-        scores = rejector.score(drafted)
-        rows = torch.arange(len(examples)).split(1)
-        kept = [
-            choose_kept(rejector, scores[row], drafted.select(row), threshold)
-            for row, threshold in zip(rows, thresholds, strict=True)
-        ]
-        self.kept, self.silent = torch.cat(kept), silent
-        self.guard = Guard(model.served.expert, call, drafted.sequences)
-        effective = torch.where(silent, model.served.spec.length, self.kept)
-        self.policy: Policy[Any] = PlannedHandOff(effective, by_position(scores, rejector.sizes.hand_offs))
-
-    def wishes(self, step: Step) -> Tensor:
-        return step.position >= self.kept
-
-    def asking(self, step: Step) -> Tensor:
-        """Only at the hand-off itself: what was completed before the expert failed is the expert's."""
-        return (step.position == self.kept) & ~self.silent

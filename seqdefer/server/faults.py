@@ -10,6 +10,7 @@ from seqdefer.errors import InputError
 TYPES = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
@@ -49,6 +50,17 @@ def fault_of(error: Exception) -> Fault:
 
 def busy(message: str) -> Fault:
     return Fault(429, message, code="queue_full", headers={"retry-after": "1"})
+
+
+def crowded(most: int) -> Fault:
+    headers = {"retry-after": "1", "connection": "close"}
+    return Fault(503, f"more than {most} connections are open; ask again later", code="too_crowded", headers=headers)
+
+
+def too_late(seconds: float) -> Fault:
+    """The rest of the body would be read as the next request."""
+    words = f"the request did not arrive within {seconds:g} seconds; send it faster"
+    return Fault(408, words, code="timeout", headers={"connection": "close"})
 
 
 def stopping() -> Fault:

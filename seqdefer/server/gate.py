@@ -1,15 +1,17 @@
-"""What every request passes before the routes: key, size, time; and what is counted of it. Plain ASGI."""
+"""What every request passes before the routes: key, size, time; its name; and what is counted of it. Plain ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
+import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from seqdefer.server.faults import Fault, fault_of, to_json
+from seqdefer.server.faults import Fault, crowded, fault_of, to_json, too_late
 from seqdefer.server.limits import Limits
 from seqdefer.server.metrics import Metrics
 
@@ -19,12 +21,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN = ("/health",)  # no key is needed
+OPEN = ("/health", "/")  # no key is needed, as for the page's other files
+PAGE = "/page/"
 GONE = 499  # the client left before it had its answer
 PATHS = (
     "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions",
-    "/v1/deferral/score",
+    "/v1/deferral", "/v1/deferral/complete", "/v1/deferral/score", "/",
 )  # fmt: skip
+REQUEST_ID = b"x-request-id"
+ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)  # that a client may give: it goes into the log
 DISCARDED = 16  # times what a body may have is read and thrown away: a client that is cut off sees no answer
 
 log = logging.getLogger("seqdefer.server")
@@ -39,12 +44,14 @@ class Gate:
             await self.app(scope, receive, send)
             return
         begun = scope.setdefault("state", {})["begun"] = time.perf_counter()
-        answer = _Answer(send)
+        name, is_head = _request_id(scope), scope["method"] == "HEAD"
+        answer = _Answer(send, name, has_body=not is_head)
         try:
-            await self._pass(scope, receive, answer)
+            # A HEAD is a GET of which only the head is sent.
+            await self._pass({**scope, "method": "GET"} if is_head else scope, receive, answer)
         except Exception as error:
             if not isinstance(error, Fault):
-                log.error("a request failed: %r", error)
+                log.error("request %s failed: %r", name.decode(), error)
             await answer.refuse(fault_of(error))
         finally:  # a cancelled request, too, is counted
             path = _label(scope["path"])
@@ -57,11 +64,11 @@ class Gate:
             async with asyncio.timeout(self.limits.request_seconds):
                 body = await self._read(receive)
         except TimeoutError:
-            raise Fault(408, "the request did not arrive in time", code="timeout") from None
+            raise too_late(self.limits.request_seconds) from None
         await self.app(scope, _replay(body, receive), answer.send)
 
     def _check_key(self, scope: Scope) -> None:
-        if self.key is None or scope["path"] in OPEN:
+        if self.key is None or scope["path"] in OPEN or scope["path"].startswith(PAGE):
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
         if not hmac.compare_digest(given, f"Bearer {self.key}".encode()):
@@ -69,29 +76,43 @@ class Gate:
             raise Fault(401, words, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     async def _read(self, receive: Receive) -> bytes:
-        most, size, chunks = self.limits.body_bytes, 0, list[bytes]()
+        most, size, body = self.limits.body_bytes, 0, bytearray()
         is_more = True
         while is_more and size <= DISCARDED * most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Fault(GONE, "the client left")
             size += len(message.get("body", b""))
-            chunks = [*chunks, message.get("body", b"")] if size <= most else []
+            if size <= most:
+                body += message.get("body", b"")
             is_more = message.get("more_body", False)
         if size > most:
             raise Fault(413, f"the body is larger than {most} bytes", code="body_too_large")
-        return b"".join(chunks)
+        return bytes(body)
+
+
+class Crowd:
+    """What connections get that are too many. It comes after a gate, which counts and says it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise crowded(self.limits.connections)
 
 
 class _Answer:
-    """Knows which status was sent."""
+    """Knows which status was sent, and says to which request."""
 
-    def __init__(self, send: Send) -> None:
-        self._send, self.status = send, 0
+    def __init__(self, send: Send, name: bytes, *, has_body: bool) -> None:
+        self._send, self._name, self._has_body, self.status = send, name, has_body, 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", []), (REQUEST_ID, self._name)]}
+        elif not self._has_body:
+            message = {**message, "body": b""}
         await self._send(message)
 
     async def refuse(self, fault: Fault) -> None:
@@ -116,8 +137,16 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
+def _request_id(scope: Scope) -> bytes:
+    """The client's own, so that he can follow it through; else a new one."""
+    given: bytes = dict(scope["headers"]).get(REQUEST_ID, b"")
+    return given if ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+
 def _label(path: str) -> str:
     """Few values, whatever clients ask for."""
     if path in PATHS:
         return path
+    if path.startswith(PAGE):
+        return PAGE + "{name}"
     return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"

@@ -11,11 +11,12 @@ from seqdefer.errors import OptionError
 class Limits:
     body_bytes: int = 2**20
     request_seconds: float = 120.0
+    connections: int = 512  # that are open; more are told to come back
     queue: int = 256  # requests that wait; more are sent away
     inputs: int = 16  # of one request
     batch: int = 32  # sequences of one cohort
     running: int = 128  # sequences of all cohorts: their caches are in memory
-    expert_seconds: float | None = None  # for each call; None waits for ever, as is right for a local model
+    expert_seconds: float | None = None  # for each call; None: a local model as long as it takes, half a request's else
     grace_seconds: float = 5.0  # that requests in flight get at the end
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # seconds
 COUNTERS = {
     "seqdefer_requests_total": "Requests answered, by path and status; 499 where the client left first.",
+    "seqdefer_streams_failed_total": "Streams that ended early, by reason: an error's code, client_left, or unread.",
     "seqdefer_tokens_total": "Tokens sent, by author.",
     "seqdefer_switches_total": "How often the author changed within a sequence.",
     "seqdefer_expert_failures_total": "Cohorts that the predictor had to finish, by reason.",

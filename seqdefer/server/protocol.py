@@ -1,4 +1,4 @@
-"""Requests and answers as JSON, in OpenAI's form: what may be asked, and how the answer is said.
+"""Requests as JSON, in OpenAI's form: what may be asked.
 
 Decoding is greedy: `temperature`, `top_p` and `seed` are accepted and change nothing. What would change the answer and
 is not done here (n > 1, stop words, log-probabilities, tools, penalties) is refused, and so is a field that nobody
@@ -7,34 +7,32 @@ knows: a misspelt budget must not become the usual one.
 
 from __future__ import annotations
 
-import math
-import time
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Annotated, Any, Literal
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from seqdefer.server.cohorts import Read, Token
+from seqdefer.interfaces import Codec
 from seqdefer.server.faults import Fault
-from seqdefer.server.metrics import Metrics
 
 SEPARATOR = "@"  # NAME@0.20
-LISTED = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # budgets that /v1/models shows as models of their own
-JOINED = "\n\n"
+BUDGET = r"(0(\.[0-9]{1,17})?|1(\.0{1,17})?)"  # after it
+UNTOLD = "this model knows no roles: what was said is one text, with blank lines between the messages"
 
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
 
-def _whole(text: str) -> str:
+def _whole(value: Any) -> Any:
+    """Of an input that is more than a text, too."""
     try:
-        text.encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half a surrogate pair is no text") from None
-    return text
+    return value
 
 
 def _listed(value: Any) -> Any:
@@ -45,20 +43,45 @@ def _listed(value: Any) -> Any:
     return value
 
 
+SHOWN_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+SHOWN_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": SHOWN_PART}]}
+SHOWN_FORMAT = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"const": "text"}},
+            "required": ["type"],
+            "additionalProperties": False,
+        },
+        {"type": "null"},
+    ]
+}
+
+
 def _parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
 Text = Annotated[str, AfterValidator(_whole)]
+Input = Annotated[Any, AfterValidator(_whole)]
 # One text is a list of one: of a union, pydantic would name every branch in its complaints.
 SHOWN_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 Texts = Annotated[list[Text], BeforeValidator(_listed), WithJsonSchema(SHOWN_TEXTS)]
 
 
 def _undone(value: Any) -> Any:
-    if value not in (None, False, 0, "", [], {}):
+    if value not in NOTHING:
         raise ValueError("not done here; leave it out")
     return value
+
+
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _single(value: int | None) -> int | None:
@@ -67,8 +90,10 @@ def _single(value: int | None) -> int | None:
     return value
 
 
-Undone = Annotated[Any, AfterValidator(_undone)]
-Single = Annotated[int | None, AfterValidator(_single)]
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+Undone = Annotated[Any, AfterValidator(_undone), WithJsonSchema({"enum": list(NOTHING)})]
+Integer = Annotated[int, BeforeValidator(_integral)]  # 5.0 is one in JSON
+Single = Annotated[Integer | None, AfterValidator(_single), WithJsonSchema({"enum": [None, 1]})]
 
 
 class _Body(BaseModel):
@@ -89,15 +114,23 @@ class _Common(_Body):
     deferral: DeferralOptions | None = None
     user: str | None = None
 
+    @abstractmethod
+    def inputs(self, codec: Codec) -> list[Any]:
+        """As the codec reads them."""
+
+    def remarks(self, codec: Codec) -> list[str]:
+        """What there is to say of how they were read."""
+        return []
+
 
 class _Writing(_Common):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
+    max_tokens: Integer | None = None
     # greedy decoding knows no difference
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
-    seed: int | None = None
+    seed: Integer | None = None
     n: Single = None
     stop: Undone = None
     frequency_penalty: Undone = None
@@ -112,11 +145,11 @@ class CompletionRequest(_Writing):
     echo: Undone = None
     suffix: Undone = None
 
-    def inputs(self) -> list[str]:
+    def inputs(self, codec: Codec) -> list[Any]:
         return self.prompt
 
-    def most_tokens(self) -> tuple[str, int | None]:
-        return "max_tokens", self.max_tokens
+    def most_tokens(self) -> dict[str, int | None]:
+        return {"max_tokens": self.max_tokens}
 
 
 class TextPart(_Body):
@@ -126,9 +159,13 @@ class TextPart(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    content: Annotated[list[TextPart], BeforeValidator(_parts), WithJsonSchema(SHOWN_CONTENT)]
     name: str | None = None
     refusal: Undone = None
+
+    @property
+    def speaker(self) -> str:
+        return "system" if self.role == "developer" else self.role  # the same under its new name
 
     def text(self) -> str:
         return "".join(part.text for part in self.content)
@@ -141,25 +178,27 @@ def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class ChatRequest(_Writing):
-    """The models know no roles: all that was said, in order, with blank lines between, is one input."""
+    """All that was said is one input: the codec renders it, with the roles where its model knows them."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     top_logprobs: Undone = None
     tools: Undone = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Annotated[dict[str, Any] | None, AfterValidator(_text_format)] = None
+    response_format: Annotated[dict[str, Any] | None, AfterValidator(_text_format), WithJsonSchema(SHOWN_FORMAT)] = None
 
-    def inputs(self) -> list[str]:
-        return [JOINED.join(message.text() for message in self.messages)]
+    def inputs(self, codec: Codec) -> list[Any]:
+        return [codec.chat([{"role": message.speaker, "content": message.text()} for message in self.messages])]
 
-    def most_tokens(self) -> tuple[str, int | None]:
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return "max_tokens", self.max_tokens
+    def remarks(self, codec: Codec) -> list[str]:
+        has_roles = len(self.messages) > 1 or self.messages[0].speaker == "system"
+        return [UNTOLD] if has_roles and not codec.knows_roles else []
+
+    def most_tokens(self) -> dict[str, int | None]:
+        return {"max_completion_tokens": self.max_completion_tokens, "max_tokens": self.max_tokens}
 
 
 class ScoreRequest(_Common):
@@ -167,12 +206,31 @@ class ScoreRequest(_Common):
 
     input: Texts
 
-    def inputs(self) -> list[str]:
+    def inputs(self, codec: Codec) -> list[Any]:
         return self.input
 
 
+class CompleteRequest(_Common):
+    """Inputs as the model's codec reads them (a text, a list of cities), and in the answer every token with its author:
+    `input` is one of them, `inputs` are several."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["inputs"]}]})
+    input: Input = None
+    several: list[Input] = Field([], alias="inputs", min_length=1)
+    stream: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        if ("input" in self.model_fields_set) == ("several" in self.model_fields_set):
+            raise ValueError("give either input, which is one, or inputs, a list of them")
+        return self
+
+    def inputs(self, codec: Codec) -> list[Any]:
+        return self.several or [self.input]
+
+
 def budget_of(request: _Common, name: str, usual: float) -> float:
-    """From `deferral`, or NAME@BUDGET; raises where the model is another, or the two differ."""
+    """From `deferral`, or NAME@BUDGET; raises where the model is another, or a budget is named twice."""
     asked, separator, suffix = request.model.rpartition(SEPARATOR) if request.model != name else (name, "", "")
     if not separator:
         asked = request.model
@@ -180,19 +238,16 @@ def budget_of(request: _Common, name: str, usual: float) -> float:
         raise unknown_model(request.model, name)
     named = _budget(suffix) if separator else None
     given = None if request.deferral is None else request.deferral.budget
-    if named is not None and given is not None and named != given:
-        raise Fault(400, f"the model's name says a budget of {named:g}, deferral says {given:g}", param="deferral")
+    if named is not None and given is not None:
+        words = f"the model's name says a budget of {named:g}, deferral says {given:g}; say it once"
+        raise Fault(400, words, param="deferral")
     return next(one for one in (given, named, usual) if one is not None)
 
 
 def _budget(text: str) -> float:
-    try:
-        budget = float(text)
-    except ValueError:
-        budget = math.nan
-    if not 0.0 <= budget <= 1.0:
+    if re.fullmatch(BUDGET, text) is None:
         raise Fault(400, f"budget {text!r:.40} of the model's name is no number from 0 to 1", param="model")
-    return budget
+    return float(text)
 
 
 def unknown_model(asked: str, name: str) -> Fault:
@@ -200,167 +255,10 @@ def unknown_model(asked: str, name: str) -> Fault:
     return Fault(404, words, code="model_not_found", param="model")
 
 
-def tokens_of(named: tuple[str, int | None], longest: int) -> int:
-    param, value = named
-    if value is None:
-        return longest
-    if not 1 <= value <= longest:
-        raise Fault(400, f"{param} is {value}; this model writes 1 to {longest} tokens", param=param)
-    return value
-
-
-# -- answers -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Tally:
-    """What a request has got so far."""
-
-    budget: float
-    expected_share: float
-    remarks: list[str]
-    texts: list[str]
-    sources: list[list[str]]
-    finish: list[str | None]
-    tokens: list[list[Token]]
-    input_tokens: int = 0
-    degraded: str | None = None
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @classmethod
-    def of(cls, n: int, budget: float, expected_share: float, remarks: Sequence[str]) -> Tally:
-        return cls(
-            budget, expected_share, list(remarks), [""] * n, [[] for _ in range(n)], [None] * n, [[] for _ in range(n)]
-        )
-
-    def add(self, event: Read | Token) -> None:
-        if isinstance(event, Read):
-            self.input_tokens = sum(event.input_tokens)
-            self.remarks += event.remarks
-            return
-        self.texts[event.index] += event.text
-        self.sources[event.index].append(event.author)
-        self.tokens[event.index].append(event)
-        self.finish[event.index] = event.finish
-        self.degraded = event.degraded or self.degraded
-
-    @property
-    def switches(self) -> int:
-        return sum(one != other for row in self.sources for one, other in pairwise(row))
-
-    def by(self, author: str) -> int:
-        return sum(row.count(author) for row in self.sources)
-
-    def usage(self) -> dict[str, int]:
-        written = sum(map(len, self.sources))
-        return {
-            "prompt_tokens": self.input_tokens,
-            "completion_tokens": written,
-            "total_tokens": self.input_tokens + written,
-            "predictor_tokens": self.by("predictor"),
-            "expert_tokens": self.by("expert"),
-            "switches": self.switches,
-        }
-
-    def deferral(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"budget": self.budget, "expected_share": self.expected_share}
-        written = sum(map(len, self.sources))
-        said["share"] = self.by("expert") / written if written else 0.0
-        said["degraded"] = self.degraded is not None
-        if self.degraded is not None:
-            said["reason"] = self.degraded
-        if self.remarks:
-            said["remarks"] = self.remarks
-        return said
-
-    def count(self, metrics: Metrics) -> None:
-        for author in ("predictor", "expert"):
-            metrics.count("seqdefer_tokens_total", {"author": author}, self.by(author))
-        metrics.count("seqdefer_switches_total", by=self.switches)
-
-
-def token_facts(token: Token) -> dict[str, Any]:
-    score = token.score if math.isfinite(token.score) else None
-    return {"position": token.position, "token": token.token, "author": token.author, "score": score}
-
-
-@dataclass(frozen=True)
-class Form:
-    """How completions and chats differ: in names, and in where the text stands."""
-
-    prefix: str
-    answer: str
-    chunk: str
-    is_chat: bool
-
-    def whole(self, tally: Tally, model: str) -> dict[str, Any]:
-        choices = [
-            {"index": index, **self._text(text), "logprobs": None, "finish_reason": finish}
-            for index, (text, finish) in enumerate(zip(tally.texts, tally.finish, strict=True))
-        ]
-        return {
-            **self._head(tally, model, self.answer),
-            "choices": choices,
-            "usage": tally.usage(),
-            "deferral": tally.deferral(),
-        }
-
-    def part(self, token: Token, tally: Tally, model: str) -> dict[str, Any]:
-        """A chunk of one token; the last of a sequence says how it went."""
-        text = self._piece(token)
-        choice = {"index": token.index, **text, "logprobs": None, "finish_reason": token.finish}
-        chunk = {**self._head(tally, model, self.chunk), "choices": [choice], "deferral": token_facts(token)}
-        if token.finish is not None:
-            chunk["deferral"] |= tally.deferral()
-        return chunk
-
-    def closing(self, tally: Tally, model: str) -> dict[str, Any]:
-        """What clients get who ask for usage: a chunk without a choice."""
-        return {
-            **self._head(tally, model, self.chunk),
-            "choices": [],
-            "usage": tally.usage(),
-            "deferral": tally.deferral(),
-        }
-
-    def _head(self, tally: Tally, model: str, kind: str) -> dict[str, Any]:
-        return {"id": f"{self.prefix}-{tally.id}", "object": kind, "created": tally.created, "model": model}
-
-    def _text(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
-
-    def _piece(self, token: Token) -> dict[str, Any]:
-        if not self.is_chat:
-            return {"text": token.text}
-        role = {"role": "assistant"} if token.position == 0 else {}
-        return {"delta": {**role, "content": token.text}}
-
-
-COMPLETION = Form("cmpl", "text_completion", "text_completion", is_chat=False)
-CHAT = Form("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
-
-
-def scores_answer(tally: Tally, model: str) -> dict[str, Any]:
-    data = [
-        {
-            "index": index,
-            "text": text,
-            "tokens": [
-                {**token_facts(token), "text": token.text, "defer": token.defer} for token in tally.tokens[index]
-            ],
-        }
-        for index, text in enumerate(tally.texts)
-    ]
-    return {
-        "object": "deferral.score",
-        "model": model,
-        "data": data,
-        "usage": tally.usage(),
-        "deferral": {"budget": tally.budget, "expected_share": tally.expected_share, "remarks": tally.remarks},
-    }
-
-
-def models_answer(name: str, created: int) -> list[dict[str, Any]]:
-    names = [name, *(f"{name}{SEPARATOR}{budget:.2f}" for budget in LISTED)]
-    return [{"id": one, "object": "model", "created": created, "owned_by": "seqdefer"} for one in names]
+def tokens_of(named: Mapping[str, int | None], longest: int) -> int:
+    """The first that is given; all must be possible."""
+    given = {param: value for param, value in named.items() if value is not None}
+    for param, value in given.items():
+        if not 1 <= value <= longest:
+            raise Fault(400, f"{param} is {value}; this model writes 1 to {longest} tokens", param=param)
+    return next(iter(given.values()), longest)

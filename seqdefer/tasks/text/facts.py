@@ -17,23 +17,23 @@ NO_TOKEN = -2  # equals no token and no padding
 def facts_of(inputs: Tensor, prefix: Tensor, likeliest: Tensor, log_probs: Tensor) -> Tensor:
     """Facts (B, F) of what is proposed after `prefix` (B, T) for documents `inputs` (B, S), padded with PADDING.
     likeliest (B, 2): the proposed token and the next likely one; log_probs (B, 2): theirs."""
-    given = inputs != PADDING
-    length = given.sum(1).clamp(min=1)  # (B,)
+    length = (inputs != PADDING).sum(1, keepdim=True).clamp(min=1)  # (B, 1)
     n, n_written = prefix.shape
-    last = prefix[:, -1] if n_written else inputs.new_full((n,), NO_TOKEN)
-    columns = [log_probs[:, 1], length.log(), _log_count(inputs == last[:, None])]
-    for token in likeliest.unbind(1):
-        found = inputs == token[:, None]  # (B, S)
-        # Vocabularies are ordered by how common a token was when they were made.
-        columns += [_log_count(found), _log_count(prefix == token[:, None]), token.clamp(min=0).log1p()]
-    found = inputs == likeliest[:, :1]
+    last = prefix[:, -1:] if n_written else inputs.new_full((n, 1), NO_TOKEN)
+    tokens = torch.cat([last, likeliest], 1)  # (B, 3)
+    found = inputs[:, None] == tokens[..., None]  # (B, 3, S)
+    together = found[:, 0, :-1] & found[:, 1, 1:]  # the last token and the proposed one
     places = torch.arange(inputs.shape[1], device=inputs.device)
-    first = torch.where(found, places, inputs.shape[1]).amin(1).clamp(max=length)
-    together = (inputs[:, :-1] == last[:, None]) & (inputs[:, 1:] == likeliest[:, :1])
-    columns += [first / length, _log_count(together), torch.full_like(log_probs[:, 0], n_written)]
-    return torch.stack([column.float() for column in columns], 1)
+    first = torch.where(found[:, 1], places, inputs.shape[1]).amin(1, keepdim=True).minimum(length)
+    # Few operations on all of it: at one document a step, each costs as much as all its numbers.
+    in_document, in_prefix = _log_count(found), _log_count(prefix[:, None] == likeliest[..., None])
+    rarity = likeliest.clamp(min=0).log1p()  # vocabularies are ordered by how common a token was when they were made
+    of_token = torch.stack([in_document[:, 1:], in_prefix, rarity], 2).flatten(1)  # both likeliest, one after the other
+    position = log_probs.new_full((n, 1), n_written)
+    columns = [log_probs[:, 1:], length.log(), in_document[:, :1], of_token]
+    return torch.cat([*columns, first / length, _log_count(together[:, None]), position], 1)
 
 
 def _log_count(found: Tensor) -> Tensor:
-    """log(1 + how many). bool (B, S) -> (B,)"""
-    return found.sum(1).log1p()
+    """log(1 + how many). bool (B, K, S) -> (B, K)"""
+    return found.sum(2).log1p()

@@ -6,6 +6,7 @@
 Inputs are token ids (n, S), rows ending with PADDING where they are shorter; tokens are what follows the decoder's
 start token or the prompt. Both models keep their caches. The expert is lazy: it encodes a document when a row first
 asks, and reads the tokens it has not read in one pass when the row asks again; a row that never asks costs nothing.
+The expert may also be elsewhere (`seqdefer.tasks.text.remote`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from seqdefer.errors import unknown
+from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import BRANCHES, NextTokenExpert, Predictor
+from seqdefer.remote import Completions
 from seqdefer.store import fingerprint
 from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
@@ -26,6 +28,7 @@ from seqdefer.tasks.text.memory import Halving
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
 from seqdefer.tasks.text.passes import Pass
 from seqdefer.tasks.text.reading import Reader, Reading
+from seqdefer.tasks.text.remote import RemoteExpert, RemoteTokenExpert, Script
 from seqdefer.types import Examples, Proposal
 
 SHOWN = ("facts", "states", "both")
@@ -42,6 +45,10 @@ class _Writer(ABC):
         self.halving = Halving(DEFAULT_BATCH.get(model.device.type, 32))
         self.reader = Reader(model.network, self.judge, self.halving)
         self.fingerprint = fingerprint(model.fingerprint(), self.end, self.n_tokens)
+
+    @property
+    def name(self) -> str:
+        return self.model.name
 
     @property
     def batch_size(self) -> int:
@@ -174,6 +181,11 @@ class TextPair:
     predictor: TextPredictor
     expert: TextExpert
 
+    @property
+    def models(self) -> tuple[TextModel, ...]:
+        """Those that read here."""
+        return self.predictor.model, self.expert.model
+
     @classmethod
     def of(cls, predictor: TextModel, expert: TextModel, shown: str = "states") -> TextPair:
         check_vocabulary(predictor.tokenizer, expert.tokenizer)
@@ -183,6 +195,30 @@ class TextPair:
             TextPredictor(predictor, end=end, n_tokens=n_tokens, shown=shown),
             TextExpert(expert, end=end, n_tokens=n_tokens),
         )
+
+
+@dataclass(frozen=True)
+class RemotePair:
+    """A writer here, and one elsewhere that is sent texts. They need not share a vocabulary."""
+
+    predictor: TextPredictor
+    expert: RemoteExpert | RemoteTokenExpert
+
+    @property
+    def models(self) -> tuple[TextModel, ...]:
+        return (self.predictor.model,)
+
+    @classmethod
+    def of(
+        cls, predictor: TextModel, client: Completions, *, prompt: str, by_token: bool = False, shown: str = "states"
+    ) -> RemotePair:
+        writer = TextPredictor(predictor, shown=shown)
+        if writer.end is None:
+            raise OptionError(
+                f"{predictor.name} has no end token, so what an endpoint wrote could not end; take another"
+            )
+        script = Script(predictor, writer.end, prompt)
+        return cls(writer, (RemoteTokenExpert if by_token else RemoteExpert)(script, client))
 
 
 def load_pair(

@@ -9,9 +9,11 @@ what the token loss sees.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +22,17 @@ from torch.nn.utils.rnn import pad_sequence
 from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import Meter, Served, SplitName, Task, TaskEntry
 from seqdefer.markup import NBSP, number
+from seqdefer.remote import Completions, Endpoint, check_url, is_url, require_extra
 from seqdefer.store import fingerprint
 from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.options import check_ranges, option
 from seqdefer.tasks.text.codec import END_SIGN, TextCodec
 from seqdefer.tasks.text.data import Document, Fields, filter_by_words, make_splits, read_corpus
-from seqdefer.tasks.text.loading import DTYPES
-from seqdefer.tasks.text.pairs import SHOWN, TextExpert, TextPair, TextPredictor, load_pair
+from seqdefer.tasks.text.loading import DTYPES, load_text_model
+from seqdefer.tasks.text.models import TextModel
+from seqdefer.tasks.text.pairs import SHOWN, RemotePair, TextExpert, TextPair, TextPredictor, load_pair
 from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.remote import PROMPT, ExpertCallsWarning, RemoteExpert, RemoteTokenExpert, check_prompt
 from seqdefer.tasks.text.rouge import References, in_reference, rouge1_of_ids
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
@@ -45,6 +50,9 @@ RANGES = {
     "validation_documents": (1, 10**9),
     "test_documents": (1, 10**9),
     "seed": (0, 2**63 - 1),
+    "expert_seconds": (0, 3600),
+    "expert_retries": (0, 100),
+    "expert_at_once": (1, 256),
 }
 
 
@@ -52,10 +60,18 @@ RANGES = {
 class TextOptions:
     """What can be chosen about the task; the fields are its command-line options."""
 
-    predictor: str = option("", "the small model: a name on the Hugging Face Hub, or a folder")
-    expert: str = option("", "the large model, of the same vocabulary: a name on the Hub, or a folder")
-    train: str = option("", "documents to fit rejectors on: JSONL, plain or gzip, or a dataset's NAME[:CONFIG][/SPLIT]")
-    test: str | None = option(None, "documents to report on, likewise; without it a part of --train is kept for that")
+    predictor: str = option("", "the small model: a name on the Hugging Face Hub, or a folder", is_path=True)
+    expert: str = option(
+        "",
+        "the large model, of the same vocabulary: a name on the Hub, or a folder; or any model behind https://HOST/v1",
+        is_path=True,
+    )
+    train: str = option(
+        "", "documents to fit rejectors on: JSONL, plain or gzip, or a dataset's NAME[:CONFIG][/SPLIT]", is_path=True
+    )
+    test: str | None = option(
+        None, "documents to report on, likewise; without it a part of --train is kept for that", is_path=True
+    )
     document_field: str = option("document", "what the text to read is called in the data")
     summary_field: str = option("summary", "what the text that is wanted is called in the data")
     prefix: str = option("", "what the models expect before a document")
@@ -75,6 +91,12 @@ class TextOptions:
     validation_documents: int = option(600, "documents to stop and choose with, at most")
     test_documents: int = option(1000, "documents to report on, at most")
     seed: int = option(0, "seed of the split")
+    expert_model: str = option("", "of an expert behind https://HOST/v1, the name of the model there")
+    expert_prompt: str = option(PROMPT, "likewise, what it is sent; {input} is prefix, document and suffix")
+    expert_seconds: float = option(30.0, "likewise, how long one try of a call may take")
+    expert_retries: int = option(4, "likewise, further tries of a call, where it makes sense")
+    expert_at_once: int = option(8, "likewise, calls under way together")
+    expert_by_token: bool = option(False, "likewise, call it for every token, to fit TokenwiseModel")
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
@@ -86,18 +108,35 @@ class TextOptions:
             raise unknown("token loss", self.token_loss, TOKEN_LOSSES)
         if self.dtype not in DTYPES:
             raise unknown("dtype", self.dtype, DTYPES)
+        check_prompt(self.expert_prompt)
+        if is_url(self.expert):
+            self.endpoint()
+        elif self.expert_model or self.expert_by_token:
+            raise OptionError(
+                f"--expert-model and --expert-by-token need --expert https://HOST/v1; it is {self.expert!r:.80}"
+            )
+
+    def without_test(self) -> TextOptions:
+        return replace(self, test=None, test_documents=1)  # the fewest there can be
+
+    def endpoint(self) -> Endpoint:
+        """Where the expert is, if it is elsewhere."""
+        check_url(self.expert)
+        if not self.expert_model:
+            raise OptionError(f"--expert-model is missing: name the model at {self.expert:.80}")
+        return Endpoint(self.expert, self.expert_model, self.expert_seconds, self.expert_retries, self.expert_at_once)
 
 
 class TextTask(Task):
     predictor: TextPredictor
-    expert: TextExpert
+    expert: TextExpert | RemoteExpert | RemoteTokenExpert
     codec: TextCodec
 
     def __init__(
         self,
         name: str,
         options: TextOptions,
-        pair: TextPair,
+        pair: TextPair | RemotePair,
         parts: Mapping[SplitName, Sequence[Document]],
         source: str = "",
     ) -> None:
@@ -121,7 +160,7 @@ class TextTask(Task):
             self.parts[part] = Examples(inputs[ids], targets[ids], ids)
             first += len(ids)
 
-    def _encode(self, pair: TextPair) -> tuple[Tensor, Tensor]:
+    def _encode(self, pair: TextPair | RemotePair) -> tuple[Tensor, Tensor]:
         """Inputs (n, S) and references (n, R), rows ending with PADDING where they are shorter."""
         texts = [one.document for one in self.documents]
         inputs, self.n_cut = self.codec.read(texts, stacklevel=5)
@@ -171,8 +210,8 @@ class TextTask(Task):
         return {
             "data": f"{self.source}{cut}",
             "documents": ", ".join(f"{name} {len(self.parts[name])}" for name in PARTS),
-            "predictor": f"{self.predictor.model.name} ({self.predictor.fingerprint})",
-            "expert": f"{self.expert.model.name} ({self.expert.fingerprint})",
+            "predictor": f"{self.predictor.name} ({self.predictor.fingerprint})",
+            "expert": f"{self.expert.name} ({self.expert.fingerprint})",
         }
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
@@ -226,7 +265,22 @@ def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter)
         }
         splits = make_splits(train, test, counts, options.seed)
         advance(1)
+    _tell_calls(options, splits.parts)
     return TextTask(name, options, _load(options, device, meter), splits.parts, splits.source)
+
+
+def _tell_calls(options: TextOptions, parts: Mapping[SplitName, Sequence[Document]]) -> None:
+    """Before any is made."""
+    if not is_url(options.expert):
+        return
+    n_documents = len(parts["train"]) + len(parts["validation"])
+    warnings.warn(
+        f"labelling may call {options.expert} {n_documents * options.length:,} times ({options.length} hand-offs of "
+        f"{n_documents:,} documents), and seqdefer run labels what it reports on, too; answers are kept, and fewer "
+        "documents take fewer calls: --train-documents, --validation-documents",
+        ExpertCallsWarning,
+        stacklevel=3,
+    )
 
 
 def _require(options: TextOptions, *names: str) -> None:
@@ -235,7 +289,7 @@ def _require(options: TextOptions, *names: str) -> None:
             raise OptionError(f"--{name} is missing: name {'a model' if name != 'train' else 'the documents'}")
 
 
-def codec_of(options: TextOptions, pair: TextPair) -> TextCodec:
+def codec_of(options: TextOptions, pair: TextPair | RemotePair) -> TextCodec:
     return TextCodec(
         pair,
         prefix=options.prefix,
@@ -246,7 +300,7 @@ def codec_of(options: TextOptions, pair: TextPair) -> TextCodec:
     )
 
 
-def serve(options: TextOptions, device: torch.device, meter: Meter) -> Served:
+def serve(options: TextOptions, folder: Path, device: torch.device, meter: Meter) -> Served:
     """The pair alone, for texts of users' own."""
     _require(options, "predictor", "expert")
     pair = _load(options, device, meter)
@@ -254,18 +308,32 @@ def serve(options: TextOptions, device: torch.device, meter: Meter) -> Served:
     return Served(pair.predictor, pair.expert, spec, codec_of(options, pair))
 
 
-def _load(options: TextOptions, device: torch.device, meter: Meter) -> TextPair:
+def _load(options: TextOptions, device: torch.device, meter: Meter) -> TextPair | RemotePair:
+    if is_url(options.expert):
+        require_extra()
     with meter.stage("load the models", 1) as advance:
-        pair = load_pair(
-            options.predictor,
-            options.expert,
-            device=device,
-            dtype=options.dtype,
-            remember=_remembered(device),
-            shown=options.shown,
-        )
+        how: dict[str, Any] = {"device": device, "dtype": options.dtype, "remember": _remembered(device)}
+        pair: TextPair | RemotePair
+        if is_url(options.expert):
+            pair = _remote_pair(load_text_model(options.predictor, **how), options)
+        else:
+            pair = load_pair(options.predictor, options.expert, shown=options.shown, **how)
         advance(1)
     return pair
+
+
+def _remote_pair(predictor: TextModel, options: TextOptions) -> RemotePair:
+    if options.expert_by_token:
+        warnings.warn(
+            f"{options.expert} is called for every token that it writes: up to {options.length} times a sequence, "
+            "where one-time deferral takes one call",
+            ExpertCallsWarning,
+            stacklevel=4,
+        )
+    client = Completions(options.endpoint())
+    return RemotePair.of(
+        predictor, client, prompt=options.expert_prompt, by_token=options.expert_by_token, shown=options.shown
+    )
 
 
 def _remembered(device: torch.device) -> int:
@@ -313,7 +381,7 @@ XSUM = TaskEntry(
 
 TEXT = TaskEntry(
     name="text",
-    summary="any two Hugging Face models that share a vocabulary, on documents of your own",
+    summary="any two Hugging Face models that share a vocabulary, or one and an endpoint, on documents of your own",
     presets={"quick": _small(TextOptions()), "paper": TextOptions()},
     prepare=_prepare_text,
     hyperparameters="xsum",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,16 +13,28 @@ from torch import Tensor
 from seqdefer.errors import InputError
 from seqdefer.interfaces import Codec
 from seqdefer.tasks.tsp.data import normalise
+from seqdefer.tasks.tsp.tours import tour_lengths
 from seqdefer.types import Examples
 
 
 class TourCodec(Codec):
     """Inputs are lists of [x, y], or the same as JSON; outputs are lists of places in them."""
 
-    field = "cities"
+    field, kind = "cities", "tour"
+    hint = "[[0.1, 0.9], [0.4, 0.3], ...]"
 
     def __init__(self, n_cities: int) -> None:
-        self.n_cities = n_cities
+        self.n_cities = self.size = n_cities
+
+    def schema(self) -> dict[str, Any]:
+        city = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+        n = {"minItems": self.n_cities, "maxItems": self.n_cities}
+        return {"type": "array", "items": city, **n, "uniqueItems": True}
+
+    def facts(self, one: Any, output: Any) -> dict[str, float]:
+        """Of cities that are too far apart for a number, none."""
+        length = float(tour_lengths(_read(one)[None], torch.tensor([output])))
+        return {"length": length} if math.isfinite(length) else {}
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         rows = [self._cities(one, f"input {place + 1} of {len(inputs)}") for place, one in enumerate(inputs)]
@@ -32,8 +45,8 @@ class TourCodec(Codec):
     def _cities(self, one: Any, where: str) -> Tensor:
         """float64 (N, 2)"""
         try:
-            cities = torch.as_tensor(json.loads(one) if isinstance(one, str) else one, dtype=torch.float64)
-        except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+            cities = _read(one)
+        except (ValueError, TypeError, RuntimeError, RecursionError, OverflowError) as error:
             raise InputError(f"{where} is no list of cities; give [[x, y], ...]") from error
         if cities.shape != (self.n_cities, 2):
             raise InputError(f"{where} has the shape {tuple(cities.shape)}; give {self.n_cities} cities: [[x, y], ...]")
@@ -43,3 +56,7 @@ class TourCodec(Codec):
 
     def decode(self, tokens: Sequence[Any]) -> list[int]:
         return [int(token) for token in tokens]
+
+
+def _read(one: Any) -> Tensor:
+    return torch.as_tensor(json.loads(one) if isinstance(one, str) else one, dtype=torch.float64)

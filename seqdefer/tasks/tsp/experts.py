@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seqdefer import cores
 from seqdefer.errors import InputError, OptionError, unknown
 from seqdefer.interfaces import DraftExpert
 from seqdefer.tasks.tsp import search
 from seqdefer.tasks.tsp.exact import TIME_LIMIT, ExactSolver, Floats, HandOffs, Ints, Solution
-from seqdefer.tasks.tsp.search import EFFORT, n_cores
+from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
@@ -88,7 +89,7 @@ class ExactExpert(TourExpert):
 
     def __init__(self, solver: ExactSolver, *, n_threads: int | None = None) -> None:
         self.solver = solver
-        self.n_threads = n_threads or n_cores()
+        self.n_threads = n_threads or cores.n_threads()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -15,7 +15,6 @@ besides (its prefixes share what is found); neither depends on the other instanc
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from seqdefer import cores
 from seqdefer.errors import DataError, OptionError, missing_extra
 
 EFFORT = 3  # perturbations per city that remains
@@ -171,7 +171,7 @@ def _run(
             runs += module.hand_offs(cities[i], drafts[i], kept(i), int(effort), int(seed), N_EXACT, stop, tours[i])
         return runs
 
-    n_threads = max(1, min(threads or n_cores(), len(cities)))
+    n_threads = max(1, min(threads or cores.n_threads(), len(cities)))
     with ThreadPoolExecutor(n_threads) as pool:
         futures = [pool.submit(work) for _ in range(n_threads)]
         try:
@@ -180,8 +180,3 @@ def _run(
         finally:
             stop[0] = True
     return sum(future.result() for future in futures)
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -42,12 +42,14 @@ class TSPOptions:
     """What can be chosen about the task; the fields are its command-line options."""
 
     data: str | None = option(
-        None, "cities to use instead of Gaussian ones: a TSPLIB .tsp file or a folder of them, or a CSV of coordinates"
+        None,
+        "cities to use instead of Gaussian ones: a TSPLIB .tsp file or a folder of them, or a CSV of coordinates",
+        is_path=True,
     )
     cities: int = option(50, "cities of an instance")
     expert: str = option("gurobi", "who completes tours: gurobi or highs (exact), search (nearly exact, much faster)")
     predictor: str | None = option(
-        None, "folder of a pointer network, or rl4co:FOLDER for a policy of RL4CO (the shipped one)"
+        None, "folder of a pointer network, or rl4co:FOLDER for a policy of RL4CO (the shipped one)", is_path=True
     )
     facts: bool = option(
         True, "features: the decoder's state and what the partial tour shows, instead of the paper's node embeddings"
@@ -60,6 +62,9 @@ class TSPOptions:
         None, f"seconds a solve may take before an exact expert gives its best tour ({TIME_LIMIT:g})"
     )
     seed: int = option(0, "seed of the instances")
+
+    def without_test(self) -> TSPOptions:
+        return replace(self, test=1)  # the fewest there can be: they take solving, and a share of one's own instances
 
 
 class TSPTask(Task):
@@ -170,7 +175,7 @@ def load_pair(options: TSPOptions, device: torch.device) -> tuple[TourPredictor 
     return load_predictor(options, device), expert
 
 
-def serve(options: TSPOptions, device: torch.device, meter: Meter) -> Served:
+def serve(options: TSPOptions, folder: Path, device: torch.device, meter: Meter) -> Served:
     """The pair alone, for cities of users' own."""
     return Served(*load_pair(options, device), SequenceSpec(options.cities), TourCodec(options.cities))
 

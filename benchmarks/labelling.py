@@ -1,0 +1,152 @@
+"""The benchmark of engines: how much sooner two workers are done than one, and what labelling more takes of memory.
+
+Tours of the local search are labelled by one process, by two, and by two actors on a Ray of this machine, from the
+start of the workers to the manifest. The files must be the same. Memory is the peak of a driver and of its largest
+worker, in processes of their own, for 1, 4 and 16 times as many examples.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import ResultsDifferError, Row
+from benchmarks.weather import Bench
+from seqdefer.errors import MissingExtraError
+from seqdefer.labelling.engines import EngineSettings
+from seqdefer.splits import label_task
+from seqdefer.tasks.tsp.task import ENTRY, TSPOptions
+
+TIMES = (1, 4, 16)
+SHARDS = 16  # of the timed examples
+IN_A_SHARD = 128  # examples, where memory is measured
+
+# A driver that tells its own peak and the largest of its workers'. The system's count of a process that has ended
+# (ru_maxrss) would not do: it begins with the memory of whoever started it.
+MEASURED = """
+import json, sys, threading, time
+import multiprocessing
+from pathlib import Path
+from seqdefer.cli import main
+
+peaks = {}
+
+def peak(process):
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+def watch():
+    while True:
+        for worker in multiprocessing.active_children():
+            try:
+                peaks[worker.pid] = peak(worker.pid)
+            except (OSError, StopIteration):  # it has ended
+                pass
+        time.sleep(0.02)
+
+if __name__ == "__main__":
+    threading.Thread(target=watch, daemon=True).start()
+    status = main(sys.argv[1:])
+    print(json.dumps([status, peak("self"), max(peaks.values())]))
+"""
+
+
+def labelling(bench: Bench) -> list[Row]:
+    rows = _timed(bench)
+    return rows + _memory(bench) if Path("/proc/self/status").exists() else rows
+
+
+def _timed(bench: Bench) -> list[Row]:
+    n, folder, number = bench.sizes.n_labelled, bench.folder / "labelling", count()
+    options = replace(_options(n, bench.sizes.n_tour_cities), effort=None)
+
+    def by(engine: str, workers: int) -> Callable[[], dict[str, bytes]]:
+        def way() -> dict[str, bytes]:
+            store = folder / f"labels-{next(number)}"
+            how = EngineSettings(engine, workers=workers, shard_size=max(1, n // SHARDS), labels=store)
+            label_task(ENTRY, options, folder, ["train"], how, seeds=1, instances=1, rollouts=2, device="cpu")
+            return {path.name: path.read_bytes() for path in store.iterdir()}
+
+        return way
+
+    ways = {"one": by("local", 1), "two": by("local", 2)}
+    bench.tell("comparing")
+    made = {name: way() for name, way in ways.items()}
+    if bench.sizes.ray:
+        try:
+            made["ray"] = by("ray", 2)()
+            ways["ray"] = by("ray", 2)
+        except MissingExtraError as error:
+            bench.tell(f"Ray left out: {error}")
+    for name, files in made.items():
+        if files != made["one"]:
+            raise ResultsDifferError(f"one worker and {name} made different files; please report this")
+    seconds: dict[str, Any] = bench.race(**ways)
+    what = {
+        "two": f"one process; ours two ({n} tours by the local search)",
+        "ray": "the same; ours a Ray of two actors",
+    }
+    same = f"{len(made['one'])} files equal"
+    return [
+        Row.faster("labelling", what[name], seconds[name], seconds["one"], same, _note(seconds[name]))
+        for name in ways
+        if name != "one"
+    ]
+
+
+def _note(seconds: Any) -> str:
+    return f"{np.median(seconds):.3g} s, workers' start counted"
+
+
+def _options(n: int, cities: int) -> TSPOptions:
+    return TSPOptions(expert="search", train=n, validation=1, test=1, cities=cities, effort=0)
+
+
+def _memory(bench: Bench) -> list[Row]:
+    n, cities = bench.sizes.n_memory, bench.sizes.n_tour_cities
+    peaks = []
+    for times in TIMES:
+        bench.tell(f"memory of {times * n} examples")
+        peaks.append(_peaks(bench.folder / f"memory-{times}", times * n, cities))
+    rows = []
+    for who, values in zip(("driver", "worker"), np.array(peaks).T, strict=True):
+        told = ", ".join(f"{times}x: {value:.0f} MB" for times, value in zip(TIMES, values, strict=True))
+        note = f"{told}; 16x is {values[-1] / values[0]:.2f} times 1x"
+        rows.append(Row.of("labelling", f"peak memory of a {who}, 1x is {n} examples", "MB", values, note=note))
+    return rows
+
+
+def _peaks(folder: Path, n: int, cities: int) -> tuple[float, float]:
+    """Of the driver and of the larger of two workers, in MB."""
+    folder.mkdir()
+    script = folder / "measured.py"
+    script.write_text(MEASURED)
+    sizes = ["--train", str(n), "--validation", "1", "--test", "1", "--cities", str(cities), "--expert", "search"]
+    how = ["--effort", "0", "--engine", "local", "--workers", "2", "--shard-size", str(IN_A_SHARD), "--splits", "train"]
+    command = [
+        sys.executable,
+        str(script),
+        "label",
+        "tsp",
+        *sizes,
+        *how,
+        "--out",
+        str(folder / "out"),
+        "--quiet",
+        "--json",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    _, driver, worker = json.loads(ended.stdout.splitlines()[-1])
+    return driver / 1e3, worker / 1e3
+
+
+OURS: Mapping[str, str] = {"labelling": "labels of tours by two workers"}
+BENCHMARKS: Mapping[str, Callable[[Bench], list[Row]]] = {"labelling": labelling}

@@ -1,0 +1,245 @@
+"""The benchmark of serving: what the rejector and the server add to the models, and what a budget costs under load.
+
+The server runs on a socket, as `seqdefer serve` runs it; clients are a process of their own. Texts are compared with
+those of the bare engine first. "Alone" is the same server at a budget of 0 or 1: what a user would run who served one
+of the two models only. The rejector is not fitted: that changes what it decides, not what it costs; its threshold is
+set for the budget on the same documents.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import Row, require_same, seconds_of
+from benchmarks.text import BUDGET, NEAR, TRIALS, Choice, Decoding, decoding_of, quiet
+from benchmarks.weather import Bench
+from seqdefer.calibration import BEYOND, BUDGETS, Calibration, Setting
+from seqdefer.deferring import DeferringModel
+from seqdefer.engine import draft, roll_out
+from seqdefer.errors import MissingExtraError
+from seqdefer.interfaces import Codec, Served
+from seqdefer.policies import Threshold
+from seqdefer.rejectors import TOKEN_NETWORKS, Sizes, TokenNetwork
+from seqdefer.settings import STARTING_POINTS
+from seqdefer.tasks.text.models import transformers
+from seqdefer.tasks.text.pairs import TextPair
+from seqdefer.tasks.text.passes import PADDING
+from seqdefer.types import Examples
+
+NAME = "pair"
+ROUNDS_OF_ONE = 4  # more answers for the percentiles of a single client
+
+
+class _Ids(Codec):
+    """Documents as ids with spaces between: the pair that is made has no words."""
+
+    def encode(self, inputs: Sequence[Any]) -> Examples:
+        rows = [torch.tensor([int(word) for word in one.split()]) for one in inputs]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
+        return Examples(ids, ids[:, :1], torch.arange(len(ids)))
+
+    def decode(self, tokens: Sequence[Any]) -> str:
+        return self.text(tokens)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A pair with a rejector, the documents that clients ask about, and the engine's own way to write about them."""
+
+    model: DeferringModel
+    inputs: list[str]
+    decoding: Decoding
+    plain: Decoding  # the pair as it is without a rejector to show facts to
+
+    @classmethod
+    def of(cls, choice: Choice, n: int) -> Serving:
+        plain = decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n})))
+        whole = replace(plain, pair=TextPair.of(plain.pair.predictor.model, plain.pair.expert.model, "facts"))
+        ids = whole.examples.inputs
+        inputs = [" ".join(str(one) for one in row[row != PADDING].tolist()) for row in ids.cpu()]
+        served = Served(whole.pair.predictor, whole.pair.expert, whole.spec, _Ids())
+        rejector = _rejector(whole)
+        return cls(DeferringModel(served, rejector, _calibration(whole, rejector)), inputs, whole, plain)
+
+
+def _rejector(some: Decoding) -> TokenNetwork:
+    settings, _, _ = STARTING_POINTS["xsum"]
+    seen = draft(some.pair.predictor, some.examples.select(torch.arange(2)), some.spec)
+    torch.manual_seed(0)
+    sizes = Sizes(
+        seen.context.shape[1], seen.features.shape[-1], some.spec.length, seen.entropy is not None, settings.layers,
+        settings.units, settings.dropout,
+    )  # fmt: skip
+    network = TOKEN_NETWORKS[settings.architecture](sizes, some.pair.predictor.fingerprint)
+    return network.to(some.pair.predictor.device).eval()
+
+
+def _calibration(some: Decoding, rejector: TokenNetwork) -> Calibration:
+    """All that is asked for here: nothing, the budget, everything."""
+    alone = _roll(some, rejector, torch.inf)
+    met, level, tried = alone.scores[alone.sequences.mask()], 1 - BUDGET, []
+    for _ in range(TRIALS):
+        threshold = float(met.quantile(level))
+        share = _roll(some, rejector, threshold).share
+        tried.append((abs(share - BUDGET), threshold, share))
+        if abs(share - BUDGET) <= NEAR:
+            break
+        level = min(max(level + share - BUDGET, 0.0), 1.0)
+    _, threshold, share = min(tried)
+    between = [Setting(budget, threshold, share, share, share) for budget in BUDGETS[1:-1]]
+    ends = Setting(0.0, BEYOND, 0.0, 0.0, 0.0), Setting(1.0, -BEYOND, 1.0, 1.0, 1.0)
+    return Calibration((ends[0], *between, ends[1]), len(some.examples), "")
+
+
+def _roll(some: Decoding, rejector: TokenNetwork, threshold: float) -> Any:
+    return roll_out(some.pair.predictor, some.pair.expert, some.examples, Threshold(rejector, threshold), some.spec)
+
+
+# -- the benchmark -------------------------------------------------------------------------------------------------
+
+
+def server(bench: Bench, choice: Choice) -> list[Row]:
+    from seqdefer.server.running import require_extra
+
+    try:
+        transformers()
+        require_extra()
+    except MissingExtraError as missing:
+        bench.tell(f"left out: {missing}")
+        return []
+    bench.tell("making a pair, a rejector and its threshold")
+    with quiet(), torch.no_grad():
+        loads = choice.sizes.n_asked
+        serving = Serving.of(choice, max(loads.values()))
+        rows = [_rejector_row(bench, serving, batch) for batch in (1, min(8, max(loads.values())))]
+        with _running(serving.model) as address:
+            rows += _overhead_rows(bench, serving, address, min(loads.values()))
+            for n_clients, n in loads.items():
+                rows += _load_rows(bench, serving, address, n_clients, n)
+    return rows
+
+
+def _rejector_row(bench: Bench, serving: Serving, batch: int) -> Row:
+    """Writing with a rejector that is asked and never defers, against the predictor without one."""
+    few = serving.decoding.examples.select(torch.arange(batch))
+    some, plain = (replace(one, examples=few, batch=batch) for one in (serving.decoding, serving.plain))
+    assert isinstance(serving.model.rejector, TokenNetwork)
+    never = Threshold(serving.model.rejector, torch.inf)
+    same = require_same("tokens of the predictor", (some.roll(never).cpu(), plain.predictor().cpu()))
+    seconds = bench.race(ours=lambda: some.roll(never), theirs=plain.predictor)
+    what, n = f"the predictor without a rejector, batches of {batch}, budget 0", few.inputs.shape[0] * some.spec.length
+    added = 1e6 * float(np.median(seconds["ours"] - seconds["theirs"])) / n
+    parts = {"ours": seconds["ours"].tolist(), "theirs": seconds["theirs"].tolist()}
+    ratio, note = seconds["ours"] / seconds["theirs"], f"{added:.0f} microseconds a token"
+    return Row.of("server", what, "times its cost", ratio, same=same, note=note, seconds=parts)
+
+
+@contextmanager
+def _running(model: DeferringModel) -> Iterator[str]:
+    """The address of a server on a free port."""
+    from seqdefer.server.app import create_app
+    from seqdefer.server.limits import Limits
+    from seqdefer.server.running import address_of, listen, make_server
+
+    limits = Limits(request_seconds=600.0)
+    listening = listen("127.0.0.1", 0)
+    running = make_server(create_app(model, NAME, limits=limits), limits)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield address_of(listening)
+    finally:
+        running.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def _asked(address: str, budget: float, n_clients: int, inputs: Sequence[str], *options: str) -> Any:
+    command = [sys.executable, "-m", "benchmarks.clients", address, f"{NAME}@{budget}", str(n_clients), *options]
+    lines = "".join(json.dumps(one) + "\n" for one in inputs)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the clients failed: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def _overhead_rows(bench: Bench, serving: Serving, address: str, n: int) -> list[Row]:
+    """One client, one request at a time: what the server itself says it took, and what the client sees beyond the
+    engine's own time."""
+    model, inputs = serving.model, serving.inputs[:n]
+    expected = [model.generate([one], BUDGET).outputs[0] for one in inputs]
+    seconds: dict[str, list[float]] = {name: [] for name in ("whole", "bare", "stream", "bare stream")}
+    own: list[list[float]] = []
+    for turn in range(bench.sizes.repeats):
+        bench.tell(f"overhead: round {turn + 1} of {bench.sizes.repeats}")
+        bare, whole = [], []
+        for _ in range(ROUNDS_OF_ONE):
+            bare.append(seconds_of(lambda: [model.generate([one], BUDGET) for one in inputs]))
+            whole.append(_asked(address, BUDGET, 1, inputs))
+        seconds["bare stream"].append(seconds_of(lambda: [list(model.stream(one, BUDGET)) for one in inputs]))
+        streamed = _asked(address, BUDGET, 1, inputs, "stream")
+        same = _same_texts([one["text"] for asked in (*whole, streamed) for one in asked["answers"]], expected)
+        own.append([1000 * one["overhead"] for asked in whole for one in asked["answers"]])
+        seconds["bare"].append(sum(bare))
+        seconds["whole"].append(sum(one["seconds"] for one in whole))
+        seconds["stream"].append(streamed["seconds"])
+    times = {name: np.array(values) for name, values in seconds.items()}
+    added = np.median(times["stream"] - times["bare stream"]) / (n * serving.decoding.spec.length)
+    requests = f"{len(own[0])} requests a round"
+
+    def slower(what: str, ours: str, theirs: str, note: str = "") -> Row:
+        parts = {"ours": seconds[ours], "theirs": seconds[theirs]}
+        return Row.of(
+            "server", what, "times its cost", times[ours] / times[theirs], same=same, note=note, seconds=parts
+        )
+
+    return [
+        Row.of("server", "the server's own time a request, median", "ms", np.median(own, 1), same=same, note=requests),
+        Row.of("server", "the same, 99th percentile", "ms", np.percentile(own, 99, 1), same=same, note=requests),
+        slower("the bare engine, one client, seen from the client", "whole", "bare"),
+        slower("the bare engine's stream, one client", "stream", "bare stream", f"{1e6 * added:.0f} us a token"),
+    ]  # fmt: skip
+
+
+def _same_texts(texts: Sequence[str], expected: Sequence[str]) -> str:
+    equal = np.array([text == expected[place % len(expected)] for place, text in enumerate(texts)])
+    return require_same("texts", (equal, np.ones_like(equal)))
+
+
+def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: int) -> list[Row]:
+    inputs = serving.inputs[:n]
+    budgets = {"ours": BUDGET, "predictor": 0.0, "expert": 1.0}
+    engine = partial(serving.model.generate, inputs, BUDGET, batch_size=n_clients)
+    texts = [answer["text"] for answer in _asked(address, BUDGET, n_clients, inputs)["answers"]]
+    same = _same_texts(texts, engine().outputs)
+    seconds: dict[str, list[float]] = {name: [] for name in (*budgets, "engine")}
+    for turn in range(bench.sizes.repeats):
+        bench.tell(f"{n_clients} clients: round {turn + 1} of {bench.sizes.repeats}")
+        for name, budget in budgets.items():
+            seconds[name].append(_asked(address, budget, n_clients, inputs)["seconds"])
+        seconds["engine"].append(seconds_of(engine))
+    times = {name: np.array(values) for name, values in seconds.items()}
+    clients, speed = f"{n_clients} client{'s' * (n_clients > 1)}", n / np.median(times["ours"])
+
+    def against(what: str, way: str, note: str = "") -> Row:
+        return Row.faster("server", f"{clients}: {what}", times["ours"], times[way], same, note)
+
+    return [
+        against("the expert alone (budget 1)", "expert", f"{speed:.3g} documents a second"),
+        against("the predictor alone (budget 0)", "predictor"),
+        against(f"the bare engine, batches of {n_clients}", "engine"),
+    ]
+
+
+OURS: Mapping[str, str] = {"server": f"a server over a socket, {BUDGET:.0%} of tokens by the expert"}

@@ -1,0 +1,61 @@
+"""The page of benchmarks, from what `python -m benchmarks` wrote: docs/results/bench.json, and bench-gpu.json."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+HEAD = """\
+# Benchmarks
+
+What is claimed of speed, as ratios: ours and the other way take turns in one run, their results are compared first,
+and the table has the median of the rounds with the least and the largest. *Times as fast* is good when it is more than
+1, *times its cost* when it is near 1 or less. This page is generated from the files that the benchmark wrote.
+
+```sh
+make bench                                 # all of it, on data and models made on the spot
+.venv/bin/python -m benchmarks --quick     # in under three minutes
+.venv/bin/python -m benchmarks --only text --only server --pair small large --documents news.jsonl   # your own models
+```
+"""
+
+
+def benchmarks_page(folder: Path) -> str:
+    parts = [HEAD]
+    for name, title in (("bench.json", "On a CPU"), ("bench-gpu.json", "On a GPU")):
+        written = json.loads((folder / name).read_text(encoding="utf-8"))
+        parts.append(f"## {title}\n\n{_made(written)}\n")
+        parts += [
+            _section(name, list(rows), written) for name, rows in groupby(written["rows"], lambda row: row["benchmark"])
+        ]
+    return "\n".join(parts)
+
+
+def _made(written: dict[str, Any]) -> str:
+    machine = ", ".join(f"{key} {value}" for key, value in written["machine"].items())
+    text = written.get("text", {})
+    with_pair = f" Text and server: pair {_pair(text['pair'])}, {text['device']}, {text['dtype']}." if text else ""
+    return (
+        f"`{written['command']}`, version {written['version']}, {written['seconds']:.0f} seconds. {machine}.{with_pair}"
+    )
+
+
+def _pair(pair: str | list[str]) -> str:
+    return "made on the spot" if isinstance(pair, str) else " and ".join(Path(one).name for one in pair)
+
+
+def _section(name: str, rows: list[dict[str, Any]], written: dict[str, Any]) -> str:
+    lines = [f"### {name}", "", f"Ours: {written['ours'][name]}.", ""]
+    lines += ["| against | median | least to largest | same results, and more |", "|---|---|---|---|"]
+    for row in rows:
+        spread = "" if row["low"] == row["high"] else f"{_number(row['low'])} to {_number(row['high'])}"
+        remarks = "; ".join(filter(None, (row["same"], row["note"])))
+        cells = (row["what"], f"**{_number(row['median'])}** {row['unit']}", spread, remarks)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,39 @@
+// Small things that all parts use. Words from outside get into the page as text only, never as HTML.
+
+export const byId = (id) => document.getElementById(id);
+
+export function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+export function draw(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`;
+
+export function number(value, digits = 3) {
+  return value.toFixed(digits).replace("-", "−");
+}
+
+export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+
+// Browsers may forbid to keep things. Then they are forgotten, and all else works.
+export function remember(storage, name, value) {
+  try {
+    window[storage].setItem(`seqdefer.${name}`, value);
+  } catch {}
+}
+
+export function recall(storage, name) {
+  try {
+    return window[storage].getItem(`seqdefer.${name}`);
+  } catch {
+    return null;
+  }
+}

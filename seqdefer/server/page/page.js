@@ -1,0 +1,238 @@
+// The page: what happens when somebody slides, runs, stops. The parts are in the other modules.
+
+import { Refused, complete, describe, useKey } from "./api.js";
+import { CurveView } from "./curve.js";
+import { byId, make, percent, plural, recall, remember } from "./dom.js";
+import { TextInput, TourInput } from "./inputs.js";
+import { History, newRun, statsOf, summaryOf } from "./runs.js";
+import { asCurl, asPython } from "./snippets.js";
+import { TokenList } from "./tokens.js";
+
+const SWEEP = [0, 0.1, 0.2, 0.5, 1];
+const ALONE = [0, 1];
+const CLOSE = 0.02; // of a budget: further away, it is not met
+const PRICES = { predictor: 1, expert: 30 };
+
+class Page {
+  constructor(model) {
+    this.model = model;
+    this.shown = null; // the run that is shown
+    this.stopping = null; // what stops the work, while there is some
+    this.curve = new CurveView(byId("curve"), model, (budget) => this.setBudget(budget));
+    this.history = new History(byId("history"), byId("runs"), (run) => this.pick(run));
+    this.input = new (model.kind === "tour" ? TourInput : TextInput)(model);
+    this.input.onchange = () => this.changed();
+    const parts = { list: byId("tokens"), readout: byId("readout"), rows: byId("rows") };
+    this.list = new TokenList({ ...parts, onpoint: (token) => this.input.point(token) });
+    this.introduce();
+    this.listen();
+    this.setBudget(Math.round(100 * model.budget) / 100);
+  }
+
+  introduce() {
+    const { model } = this;
+    byId("name").textContent = model.id;
+    document.title = `${model.id} · seqdefer`;
+    const how = model.by === "token" ? "defers token by token" : "hands off once";
+    const words = [how, `writes up to ${plural(model.length, "token")}`, `calibrated on ${plural(model.calibrated_on, "input")}`];
+    byId("facts").textContent = words.join(" · ");
+    byId("curve-title").textContent = this.curve.title;
+    byId("curve-note").textContent = this.curve.note;
+    byId("board").hidden = false;
+  }
+
+  listen() {
+    byId("budget").addEventListener("input", (event) => this.setBudget(event.target.value / 100));
+    byId("run").addEventListener("click", () => this.run([this.budget]));
+    byId("sweep").addEventListener("click", () => this.run(SWEEP));
+    byId("alone").addEventListener("click", () => this.run(ALONE));
+    byId("stop").addEventListener("click", () => this.stopping?.abort());
+    byId("forget").addEventListener("click", () => this.history.clear());
+    byId("text").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run([this.budget]);
+    });
+    for (const author of Object.keys(PRICES)) {
+      const field = byId(`price-${author}`);
+      field.value = recall("localStorage", `price-${author}`) ?? PRICES[author];
+      field.addEventListener("input", () => {
+        remember("localStorage", `price-${author}`, field.value);
+        this.showStats();
+      });
+    }
+    for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));
+  }
+
+  get budget() {
+    return byId("budget").value / 100;
+  }
+
+  get prices() {
+    const value = (author) => Math.max(0, byId(`price-${author}`).valueAsNumber || 0);
+    return { predictor: value("predictor"), expert: value("expert") };
+  }
+
+  setBudget(budget) {
+    const setting = this.model.settings[Math.round(100 * budget)];
+    byId("budget").value = Math.round(100 * budget);
+    byId("budget").setAttribute("aria-valuetext", percent(budget, 0));
+    byId("budget-shown").textContent = percent(budget, 0);
+    const [low, high] = [setting.low, setting.high].map((share) => (100 * share).toFixed(1));
+    const spent = `spends ${percent(setting.share)} [${low}, ${high}] of the tokens`;
+    const isMet = Math.abs(setting.share - budget) <= CLOSE;
+    byId("spent").textContent = isMet ? `On average it ${spent}.` : `It cannot be met. On average the nearest ${spent}.`;
+    this.curve.moveTo(budget);
+    this.changed();
+  }
+
+  changed() {
+    byId("copied").textContent = "";
+    byId("as-curl").textContent = asCurl(this.model.id, this.input.value, this.budget);
+    byId("as-python").textContent = asPython(this.model.id, this.input.value, this.budget);
+  }
+
+  // -- running -----------------------------------------------------------------------------------------------------
+
+  async run(budgets) {
+    if (this.stopping) return;
+    const { problem, value } = this.input;
+    byId("status").textContent = "";
+    sayTrouble(problem);
+    if (problem) return;
+    this.stopping = new AbortController();
+    this.setBusy(true);
+    try {
+      for (const budget of budgets) await this.write(newRun(value, budget));
+      byId("status").textContent = budgets.length > 1 ? `Done: ${budgets.length} runs to compare.` : summaryOf(this.shown);
+    } catch (error) {
+      this.fail(error);
+    } finally {
+      this.stopping = null;
+      this.setBusy(false);
+    }
+  }
+
+  async write(run) {
+    this.show(run);
+    try {
+      for await (const event of complete(this.model.id, run.input, run.budget, this.stopping.signal)) this.take(run, event);
+      run.end = "done";
+    } catch (error) {
+      run.end = error.name === "AbortError" ? "stopped" : "failed";
+      throw error;
+    } finally {
+      if (run.tokens.length) this.history.add(run);
+      this.showStats();
+    }
+  }
+
+  take(run, event) {
+    if (event.usage) {
+      run.deferral = event.deferral;
+      this.showRemarks();
+      return;
+    }
+    run.tokens.push(event);
+    run.facts = event.facts ?? run.facts;
+    this.list.add(event);
+    this.input.drawRun(run);
+    this.showStats();
+  }
+
+  fail(error) {
+    if (error.name === "AbortError") {
+      byId("status").textContent = summaryOf(this.shown);
+      return;
+    }
+    if (!(error instanceof Refused)) throw error;
+    if (error.status === 401) askForKey(error.message, () => sayTrouble(""));
+    else sayTrouble(error.message);
+  }
+
+  setBusy(isBusy) {
+    const focused = document.activeElement;
+    for (const id of ["run", "sweep", "alone"]) byId(id).disabled = isBusy;
+    byId("stop").disabled = !isBusy;
+    byId("tokens").setAttribute("aria-busy", String(isBusy));
+    // A button that is disabled cannot keep the focus: its counterpart gets it.
+    if (focused.disabled) byId(isBusy ? "stop" : "run").focus();
+  }
+
+  // -- showing -----------------------------------------------------------------------------------------------------
+
+  pick(run) {
+    if (this.stopping) return;
+    this.input.restore(run.input);
+    this.setBudget(run.budget);
+    this.show(run);
+  }
+
+  show(run) {
+    this.shown = run;
+    byId("nothing").hidden = true;
+    byId("table-part").hidden = false;
+    this.list.show(run.tokens);
+    this.input.drawRun(run);
+    this.showRemarks();
+    this.showStats();
+  }
+
+  showRemarks() {
+    const { deferral } = this.shown;
+    const said = [...(deferral?.remarks ?? [])];
+    if (deferral?.degraded) said.unshift(`The expert failed, and the predictor wrote in its place: ${deferral.reason}`);
+    byId("remarks").hidden = said.length === 0;
+    byId("remarks").replaceChildren(...said.map((words) => make("li", { textContent: words })));
+  }
+
+  showStats() {
+    if (!this.shown) return;
+    const stats = statsOf(this.shown, this.prices, this.history.aloneFor(this.shown));
+    byId("stats").hidden = this.shown.tokens.length === 0;
+    byId("stats").replaceChildren(...stats.map(([name, value, detail]) =>
+      make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }), make("dd", { className: "soft", textContent: detail }))));
+  }
+}
+
+function sayTrouble(words) {
+  byId("trouble").textContent = words;
+  byId("trouble").hidden = !words;
+}
+
+async function copy(button) {
+  const part = byId(button.dataset.copies);
+  try {
+    await navigator.clipboard.writeText(part.textContent);
+    byId("copied").textContent = "Copied.";
+  } catch {
+    // Browsers give the clipboard to safe addresses only. Select the text, so that one key is left to press.
+    getSelection().selectAllChildren(part);
+    byId("copied").textContent = "This browser does not let pages copy. The text is selected: press Ctrl+C.";
+  }
+}
+
+function askForKey(reason, then) {
+  const form = byId("key-form");
+  sayTrouble(reason);
+  form.hidden = false;
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    useKey(byId("key").value.trim());
+    form.hidden = true;
+    byId("key").value = "";
+    then();
+  };
+  byId("key").focus();
+}
+
+async function begin() {
+  sayTrouble("");
+  try {
+    new Page(await describe());
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    if (error.status === 401) askForKey(error.message, begin);
+    else sayTrouble(`${error.message} Reload the page to try again.`);
+  }
+}
+
+begin();

@@ -1,0 +1,112 @@
+// What a run came to, and the last runs side by side.
+
+import { make, number, percent, plural } from "./dom.js";
+import { spansOf } from "./tokens.js";
+import { smallTour } from "./tour.js";
+
+const KEPT = 20;
+
+export function newRun(input, budget) {
+  return { input, budget, tokens: [], facts: {}, deferral: null, end: "running" };
+}
+
+export function countOf({ tokens }) {
+  const byExpert = tokens.filter((token) => token.author === "expert").length;
+  const switches = tokens.filter((token, place) => place && token.author !== tokens[place - 1].author).length;
+  return { written: tokens.length, byExpert, switches, share: tokens.length ? byExpert / tokens.length : 0 };
+}
+
+// The predictor proposes every token, also where the expert then writes. Alone, the expert is taken to write as many.
+export function savingOf(run, prices) {
+  const { written, byExpert } = countOf(run);
+  const cost = prices.predictor * written + prices.expert * byExpert;
+  const alone = prices.expert * written;
+  return { cost, alone, saved: alone > 0 ? 1 - cost / alone : null };
+}
+
+const plain = (value) => String(Number(value.toPrecision(4)));
+
+export function statsOf(run, prices, alone) {
+  const { written, byExpert, switches, share } = countOf(run);
+  const expected = run.deferral ? `, expected ${percent(run.deferral.expected_share)}` : "";
+  const { cost, alone: dear, saved } = savingOf(run, prices);
+  const words = saved === null ? "an expert without a price saves nothing" : `${plain(cost)} against ${plain(dear)} for the expert alone`;
+  const facts = Object.entries(run.facts).map(([name, value]) => [name, number(value), comparison(name, alone)]);
+  return [
+    ...facts,
+    ["by the expert", `${byExpert} of ${written}`, plural(switches, "switch")],
+    ["share", percent(share), `asked ${percent(run.budget, 0)}${expected}`],
+    ["saving, estimated", saved === null ? "none" : percent(saved, 0).replace("-", "−"), words],
+  ];
+}
+
+function comparison(name, { predictor, expert }) {
+  const said = [["predictor", predictor], ["expert", expert]]
+    .filter(([, run]) => run && name in run.facts)
+    .map(([author, run]) => `${author} alone ${number(run.facts[name])}`);
+  return said.join(", ") || "run each alone to compare";
+}
+
+export function summaryOf(run) {
+  const { written, byExpert, switches, share } = countOf(run);
+  const begun = run.end === "stopped" ? `Stopped after ${plural(written, "token")}` : "Done";
+  return `${begun}: the expert wrote ${byExpert} of ${plural(written, "token")} (${percent(share)}), ${plural(switches, "switch")}.`;
+}
+
+export class History {
+  constructor(part, list, onpick) {
+    Object.assign(this, { part, list, onpick, runs: [] });
+  }
+
+  add(run) {
+    const isSame = (other) => other.budget === run.budget && keyOf(other) === keyOf(run);
+    this.runs = [run, ...this.runs.filter((other) => !isSame(other))].slice(0, KEPT);
+    this.draw();
+  }
+
+  clear() {
+    this.runs = [];
+    this.draw();
+  }
+
+  // Whole runs of each author alone for the same input, where there are any.
+  aloneFor(run) {
+    const whole = this.runs.filter((other) => other.end === "done" && keyOf(other) === keyOf(run));
+    const withShare = (share) => whole.find((other) => countOf(other).share === share);
+    return { predictor: withShare(0), expert: withShare(1) };
+  }
+
+  draw() {
+    this.part.hidden = this.runs.length === 0;
+    const groups = new Map();
+    for (const run of this.runs) groups.set(keyOf(run), [...(groups.get(keyOf(run)) ?? []), run]);
+    this.list.replaceChildren(...[...groups.values()].map((runs) => this.#group(runs)));
+  }
+
+  #group(runs) {
+    const sorted = runs.toSorted((one, other) => one.budget - other.budget);
+    const { input } = runs[0];
+    const isText = typeof input === "string";
+    const name = isText ? make("bdi", { textContent: beginningOf(input) }) : `${input.length} cities`;
+    const lines = make("ol", { className: isText ? "lines" : "lines tours" }, ...sorted.map((run) => this.#line(run)));
+    return make("li", {}, make("p", { className: "soft" }, "for ", name), lines);
+  }
+
+  #line(run) {
+    const { written, byExpert } = countOf(run);
+    const button = make("button", { type: "button", textContent: percent(run.budget, 0), title: "Show this run again" });
+    button.addEventListener("click", () => this.onpick(run));
+    const facts = Object.entries(run.facts).map(([name, value]) => `${name} ${number(value)} · `);
+    const end = run.end === "done" ? "" : ` · ${run.end}`;
+    const words = `${facts.join("")}${byExpert} of ${written} by the expert${end}`;
+    const shown = typeof run.input === "string" ? make("p", { className: "tokens", dir: "auto" }, ...spansOf(run.tokens)) : smallTour(run.input, run.tokens);
+    return make("li", {}, button, shown, make("p", { className: "soft", textContent: words }));
+  }
+}
+
+const keyOf = (run) => JSON.stringify(run.input);
+
+function beginningOf(text) {
+  const line = text.trim().replace(/\s+/g, " ");
+  return line.length > 90 ? `${line.slice(0, 90)}…` : line;
+}

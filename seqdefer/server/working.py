@@ -1,0 +1,132 @@
+"""One request at work: its clock, its stream, and its end, also where the client leaves or reads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from seqdefer.server.answers import Form, Tally
+from seqdefer.server.cohorts import Ask, Read, Token
+from seqdefer.server.faults import Fault, fault_of, to_json, too_slow
+from seqdefer.server.gate import GONE
+from seqdefer.server.scheduler import Scheduler
+
+OVERHEAD = "x-seqdefer-overhead-ms"
+UNREAD = 5.0  # seconds past its time that a stream waits for its reader
+DONE, LEFT = "done", "client_left"
+Result = TypeVar("Result")
+
+log = logging.getLogger("seqdefer.server")
+
+
+class Work:
+    """A ticket, what it has got, and its clock. `close` must be called in the end."""
+
+    def __init__(self, scheduler: Scheduler, ask: Ask, tally: Tally, begun: float) -> None:
+        self.scheduler, self.tally, self.begun = scheduler, tally, begun
+        self.seconds = scheduler.limits.request_seconds
+        self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - begun)
+        self.ticket = scheduler.submit(ask)
+        self._events = self.ticket.events(self.deadline)
+        self._is_open = True
+        self.outcome = LEFT  # of its stream, until more is known
+
+    async def next_token(self) -> Token | None:
+        """None after the last one."""
+        try:
+            async for event in self._events:
+                assert isinstance(event, Read | Token)
+                self.tally.add(event)
+                if isinstance(event, Token):
+                    return event
+        except TimeoutError:
+            raise too_slow(self.seconds) from None
+        return None
+
+    async def finish(self) -> None:
+        while await self.next_token() is not None:
+            pass
+
+    def headers(self) -> dict[str, str]:
+        overhead = time.perf_counter() - self.begun - self.ticket.waited
+        return {OVERHEAD: f"{1000 * overhead:.3f}"}
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.scheduler.leave(self.ticket)
+            self.tally.count(self.scheduler.metrics)
+
+    def close_stream(self) -> None:
+        self.close()
+        if self.outcome != DONE:
+            self.scheduler.metrics.count("seqdefer_streams_failed_total", {"reason": self.outcome})
+
+
+async def unless_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """Waits for the work; where the client leaves first, it ends."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Fault(GONE, "the client left")
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait((working, leaving))
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Its work is closed however it ends, even before it began; and it ends, even where nobody reads."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], work: Work) -> None:
+        headers = {**work.headers(), "cache-control": "no-cache"}
+        super().__init__(chunks, headers=headers, media_type="text/event-stream")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout_at(self._work.deadline + UNREAD):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            self._work.outcome = "unread"
+        finally:
+            self._work.close_stream()
+
+
+async def events_of(
+    first: Token | None, work: Work, form: Form, model: str, *, wants_usage: bool
+) -> AsyncIterator[bytes]:
+    """Server-sent events. `first` is out of the work already: the status waited for it."""
+    token = first
+    try:
+        while token is not None:
+            yield _event(form.part(token, work.tally, model))
+            token = await work.next_token()
+        if wants_usage:
+            yield _event(form.closing(work.tally, model))
+        work.outcome = DONE
+    except Exception as error:  # the status is sent already
+        fault = fault_of(error)
+        if fault is not error:
+            log.error("a stream failed: %r", error)
+        work.outcome = fault.code or str(fault.status)
+        yield _event(fault.body())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(content) + b"\n\n"
