@@ -79,7 +79,7 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
         bench = Bench(sizes, Path(folder), data=chosen.data, full=chosen.full)
         rows = run(bench, {name: benchmarks(choice)[name] for name in names}, begun)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
-    command = " ".join(["python -m benchmarks", *arguments])
+    command = " ".join(["python -m benchmarks", *_without_out(arguments)])
     made = provenance(bench, command, begun)
     if any(row.benchmark in ("text", "server") for row in rows):
         made["text"] = text.provenance(choice)
@@ -87,6 +87,14 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
     write_json(chosen.out, made | {"rows": [asdict(row) for row in rows]})
     print(f"written: {chosen.out}", file=sys.stderr)
     return 0
+
+
+def _without_out(arguments: list[str]) -> list[str]:
+    """Where the file went on this machine changes nothing in it."""
+    if "--out" not in arguments:
+        return [one for one in arguments if not one.startswith("--out=")]
+    place = arguments.index("--out")
+    return arguments[:place] + arguments[place + 2 :]
 
 
 def _parser() -> _Parser:

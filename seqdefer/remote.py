@@ -4,7 +4,8 @@
     client.ask_all([Ask("Once upon a", 8), Ask("The cat", 8)])
 
 It knows nothing of tasks. What may pass is tried again (no connection, no answer in time, 408, 409, 429, 5xx), later
-each time; what will not pass fails at once. A call takes at most (retries + 1) x seconds, and the waits between.
+each time; what will not pass fails at once. A call takes at most (retries + 1) x seconds, and the waits between;
+whoever has less time runs it with a `seqdefer.patience.Patience`, and ends that.
 The key is read from the environment for each call, and is nowhere else: not in an object, a file, a log or an error.
 """
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from seqdefer.errors import OptionError, SeqdeferError, missing_extra
+from seqdefer.patience import ends_with
 
 if TYPE_CHECKING:
     import httpx
@@ -287,7 +289,8 @@ class _Line:
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            return future.result()
+            with ends_with(future.cancel):
+                return future.result()
         finally:
             future.cancel()  # of a caller that was interrupted, the calls end with it
 

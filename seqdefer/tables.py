@@ -100,7 +100,9 @@ def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
     for source, tokens in groupby(row["tokens"], key=lambda token: token["source"]):
         written = _visible("".join(token["text"] for token in tokens))
         if source == "expert":
-            text.append(written if colours else f"[{written}]", style="bold magenta" if colours else "")
+            word = written.lstrip() or written  # the space before a word is nobody's; a space alone is the word
+            text.append(written.removesuffix(word))
+            text.append(word if colours else f"[{word}]", style="bold magenta" if colours else "")
         else:
             text.append(written)
     yield text

@@ -75,6 +75,7 @@ def _answers(port: int) -> bool:
         return line.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.cluster
 def test_a_node_that_is_killed_is_not_missed(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
     """The driver joins a cluster whose head has no room for actors; of two nodes with one core each, one dies."""
     gate = Gate.closed(tmp_path / "gate", stop=25)

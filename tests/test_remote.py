@@ -14,8 +14,10 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +26,7 @@ from typing import Any
 
 import pytest
 
+from seqdefer import patience as patience_of
 from seqdefer.errors import MissingExtraError, OptionError
 from seqdefer.remote import KEY, LARGEST, LAST_WAIT, LONGEST_WAIT, Ask, Completion, Completions, Endpoint, EndpointError
 
@@ -225,6 +228,34 @@ def test_who_waits_keeps_his_turn(server: Misbehaving) -> None:
     server.behaviours = [status(429)]
     client(server, at_once=1).ask_all([Ask(prompt, 1) for prompt in "abc"])
     assert [request.body["prompt"] for request in server.asked] == ["a", "a", "b", "c"]
+
+
+def test_calls_that_nobody_waits_for_any_more_end_and_leave_room(server: Misbehaving) -> None:
+    server.behaviours = [hang] * 2
+    asked, patience, raised = client(server, at_once=2), patience_of.Patience(), list[BaseException]()
+
+    def give_up() -> None:
+        with pytest.raises(CancelledError) as caught:
+            patience.run(lambda: asked.ask_all([Ask(prompt, 1) for prompt in "abcdef"]))
+        raised.append(caught.value)
+
+    waiting = threading.Thread(target=give_up)
+    waiting.start()
+    until(lambda: len(server.asked) == 2)
+    patience.end()
+    waiting.join(10)
+    assert len(raised) == 1
+    assert ask(asked).text == "fine"  # though both that hang still do
+    assert [request.body["prompt"] for request in server.asked] == ["a", "b", "Once"]
+    with pytest.raises(CancelledError):  # what comes too late does not begin
+        patience.run(lambda: ask(asked))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
 
 
 def test_connections_are_kept_and_threads_share_a_client(server: Misbehaving) -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("openai", reason="needs the official client: pip install ope
 from test_server import BUDGETS, Running, alone, each_method, inputs_of, metric, running, toy_model, until, with_parts
 
 from seqdefer.interfaces import NextTokenExpert
+from seqdefer.patience import ends_with
 from seqdefer.server.limits import Limits
 from seqdefer.server.turns import Abandoned, Turns
 from seqdefer.types import Examples, Sequences, SequenceSpec
@@ -33,7 +34,7 @@ class Elsewhere(NextTokenExpert[Any]):
     def __init__(self, inner: NextTokenExpert[Any]) -> None:
         self.inner, self.fingerprint = inner, inner.fingerprint
         self.door, self.waiting = threading.Event(), threading.Semaphore(0)
-        self.at_once, self.most = 0, 0
+        self.at_once, self.most, self.called_off = 0, 0, 0
 
     def start(self, examples: Examples) -> Any:
         return self.inner.start(examples)
@@ -56,8 +57,12 @@ class Elsewhere(NextTokenExpert[Any]):
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         self.waiting.release()
-        assert self.door.wait(20)
+        with ends_with(self._note):
+            assert self.door.wait(20)
         self.at_once -= 1
+
+    def _note(self) -> None:
+        self.called_off += 1
 
 
 @contextmanager
@@ -119,6 +124,28 @@ def test_several_wait_at_once() -> None:
         assert all(answer.result(20) for answer in answers)
 
 
+def test_requests_that_start_together_do_not_wait_for_each_other() -> None:
+    """Nor does one whose expert fails harm the others."""
+    with elsewhere() as (server, expert), ThreadPoolExecutor(8) as pool:
+        hold = threading.Event()
+        right = server.scheduler._wait_for_work
+        server.scheduler._wait_for_work = lambda: hold.wait(10) and right()
+        first = pool.submit(ask, server, "7", 0.0)
+        until(lambda: server.scheduler._cohorts)  # now the thread stands still, and all will be there when it goes on
+        budgets = (1.0, 0.0, 1.0, 0.0)
+        asked = [pool.submit(ask, server, *one) for one in zip(inputs_of(4), budgets, strict=True)]
+        until(lambda: len(server.scheduler._waiting) == 4)
+        hold.set()
+        assert first.result(10)
+        for place in (1, 3):
+            assert asked[place].result(10)["deferral"]["degraded"] is False
+        assert not asked[0].done()
+        until(lambda: metric(server, "seqdefer_cohorts_running") == 2)
+        assert server.scheduler.calls_under_way == 2
+        expert.door.set()
+        assert all(one.result(10) for one in asked)
+
+
 def test_whoever_leaves_while_it_waits_leaves_nothing_behind() -> None:
     before = threading.active_count()
     with elsewhere() as (server, expert):
@@ -131,6 +158,7 @@ def test_whoever_leaves_while_it_waits_leaves_nothing_behind() -> None:
         assert expert.waiting.acquire(timeout=10)
         stopped.join(10)
         server.wait_until_idle()  # though the expert has not answered
+        assert expert.called_off == 1
         expert.door.set()
         until(lambda: not [one for one in threading.enumerate() if one.name == "seqdefer-cohort"])
         assert ask(server, "2", 1.0)["usage"]["expert_tokens"] > 0
@@ -149,6 +177,7 @@ def test_an_expert_that_takes_too_long_is_done_without() -> None:
     with elsewhere(limits=limits) as (server, expert):
         answer = ask(server, "3", 1.0)
         assert answer["deferral"]["degraded"] is True
+        assert expert.called_off == 1
         assert answer["choices"][0]["text"] == alone(toy_model(), "3", 0.0).outputs[0]
         assert metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 1
         expert.door.set()

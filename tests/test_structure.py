@@ -19,6 +19,7 @@ import seqdefer
 ORDER = [
     "errors",
     "cores",
+    "patience",
     "roofline",
     "scaling",
     "remote",

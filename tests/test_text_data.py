@@ -420,6 +420,27 @@ def test_encode_pads_cuts_and_counts() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["word " * 9000, "x" * 50_000, " " * 50_000 + "the end " * 9, "a b" * 2])
+def test_of_a_long_text_only_the_beginning_is_looked_at(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a tokenizer to which spaces are nothing: then all of it must be."""
+
+    class ByWord(ByLetter):
+        n_letters = 0
+
+        def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+            self.n_letters += sum(map(len, texts))
+            return super().__call__(["".join(text.split()) for text in texts], **options)
+
+    quick, slow = ByWord(), ByWord()
+    found, n_cut = encode(quick, [text], "", max_tokens=12)
+    monkeypatch.setattr(data, "LETTERS", 10**9)
+    wanted, n_wanted = encode(slow, [text], "", max_tokens=12)
+    assert torch.equal(found, wanted)
+    assert n_cut == n_wanted
+    if not text.startswith(" ") and len(text) > 100:
+        assert quick.n_letters < 1000 < slow.n_letters
+
+
 def test_nothing_would_be_left_of_a_document() -> None:
     with pytest.raises(OptionError, match="cut at 3 tokens, which leaves nothing of it"):
         encode(ByLetter(), ["abc"], "> ", max_tokens=3)

@@ -43,7 +43,6 @@ class Tally:
     texts: list[str]
     tokens: list[list[Token]]
     input_tokens: int = 0
-    degraded: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -58,7 +57,6 @@ class Tally:
             return
         self.texts[event.index] += event.text
         self.tokens[event.index].append(event)
-        self.degraded = event.degraded or self.degraded
 
     def finish(self, index: int) -> str | None:
         return self.tokens[index][-1].finish
@@ -81,16 +79,19 @@ class Tally:
             "switches": self.switches,
         }
 
-    def deferral(self) -> Deferral:
-        written = sum(map(len, self.tokens))
+    def deferral(self, index: int | None = None) -> Deferral:
+        """Of one text, or of all."""
+        rows = self.tokens if index is None else [self.tokens[index]]
+        authors = [token.author for row in rows for token in row]
+        reasons = [token.degraded for row in rows for token in row if token.degraded is not None]
         said: Deferral = {
             "budget": self.budget,
             "expected_share": self.expected_share,
-            "share": self.by("expert") / written if written else 0.0,
-            "degraded": self.degraded is not None,
+            "share": authors.count("expert") / len(authors) if authors else 0.0,
+            "degraded": bool(reasons),
         }
-        if self.degraded is not None:
-            said["reason"] = self.degraded
+        if reasons:
+            said["reason"] = reasons[-1]
         if self.remarks:
             said["remarks"] = self.remarks
         return said
@@ -149,11 +150,11 @@ class OpenAIForm:
         }
 
     def part(self, token: Token, tally: Tally, model: str) -> dict[str, Any]:
-        """The last of a sequence says how it went."""
+        """The last of a text says how that one went."""
         choice = {"index": token.index, **self._piece(token), "logprobs": None, "finish_reason": token.finish}
         facts: dict[str, Any] = {name: token_facts(token)[name] for name in ("position", "token", "author", "score")}
         if token.finish is not None:
-            facts |= tally.deferral()
+            facts |= tally.deferral(token.index)
         return {**tally.head(self.prefix, self.chunk, model), "choices": [choice], "deferral": facts}
 
     def closing(self, tally: Tally, model: str) -> dict[str, Any]:
@@ -229,8 +230,11 @@ def scores_answer(tally: Tally, model: str) -> Scores:
 
 
 def models_answer(name: str, created: int) -> list[Model]:
-    names = [name, *(f"{name}{SEPARATOR}{budget:.2f}" for budget in LISTED)]
-    return [{"id": one, "object": "model", "created": created, "owned_by": "seqdefer"} for one in names]
+    return [model_answer(one, created) for one in (name, *(f"{name}{SEPARATOR}{budget:.2f}" for budget in LISTED))]
+
+
+def model_answer(name: str, created: int) -> Model:
+    return {"id": name, "object": "model", "created": created, "owned_by": "seqdefer"}
 
 
 def deferral_answer(model: DeferringModel, name: str, usual_budget: float) -> DeferralModel:

@@ -11,8 +11,9 @@ GET  /                                       the page to try it
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,13 +32,14 @@ from seqdefer.server.answers import (
     Form,
     Tally,
     deferral_answer,
+    model_answer,
     models_answer,
     scores_answer,
 )
 from seqdefer.server.cohorts import Ask
 from seqdefer.server.describing import WRITING, answers, describe, errors, streamed
 from seqdefer.server.faults import Fault, to_json
-from seqdefer.server.gate import Crowd, Gate
+from seqdefer.server.gate import Crowd, Gate, check_key
 from seqdefer.server.limits import Limits
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.pages import add_page
@@ -47,6 +49,7 @@ from seqdefer.server.protocol import (
     CompletionRequest,
     ScoreRequest,
     budget_of,
+    name_pattern,
     tokens_of,
     unknown_model,
 )
@@ -55,7 +58,7 @@ from seqdefer.server.working import EventStream, Work, events_of, unless_gone
 
 HEALTH: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.Health, "description": "It takes requests."},
-    **errors(always=(408, 413, 500)),
+    **errors(always=(403, 408, 413, 500)),
     503: {"model": schemas.Health | schemas.Error, "description": "It does not, now."},
 }
 METRICS: dict[int | str, dict[str, Any]] = {
@@ -72,16 +75,22 @@ def create_app(
     limits: Limits | None = None,
     api_key: str | None = None,
     budget: float = BUDGET,
+    only_host: str | None = None,
 ) -> FastAPI:
-    """`budget` is for requests that name none."""
+    """`budget` is for requests that name none. With `only_host`, clients must call the server by that name or by one
+    of the machine's own: else a foreign page, whose name is made to lead here, could use it."""
     if model.calibration is None:
         raise OptionError(
             "the budgets of this model were not measured, so no request could name one; do that first: "
             "seqdefer calibrate DIR --data FILE"
         )
     model.calibration.for_budget(budget)
+    if api_key is not None:
+        check_key(api_key)
     limits, metrics = limits or Limits(), Metrics()
     scheduler = Scheduler(model, limits, metrics)
+    words = "Calls of an expert elsewhere that are under way."
+    metrics.gauges["seqdefer_expert_calls"] = (words, lambda: scheduler.calls_under_way)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -100,13 +109,13 @@ def create_app(
     )
     app.state.scheduler, app.state.metrics = scheduler, metrics
     app.state.crowded = Gate(Crowd(limits), key=None, limits=limits, metrics=metrics)
-    app.add_middleware(Gate, key=api_key, limits=limits, metrics=metrics)
+    app.add_middleware(Gate, key=api_key, limits=limits, metrics=metrics, only_host=only_host)
     app.add_exception_handler(Fault, _say_fault)
     app.add_exception_handler(HTTPException, _say_http)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     _add_routes(app, _Service(model, name, limits, scheduler, budget))
     add_page(app)
-    describe(app, model, name, limits, has_key=api_key is not None)
+    describe(app, model, name, limits, has_key=api_key is not None, has_host=only_host is not None)
     return app
 
 
@@ -137,10 +146,9 @@ def _add_routes(app: FastAPI, service: _Service) -> None:
 
     @app.get("/v1/models/{model:path}", responses=answers(schemas.Model, 404))
     async def one_model(model: str) -> Response:
-        found = [one for one in models_answer(service.name, service.created) if one["id"] == model]
-        if not found:
+        if re.fullmatch(name_pattern(service.name), model) is None:
             raise unknown_model(model, service.name)
-        return _json(found[0])
+        return _json(model_answer(model, service.created))
 
     @app.get("/health", responses=HEALTH)
     async def health() -> Response:
@@ -162,8 +170,8 @@ class _Service:
         self.usual_budget, self.created = usual_budget, int(time.time())
 
     async def write(self, request: Request, body: CompletionRequest | ChatRequest, form: Form) -> Response:
-        most = tokens_of(body.most_tokens(), self.model.served.spec.length)
-        work = self._begin(request, body, most, is_streamed=bool(body.stream))
+        most, remarks = tokens_of(body.most_tokens(), self.model.served.spec.length)
+        work = self._begin(request, body, most, remarks, is_streamed=bool(body.stream))
         wants_usage = body.stream_options is not None and body.stream_options.include_usage
         return await self._answer(request, work, form, body, wants_usage=wants_usage)
 
@@ -188,12 +196,12 @@ class _Service:
             finally:
                 work.close()
         try:
-            # The status waits for the first token: what fails before it is an error, not a stream.
-            first = await unless_gone(request, work.next_token())
+            # The status waits for the first token, though not for long: what fails till then is an error, not a stream.
+            await unless_gone(request, work.is_there())
         except BaseException:
             work.close()
             raise
-        return EventStream(events_of(first, work, form, body.model, wants_usage=wants_usage), work)
+        return EventStream(events_of(work, form, body.model, wants_usage=wants_usage), work)
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
         work = self._begin(request, body, self.model.served.spec.length, may_defer=False)
@@ -203,8 +211,8 @@ class _Service:
         finally:
             work.close()
 
-    def _begin(self, request: Request, body: Body, most: int, **how: bool) -> Work:
-        inputs, remarks = body.inputs(self.model.served.codec), body.remarks(self.model.served.codec)
+    def _begin(self, request: Request, body: Body, most: int, said: Sequence[str] = (), **how: bool) -> Work:
+        inputs, remarks = body.inputs(self.model.served.codec), [*body.remarks(self.model.served.codec), *said]
         if len(inputs) > self.limits.inputs:
             raise Fault(400, f"{len(inputs)} inputs; one request may have {self.limits.inputs}")
         budget = budget_of(body, self.name, self.usual_budget)

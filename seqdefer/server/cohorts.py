@@ -90,8 +90,10 @@ def read_inputs(codec: Codec, inputs: Sequence[Any]) -> Encoded:
     """Raises InputError where an input is no input."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        single = [codec.encode([one]) for one in inputs]
-        joined = single[0] if len(single) == 1 else codec.encode(inputs)
+        joined = codec.encode(inputs)
+    with warnings.catch_warnings():  # said already
+        warnings.simplefilter("ignore")
+        single = [joined] if len(inputs) == 1 else [codec.encode([one]) for one in inputs]
     sizes = [one.inputs.shape[1] if one.inputs.ndim > 1 else 1 for one in single]
     return Encoded(joined, Read(sizes, sorted({str(warning.message) for warning in said})))
 

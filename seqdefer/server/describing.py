@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +10,14 @@ from fastapi.openapi.utils import get_openapi
 
 from seqdefer.deferring import DeferringModel
 from seqdefer.server.limits import Limits
-from seqdefer.server.protocol import BUDGET, SEPARATOR
+from seqdefer.server.protocol import name_pattern
 from seqdefer.server.schemas import Error
 
 STREAM = "text/event-stream"
 ERRORS = {
     400: "The request, or an input in it, is none; the message says what to change.",
     401: "The API key is wrong or missing.",
+    403: "The server was called by a name that is not its own.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
@@ -26,7 +26,7 @@ ERRORS = {
     503: "The server is shutting down, or too many connections are open.",
     504: "Not finished in time.",
 }
-ALWAYS = (401, 408, 413, 500, 503)  # the gate's, whatever the route
+ALWAYS = (401, 403, 408, 413, 500, 503)  # the gate's, whatever the route
 WRITING = (400, 404, 429, 504)
 KEY = "key"
 NOT_BLANK = r"\S"
@@ -51,13 +51,14 @@ def streamed(shape: Any) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-def describe(app: FastAPI, model: DeferringModel, name: str, limits: Limits, *, has_key: bool) -> None:
+def describe(app: FastAPI, model: DeferringModel, name: str, limits: Limits, *, has_key: bool, has_host: bool) -> None:
     """Makes the application describe itself when it is first asked."""
+    unused = (() if has_key else ("401",)) + (() if has_host else ("403",))
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
             found = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _leave_out(found, NOT_OURS if has_key else (*NOT_OURS, "401"))
+            _leave_out(found, (*NOT_OURS, *unused))
             _fit(found["components"]["schemas"], model, name, limits)
             if has_key:
                 _lock(found)
@@ -91,10 +92,10 @@ def _fit(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -> N
     one, several = model.served.codec.schema(), {"minItems": 1, "maxItems": limits.inputs}
     text = one if one.get("type") == "string" else {"type": "string"}  # other inputs come as JSON in a text
     texts = {"anyOf": [text, {"type": "array", "items": text, **several}]}
-    writes = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": model.served.spec.length}, {"type": "null"}]}
+    writes = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
     named_once = [{"properties": {"model": {"const": name}}}, {"properties": {"deferral": {"type": "null"}}}]
     narrower = {
-        "model": {"type": "string", "pattern": f"^{_literal(name)}({SEPARATOR}{BUDGET})?$", "examples": [name]},
+        "model": {"type": "string", "pattern": name_pattern(name), "examples": [name]},
         "max_tokens": writes,
         "max_completion_tokens": writes,
         "prompt": texts,
@@ -103,9 +104,8 @@ def _fit(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -> N
         properties = schemas[kind]["properties"]
         properties |= {key: value for key, value in narrower.items() if key in properties}
         schemas[kind]["anyOf"] = named_once
-    schemas["ScoreRequest"]["properties"]["input"] = texts
-    schemas["CompleteRequest"]["properties"]["input"] = one
-    schemas["CompleteRequest"]["properties"]["inputs"] = {"type": "array", "items": one, **several}
+    for kind in ("CompleteRequest", "ScoreRequest"):
+        schemas[kind]["properties"] |= {"input": one, "inputs": {"type": "array", "items": one, **several}}
     if text.get("pattern") == NOT_BLANK and not model.served.codec.knows_roles:
         schemas["ChatRequest"]["properties"]["messages"]["contains"] = _saying(text)
 
@@ -115,8 +115,3 @@ def _saying(text: Schema) -> Schema:
     part = {"type": "object", "properties": {"text": text}, "required": ["text"]}
     content = {"anyOf": [text, {"type": "array", "contains": part}]}
     return {"type": "object", "properties": {"content": content}, "required": ["content"]}
-
-
-def _literal(name: str) -> str:
-    """In a pattern. `re.escape` also escapes what other dialects do not let it."""
-    return re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", name)

@@ -1,9 +1,10 @@
-"""What every request passes before the routes: key, size, time; its name; and what is counted of it. Plain ASGI."""
+"""What every request passes before the routes: host, key, size, time; its name; what is counted of it. Plain ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import re
 import time
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from seqdefer.errors import OptionError
 from seqdefer.server.faults import Fault, crowded, fault_of, to_json, too_late
 from seqdefer.server.limits import Limits
 from seqdefer.server.metrics import Metrics
@@ -30,14 +32,34 @@ PATHS = (
 )  # fmt: skip
 REQUEST_ID = b"x-request-id"
 ID = re.compile(rb"[\w.:-]{1,128}", re.ASCII)  # that a client may give: it goes into the log
+KEY = re.compile(r"[\x21-\x7e]+")  # what headers carry without a doubt
+HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?")  # and a port
 DISCARDED = 16  # times what a body may have is read and thrown away: a client that is cut off sees no answer
 
 log = logging.getLogger("seqdefer.server")
 
 
+def check_key(key: str) -> None:
+    if KEY.fullmatch(key) is None:
+        raise OptionError(
+            "the API key is empty, or holds a space or a letter that HTTP headers do not carry; choose one of ASCII's "
+            "letters, digits and signs"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it leads to this machine whoever asks, be it a name or an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 class Gate:
-    def __init__(self, app: App, *, key: str | None, limits: Limits, metrics: Metrics) -> None:
-        self.app, self.key, self.limits, self.metrics = app, key, limits, metrics
+    def __init__(
+        self, app: App, *, key: str | None, limits: Limits, metrics: Metrics, only_host: str | None = None
+    ) -> None:
+        self.app, self.key, self.limits, self.metrics, self.only_host = app, key, limits, metrics, only_host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +81,7 @@ class Gate:
             self.metrics.observe_seconds(time.perf_counter() - begun, {"path": path})
 
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        self._check_host(scope)
         self._check_key(scope)
         try:
             async with asyncio.timeout(self.limits.request_seconds):
@@ -67,11 +90,24 @@ class Gate:
             raise too_late(self.limits.request_seconds) from None
         await self.app(scope, _replay(body, receive), answer.send)
 
+    def _check_host(self, scope: Scope) -> None:
+        given = dict(scope["headers"]).get(b"host")
+        if self.only_host is None or given is None:  # browsers, which are to be feared here, always send one
+            return
+        host = _host(given.decode("latin-1"))
+        if not is_loopback(host) and host != _host(self.only_host):
+            raise Fault(
+                403,
+                f"this server is called localhost or {self.only_host}, not {host!r:.100}; call it so, let a proxy send "
+                "that as Host, or start the server with --api-key, which allows any name",
+                code="wrong_host",
+            )
+
     def _check_key(self, scope: Scope) -> None:
         if self.key is None or scope["path"] in OPEN or scope["path"].startswith(PAGE):
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(given, f"Bearer {self.key}".encode()):
+        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(b" "), self.key.encode()):
             words = "wrong or missing API key; send it as: Authorization: Bearer KEY"
             raise Fault(401, words, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
@@ -141,6 +177,12 @@ def _request_id(scope: Scope) -> bytes:
     """The client's own, so that he can follow it through; else a new one."""
     given: bytes = dict(scope["headers"]).get(REQUEST_ID, b"")
     return given if ID.fullmatch(given) else uuid.uuid4().hex.encode()
+
+
+def _host(given: str) -> str:
+    """Of host:port, [address]:port, or either without a port."""
+    found = HOST.fullmatch(given)
+    return (found[1] if found else given).strip("[]").rstrip(".").lower()
 
 
 def _label(path: str) -> str:

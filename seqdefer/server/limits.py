@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 from seqdefer.errors import OptionError
+
+MOST = threading.TIMEOUT_MAX  # timers take no more, nor infinity
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and not value > 0:
-                raise OptionError(f"{name.replace('_', ' ')} is {value}; it must be more than 0")
+            if value is not None and not 0 < value <= MOST:
+                raise OptionError(f"{name.replace('_', ' ')} is {value}; give more than 0 and at most {MOST:.0f}")
         if not self.inputs <= self.batch <= self.running:
             raise OptionError(
                 f"inputs of a request ({self.inputs}) must fit into a batch ({self.batch}), and that into what runs at "

@@ -64,6 +64,8 @@ SHOWN_FORMAT = {
 
 
 def _parts(value: Any) -> Any:
+    if value is None:
+        raise ValueError("null is no text: give what was said, or leave the message out; tools are not called here")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -201,23 +203,13 @@ class ChatRequest(_Writing):
         return {"max_completion_tokens": self.max_completion_tokens, "max_tokens": self.max_tokens}
 
 
-class ScoreRequest(_Common):
-    """Where would the rejector defer, were this written? The expert is not asked."""
-
-    input: Texts
-
-    def inputs(self, codec: Codec) -> list[Any]:
-        return self.input
-
-
-class CompleteRequest(_Common):
-    """Inputs as the model's codec reads them (a text, a list of cities), and in the answer every token with its author:
-    `input` is one of them, `inputs` are several."""
+class _Deferring(_Common):
+    """Inputs as the model's codec reads them (a text, a list of cities): `input` is one of them, `inputs` are
+    several."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["inputs"]}]})
     input: Input = None
     several: list[Input] = Field([], alias="inputs", min_length=1)
-    stream: bool | None = None
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:
@@ -227,6 +219,25 @@ class CompleteRequest(_Common):
 
     def inputs(self, codec: Codec) -> list[Any]:
         return self.several or [self.input]
+
+
+class CompleteRequest(_Deferring):
+    """`input` or `inputs` of any kind, and in the answer every token with its author."""
+
+    stream: bool | None = None
+
+
+class ScoreRequest(_Deferring):
+    """Where would the rejector defer, were this written? The expert is not asked."""
+
+
+# -- names and numbers ---------------------------------------------------------------------------------------------
+
+
+def name_pattern(name: str) -> str:
+    """Of all that the model may be called. `re.escape` also escapes what other dialects do not let it."""
+    literal = re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", name)
+    return f"^{literal}({SEPARATOR}{BUDGET})?$"
 
 
 def budget_of(request: _Common, name: str, usual: float) -> float:
@@ -255,10 +266,13 @@ def unknown_model(asked: str, name: str) -> Fault:
     return Fault(404, words, code="model_not_found", param="model")
 
 
-def tokens_of(named: Mapping[str, int | None], longest: int) -> int:
-    """The first that is given; all must be possible."""
+def tokens_of(named: Mapping[str, int | None], longest: int) -> tuple[int, list[str]]:
+    """The first that is given, as far as the model goes; and what there is to say of it."""
     given = {param: value for param, value in named.items() if value is not None}
     for param, value in given.items():
-        if not 1 <= value <= longest:
-            raise Fault(400, f"{param} is {value}; this model writes 1 to {longest} tokens", param=param)
-    return next(iter(given.values()), longest)
+        if value < 1:
+            raise Fault(400, f"{param} is {value}; give 1 or more, or leave it out", param=param)
+    param, most = next(iter(given.items()), ("", longest))
+    if most <= longest:
+        return most, []
+    return longest, [f"{param} is {most}; this model writes {longest} tokens at most"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from seqdefer.deferring import BUDGET, DeferringModel
 from seqdefer.errors import OptionError, missing_extra
+from seqdefer.server.gate import is_loopback
 from seqdefer.server.limits import Limits
 from seqdefer.server.scheduler import ENDING
 
@@ -52,15 +55,39 @@ def make_server(app: Any, limits: Limits) -> Any:
     from seqdefer.server.connections import connection_class
 
     class Server(uvicorn.Server):
+        """Its end: nobody new; a grace for who is in flight; an answer for who is left; and who does not take it is
+        hung up on."""
+
+        _loop: asyncio.AbstractEventLoop | None = None  # once it ends
+        _is_urgent = False
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """A second signal ends the grace. uvicorn's own way would cut off who can still be told."""
+            if not self.should_exit:
+                super().handle_exit(sig, frame)
+                return
+            self._is_urgent = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._abort)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             app.state.scheduler.refuse()
-            asyncio.get_running_loop().call_later(limits.grace_seconds, app.state.scheduler.abort)
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_later(0.0 if self._is_urgent else limits.grace_seconds, self._abort)
             await super().shutdown(sockets)
+
+        def _abort(self) -> None:
+            app.state.scheduler.abort()
+            asyncio.get_running_loop().call_later(ENDING, self._hang_up)
+
+        def _hang_up(self) -> None:
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
 
     config = uvicorn.Config(
         app, http=connection_class(limits, app.state.crowded), ws="none", loop="asyncio", lifespan="on",
         log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=int(limits.grace_seconds + ENDING + 1),
+        timeout_graceful_shutdown=math.ceil(limits.grace_seconds + ENDING + 1),
     )  # fmt: skip
     return Server(config)
 
@@ -73,12 +100,18 @@ def serve(
     limits: Limits,
     api_key: str | None = None,
     budget: float = BUDGET,
+    host: str | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until Ctrl-C, or until somebody ends the process."""
+    """Until Ctrl-C, or until somebody ends the process. `host` is what it was told to listen at, by name or address.
+
+    Who listens on this machine alone and asks for no key trusts all that is on it, but not what a browser on it has
+    loaded from elsewhere."""
     from seqdefer.server.app import create_app
 
-    app = create_app(model, name, limits=limits, api_key=api_key, budget=budget)
+    address = listening.getsockname()[0]
+    only_host = (host or address) if api_key is None and is_loopback(address) else None
+    app = create_app(model, name, limits=limits, api_key=api_key, budget=budget, only_host=only_host)
     server = make_server(app, limits)
     ready()
     with suppress(KeyboardInterrupt):  # raised again by uvicorn when all is done

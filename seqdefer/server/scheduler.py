@@ -96,6 +96,11 @@ class Scheduler:
         metrics.gauges["seqdefer_queue_length"] = ("Requests that wait.", lambda: len(self._waiting))
 
     @property
+    def calls_under_way(self) -> int:
+        """Of an expert that is elsewhere."""
+        return sum(not cohort.is_ready for cohort in tuple(self._cohorts))
+
+    @property
     def is_working(self) -> bool:
         return self._thread.is_alive() and not self._is_stopping
 
@@ -182,18 +187,16 @@ class Scheduler:
             self._changed.notify()
 
     def _admit(self) -> list[list[Ticket]]:
-        """Whoever waits, as far as there is room, in batches."""
-        room, filled, batches = self._room, self.limits.batch, list[list[Ticket]]()
+        """Whoever waits, as far as there is room, but no more than a batch: reading takes time, too, and others write.
+        With an expert that waits each starts alone: nobody shall wait for another's, or share its failure."""
+        room, admitted = min(self._room, self.limits.batch), list[Ticket]()
         with self._changed:
             while self._waiting and len(self._waiting[0].ask.inputs) <= room:
-                ticket = self._waiting.popleft()
-                size = len(ticket.ask.inputs)
-                if filled + size > self.limits.batch:
-                    batches.append([])
-                    filled = 0
-                batches[-1].append(ticket)
-                room, filled = room - size, filled + size
-        return batches
+                admitted.append(self._waiting.popleft())
+                room -= len(admitted[-1].ask.inputs)
+        if self.model.served.expert.waits:
+            return [[ticket] for ticket in admitted]
+        return [admitted] if admitted else []
 
     def _start(self, tickets: Sequence[Ticket]) -> None:
         """Whoever gave no proper input is told, and the others start without him."""

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from seqdefer.server.guarding import Caller
+from seqdefer.patience import Patience
+from seqdefer.server.guarding import Caller, ExpertTimeout
 
 Result = TypeVar("Result")
 
@@ -83,11 +84,23 @@ class Turns:
 
 
 class WaitingCaller(Caller):
-    """Calls the expert of one cohort while others have the models."""
+    """Calls the expert of one cohort while others have the models. When its time is over, or nobody wants it any more,
+    what the expert waits for is called off."""
 
     def __init__(self, seconds: float | None, turns: Turns) -> None:
         super().__init__(seconds)
-        self.turns = turns
+        self.turns, self.patience = turns, Patience()
 
     def __call__(self, call: Callable[[], Result]) -> Result:
-        return self.turns.wait(lambda: Caller.__call__(self, call))
+        return self.turns.wait(lambda: self._within_time(call))
+
+    def _within_time(self, call: Callable[[], Result]) -> Result:
+        try:
+            return Caller.__call__(self, lambda: self.patience.run(call))
+        except ExpertTimeout:
+            self.patience.end()
+            raise
+
+    def close(self) -> None:
+        self.patience.end()
+        super().close()

@@ -20,6 +20,8 @@ from seqdefer.server.scheduler import Scheduler
 
 OVERHEAD = "x-seqdefer-overhead-ms"
 UNREAD = 5.0  # seconds past its time that a stream waits for its reader
+QUIET = 10.0  # seconds without a word; proxies cut what is quiet for longer
+WAITING = b": waiting\n\n"  # a comment: clients skip it
 DONE, LEFT = "done", "client_left"
 Result = TypeVar("Result")
 
@@ -35,11 +37,33 @@ class Work:
         self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - begun)
         self.ticket = scheduler.submit(ask)
         self._events = self.ticket.events(self.deadline)
+        self._coming: asyncio.Task[Token | None] | None = None
+        self._in_vain = 0.0  # seconds that `is_there` waited and nothing came
         self._is_open = True
         self.outcome = LEFT  # of its stream, until more is known
 
     async def next_token(self) -> Token | None:
         """None after the last one."""
+        if self._coming is None:
+            return await self._read()
+        coming, self._coming = self._coming, None
+        return await coming
+
+    async def is_there(self) -> bool:
+        """Whether the next token can be had at once, or the end; it is waited for, but not for long. Raises what went
+        wrong."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(self._read())
+        begun = time.perf_counter()
+        # Not wait_for: that would end the reading, and with it lose what comes a moment later.
+        await asyncio.wait((self._coming,), timeout=QUIET)
+        if self._coming.done():
+            self._coming.result()
+            return True
+        self._in_vain += time.perf_counter() - begun
+        return False
+
+    async def _read(self) -> Token | None:
         try:
             async for event in self._events:
                 assert isinstance(event, Read | Token)
@@ -55,12 +79,14 @@ class Work:
             pass
 
     def headers(self) -> dict[str, str]:
-        overhead = time.perf_counter() - self.begun - self.ticket.waited
+        overhead = time.perf_counter() - self.begun - self.ticket.waited - self._in_vain
         return {OVERHEAD: f"{1000 * overhead:.3f}"}
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            if self._coming is not None and not self._coming.cancel() and not self._coming.cancelled():
+                self._coming.exception()  # or asyncio would complain that nobody asked
             self.scheduler.leave(self.ticket)
             self.tally.count(self.scheduler.metrics)
 
@@ -107,15 +133,16 @@ class EventStream(StreamingResponse):
             self._work.close_stream()
 
 
-async def events_of(
-    first: Token | None, work: Work, form: Form, model: str, *, wants_usage: bool
-) -> AsyncIterator[bytes]:
-    """Server-sent events. `first` is out of the work already: the status waited for it."""
-    token = first
+async def events_of(work: Work, form: Form, model: str, *, wants_usage: bool) -> AsyncIterator[bytes]:
+    """Server-sent events, and comments while there are none."""
     try:
-        while token is not None:
-            yield _event(form.part(token, work.tally, model))
+        while True:
+            while not await work.is_there():
+                yield WAITING
             token = await work.next_token()
+            if token is None:
+                break
+            yield _event(form.part(token, work.tally, model))
         if wants_usage:
             yield _event(form.closing(work.tally, model))
         work.outcome = DONE

@@ -11,13 +11,18 @@ export class Refused extends Error {
   }
 }
 
-let key = recall("sessionStorage", "key") ?? "";
+// Of other letters no header can be made, and fetch would fail as if there were no server.
+const isKey = (text) => /^[\x21-\x7e]+$/.test(text);
+
+const kept = recall("sessionStorage", "key") ?? "";
+let key = isKey(kept) ? kept : "";
 
 export const hasKey = () => key !== "";
 
+// It is kept when the server has accepted it.
 export function useKey(given) {
+  if (!isKey(given)) throw new Refused("This is no API key: one has letters of ASCII, digits and signs, and no spaces.", 401);
   key = given;
-  remember("sessionStorage", "key", given);
 }
 
 async function ask(path, options = {}) {
@@ -45,6 +50,7 @@ async function reasonOf(answer) {
 
 export async function describe() {
   const answer = await ask("deferral");
+  if (key) remember("sessionStorage", "key", key);
   try {
     return await answer.json();
   } catch {
@@ -79,7 +85,8 @@ async function* eventsOf(stream) {
       if (done) return;
       const parts = (waiting + decoder.decode(value, { stream: true })).split("\n\n");
       waiting = parts.pop();
-      for (const part of parts) yield part.replace(/^data: /, "");
+      // All else is a comment, by which the server says that it is still there.
+      for (const part of parts) if (part.startsWith("data: ")) yield part.slice("data: ".length);
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -1,7 +1,7 @@
 // The deferral curve, or, where no losses are known, what each budget spends. The point on it is the budget: it can be
 // dragged, and moved by keys.
 
-import { draw, number, percent } from "./dom.js";
+import { draw, number, percent, short } from "./dom.js";
 
 const MARGIN = { left: 52, right: 14, top: 14, bottom: 44 };
 const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
@@ -135,8 +135,6 @@ export class CurveView {
     return [...up, ...across, name];
   }
 }
-
-const short = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
 
 function lossAt(points, share) {
   const next = points.findIndex((point) => point.share >= share);

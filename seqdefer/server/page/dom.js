@@ -21,6 +21,9 @@ export function number(value, digits = 3) {
   return value.toFixed(digits).replace("-", "−");
 }
 
+// Digits that count, however small or large the units are.
+export const short = (value) => String(Number(value.toPrecision(4))).replaceAll("-", "−");
+
 export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
 
 // Browsers may forbid to keep things. Then they are forgotten, and all else works.

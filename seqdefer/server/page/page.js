@@ -112,6 +112,7 @@ class Page {
   }
 
   async write(run) {
+    this.setBudget(run.budget); // what is shown and where the slider stands are the same
     this.show(run);
     try {
       for await (const event of complete(this.model.id, run.input, run.budget, this.stopping.signal)) this.take(run, event);
@@ -144,7 +145,7 @@ class Page {
       return;
     }
     if (!(error instanceof Refused)) throw error;
-    if (error.status === 401) askForKey(error.message, () => sayTrouble(""));
+    if (error.status === 401) askForKey(error.message, () => {});
     else sayTrouble(error.message);
   }
 
@@ -178,10 +179,13 @@ class Page {
 
   showRemarks() {
     const { deferral } = this.shown;
-    const said = [...(deferral?.remarks ?? [])];
-    if (deferral?.degraded) said.unshift(`The expert failed, and the predictor wrote in its place: ${deferral.reason}`);
+    const said = (deferral?.remarks ?? []).map((words) => make("li", { textContent: words }));
+    if (deferral?.degraded) {
+      const words = `The expert failed, and the predictor wrote in its place: ${deferral.reason}`;
+      said.unshift(make("li", { className: "failed", textContent: words }));
+    }
     byId("remarks").hidden = said.length === 0;
-    byId("remarks").replaceChildren(...said.map((words) => make("li", { textContent: words })));
+    byId("remarks").replaceChildren(...said);
   }
 
   showStats() {
@@ -216,23 +220,25 @@ function askForKey(reason, then) {
   form.hidden = false;
   form.onsubmit = (event) => {
     event.preventDefault();
-    useKey(byId("key").value.trim());
+    const given = byId("key").value.trim();
     form.hidden = true;
     byId("key").value = "";
-    then();
+    learn(then, given);
   };
   byId("key").focus();
 }
 
-async function begin() {
+// Asks the server what it serves, with this key where one is given, and then goes on; asks for a key until one will do.
+async function learn(then, given) {
   sayTrouble("");
   try {
-    new Page(await describe());
+    if (given !== undefined) useKey(given);
+    then(await describe());
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    if (error.status === 401) askForKey(error.message, begin);
+    if (error.status === 401) askForKey(error.message, then);
     else sayTrouble(`${error.message} Reload the page to try again.`);
   }
 }
 
-begin();
+learn((model) => new Page(model));

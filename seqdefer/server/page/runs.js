@@ -1,6 +1,6 @@
 // What a run came to, and the last runs side by side.
 
-import { make, number, percent, plural } from "./dom.js";
+import { make, percent, plural, short } from "./dom.js";
 import { spansOf } from "./tokens.js";
 import { smallTour } from "./tour.js";
 
@@ -24,14 +24,12 @@ export function savingOf(run, prices) {
   return { cost, alone, saved: alone > 0 ? 1 - cost / alone : null };
 }
 
-const plain = (value) => String(Number(value.toPrecision(4)));
-
 export function statsOf(run, prices, alone) {
   const { written, byExpert, switches, share } = countOf(run);
   const expected = run.deferral ? `, expected ${percent(run.deferral.expected_share)}` : "";
   const { cost, alone: dear, saved } = savingOf(run, prices);
-  const words = saved === null ? "an expert without a price saves nothing" : `${plain(cost)} against ${plain(dear)} for the expert alone`;
-  const facts = Object.entries(run.facts).map(([name, value]) => [name, number(value), comparison(name, alone)]);
+  const words = saved === null ? "an expert without a price saves nothing" : `${short(cost)} against ${short(dear)} for the expert alone`;
+  const facts = Object.entries(run.facts).map(([name, value]) => [name, short(value), comparison(name, alone)]);
   return [
     ...facts,
     ["by the expert", `${byExpert} of ${written}`, plural(switches, "switch")],
@@ -43,7 +41,7 @@ export function statsOf(run, prices, alone) {
 function comparison(name, { predictor, expert }) {
   const said = [["predictor", predictor], ["expert", expert]]
     .filter(([, run]) => run && name in run.facts)
-    .map(([author, run]) => `${author} alone ${number(run.facts[name])}`);
+    .map(([author, run]) => `${author} alone ${short(run.facts[name])}`);
   return said.join(", ") || "run each alone to compare";
 }
 
@@ -96,7 +94,7 @@ export class History {
     const { written, byExpert } = countOf(run);
     const button = make("button", { type: "button", textContent: percent(run.budget, 0), title: "Show this run again" });
     button.addEventListener("click", () => this.onpick(run));
-    const facts = Object.entries(run.facts).map(([name, value]) => `${name} ${number(value)} · `);
+    const facts = Object.entries(run.facts).map(([name, value]) => `${name} ${short(value)} · `);
     const end = run.end === "done" ? "" : ` · ${run.end}`;
     const words = `${facts.join("")}${byExpert} of ${written} by the expert${end}`;
     const shown = typeof run.input === "string" ? make("p", { className: "tokens", dir: "auto" }, ...spansOf(run.tokens)) : smallTour(run.input, run.tokens);

@@ -36,6 +36,7 @@ from seqdefer.tasks.text.passes import PADDING
 
 LARGEST_LINE = 16  # MiB
 LARGEST_FILE = 4096  # MiB of text, unpacked: the whole of XSum has 500
+LETTERS, MARGIN = 16, 64  # of a token, more than most have; tokens that the end of a text may change
 _MIB = 2**20
 _OLDEST_DATASETS = 4  # the versions before run Python code that a dataset brings along
 
@@ -442,7 +443,7 @@ def encode(
         raise OptionError(f"a document is cut at {max_tokens} tokens, which leaves nothing of it{besides}; allow more")
     if not texts:
         return torch.empty(0, 0, dtype=torch.long), 0
-    whole = [prefix + text for text in texts]
+    whole = [_beginning(tokenizer, prefix + text, longest) for text in texts]
     rows = _ids(tokenizer, whole, truncation=True, max_length=longest)
     full = [text for text, row in zip(whole, rows, strict=True) if len(row) == longest]
     n_cut = sum(len(row) > longest for row in _ids(tokenizer, full))
@@ -451,6 +452,15 @@ def encode(
         rows = [[*row[:-1], *after, end] if row[-1:] == [end] else [*row, *after] for row in rows]
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=PADDING), n_cut
+
+
+def _beginning(tokenizer: Callable[..., Any], text: str, longest: int) -> str:
+    """As much of a text as its first `longest` tokens depend on: a book would take seconds, and hardly any of it is
+    read. Where a beginning makes too few tokens (spaces may count for nothing), all of it."""
+    size = LETTERS * longest
+    if len(text) <= 2 * size:
+        return text
+    return text[:size] if len(_ids(tokenizer, [text[:size]])[0]) > longest + MARGIN else text
 
 
 def _ids(tokenizer: Callable[..., Any], texts: Sequence[str], **options: Any) -> Sequence[Sequence[int]]:
