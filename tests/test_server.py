@@ -35,6 +35,7 @@ pytest.importorskip("openai", reason="needs the official client: pip install ope
 import httpx
 import openai
 
+from seqdefer.server import working
 from seqdefer.server.app import create_app
 from seqdefer.server.running import address_of, listen, make_server
 
@@ -211,10 +212,14 @@ def test_several_prompts_of_one_request(served: Running) -> None:
     assert [choice.index for choice in answer.choices] == list(range(5))
     assert [choice.text for choice in answer.choices] == written.outputs
     check_usage(answer.usage, written)
-    texts = [""] * 5
+    texts, shares = [""] * 5, [0.0] * 5
     for chunk in served.client.completions.create(model="toy@0.5", prompt=inputs, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
+        if chunk.choices[0].finish_reason is not None:
+            shares[chunk.choices[0].index] = chunk.deferral["share"]
     assert texts == written.outputs
+    assert len(set(shares)) > 1  # each is its own text's, not that of all texts so far
+    assert shares == [pytest.approx(row.count("expert") / len(row)) for row in written.sources]
 
 
 def test_fewer_tokens_may_be_asked_for(served: Running) -> None:
@@ -228,14 +233,28 @@ def test_fewer_tokens_may_be_asked_for(served: Running) -> None:
         assert answer.usage.expert_tokens == written.sources[0][:most].count("expert")
 
 
+def test_more_tokens_than_the_model_writes_may_be_asked_for(served: Running) -> None:
+    """Clients send numbers that suit other models. They get what there is, and are told."""
+    written = alone(toy_model(), "13", 0.5)
+    for most in (LENGTH + 1, 256, 10**30):
+        answer = served.client.completions.create(model="toy@0.5", prompt="13", max_tokens=most)
+        assert answer.choices[0].text == written.outputs[0]
+        assert answer.deferral["remarks"] == [f"max_tokens is {most}; this model writes {LENGTH} tokens at most"]
+    body = {"model": "toy@0.5", "messages": [{"role": "user", "content": "13"}], "max_tokens": 5}
+    said = served.post("/v1/chat/completions", {**body, "max_completion_tokens": 99}).json()
+    assert said["choices"][0]["message"]["content"] == written.outputs[0]
+    assert said["deferral"]["remarks"] == [f"max_completion_tokens is 99; this model writes {LENGTH} tokens at most"]
+
+
 def test_models_are_listed(served: Running) -> None:
     names = [one.id for one in served.client.models.list()]
     assert names[0] == "toy"
     assert "toy@0.20" in names
-    for name in names:
+    for name in (*names, "toy@0.25", "toy@0", "toy@1.000", "toy@0.12345"):  # whatever completions take
         assert served.client.models.retrieve(name).id == name
-    with pytest.raises(openai.NotFoundError):
-        served.client.models.retrieve("others/model")
+    for name in ("others/model", "toy@2", "toy@", "toy2", "toy@0.25@0.25"):
+        with pytest.raises(openai.NotFoundError):
+            served.client.models.retrieve(name)
 
 
 def test_the_usual_budget_is_the_servers() -> None:
@@ -269,7 +288,7 @@ def test_scores_are_what_the_model_decides(method: str, monkeypatch: pytest.Monk
     with running(model) as server:
         monkeypatch.setattr(type(model.served.expert), "next", None)  # nobody may ask it
         monkeypatch.setattr(type(model.served.expert), "complete", None)
-        answer = server.post("/v1/deferral/score", {"model": "toy@0.5", "input": inputs}).json()
+        answer = server.post("/v1/deferral/score", {"model": "toy@0.5", "inputs": inputs}).json()
     assert answer["object"] == "deferral.score"
     for place, row in enumerate(answer["data"]):
         n = int(decided.sequences.lengths[place])
@@ -296,6 +315,26 @@ def test_a_stream_is_server_sent_events(served: Running) -> None:
     assert (done, rest) == ("data: [DONE]", "")
     facts = [json.loads(event.removeprefix("data: "))["deferral"] for event in events]
     assert [one["position"] for one in facts] == list(range(len(facts)))
+
+
+def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies cut what is quiet for long. The official client skips what is said, and gets all that follows."""
+    monkeypatch.setattr(working, "QUIET", 0.02)
+    model, slow = slow_model(0)
+    body = {"model": "toy@0.5", "prompt": "13", "stream": True}
+    with running(model) as server:
+        slow.may_go.clear()
+        with server.http.stream("POST", f"{server.address}/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert answer.status_code == 200
+            assert [next(lines) for _ in range(4)] == [": waiting", ""] * 2
+            slow.may_go.set()
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        slow.may_go.clear()
+        chunks = server.client.completions.create(**body)  # it has the status, which only a comment can have brought
+        slow.may_go.set()
+        assert "".join(chunk.choices[0].text for chunk in chunks) == alone(toy_model(), "13", 0.5).outputs[0]
+        server.wait_until_idle()
 
 
 def test_the_description_needs_nothing_from_elsewhere(served: Running) -> None:

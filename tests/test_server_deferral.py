@@ -44,7 +44,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::seqdefer.deferring.BudgetWarning"),
 ]
 each_method = pytest.mark.parametrize("method", METHODS)
-COMPLETE = "/v1/deferral/complete"
+COMPLETE, SCORE = "/v1/deferral/complete", "/v1/deferral/score"
 N_CITIES = 7
 
 
@@ -308,6 +308,18 @@ def test_tours_by_the_official_client(tours: Running) -> None:
     assert as_text["facts"]["length"] > 0
 
 
+def test_tours_are_scored(tours: Running) -> None:
+    given = cities(3)
+    decided = model_of(tours).decide(given, 0.5)
+    several = tours.post(SCORE, {"model": "toy@0.5", "inputs": given}).json()["data"]
+    single = [tours.post(SCORE, {"model": "toy@0.5", "input": one}).json()["data"][0] for one in given]
+    as_texts = [tours.post(SCORE, {"model": "toy@0.5", "input": json.dumps(one)}).json()["data"][0] for one in given]
+    for rows in (several, single, as_texts):
+        for place, row in enumerate(rows):
+            assert [token["token"] for token in row["tokens"]] == decided.sequences.tokens[place].tolist()
+            assert [token["defer"] for token in row["tokens"]] == decided.defer[place].tolist()
+
+
 def test_who_would_have_been_asked_is_said(served: Running) -> None:
     """Who defers and who wrote are two things: they differ where the expert is not there."""
     data = served.post(COMPLETE, {"model": "toy@0.5", "input": "13"}).json()["data"][0]
@@ -317,10 +329,12 @@ def test_who_would_have_been_asked_is_said(served: Running) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", [COMPLETE, SCORE])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({}, "give either input"),
+        ({"input": ["13", "14"]}, "give a number"),  # one input, and none that this model reads
         ({"input": "13", "inputs": ["13"]}, "give either input"),
         ({"inputs": []}, "inputs: "),
         ({"inputs": "13"}, "inputs: "),
@@ -334,9 +348,9 @@ def test_who_would_have_been_asked_is_said(served: Running) -> None:
         ({"input": "13", "model": "toy@2"}, "no number from 0 to 1"),
     ],
 )
-def test_bad_requests_are_refused(served: Running, changes: dict[str, Any], words: str) -> None:
+def test_bad_requests_are_refused(served: Running, path: str, changes: dict[str, Any], words: str) -> None:
     body = json.dumps({"model": "toy", **changes}).encode()
-    assert check_refused(served.post(COMPLETE, body), 400, words)["type"] == "invalid_request_error"
+    assert check_refused(served.post(path, body), 400, words)["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import pytest
 from torch import Tensor
 
 from seqdefer import cli
+from seqdefer.errors import OptionError
 from seqdefer.interfaces import NextTokenExpert
 from seqdefer.server.faults import TYPES
 from seqdefer.server.guarding import Caller, ExpertTimeout
@@ -48,8 +49,11 @@ from test_server import (
     until,
     with_parts,
 )
+from test_server_waiting import ask, elsewhere
 
-from seqdefer.server import connections
+from seqdefer.server import connections, working
+from seqdefer.server.app import create_app
+from seqdefer.server.running import listen, trusted_host
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Capture = pytest.CaptureFixture[str]
@@ -122,8 +126,7 @@ def test_what_is_no_json_is_refused(served: Running, path: str, body: bytes) -> 
         ({"deferal": {"budget": 0.2}}, "deferal"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -5}, "max_tokens"),
-        ({"max_tokens": 13}, "max_tokens"),
-        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"max_tokens": -(10**30)}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 2.5}, "max_tokens"),
         ({"stream": "yes"}, "stream"),
@@ -149,6 +152,14 @@ def test_bad_fields_are_named(served: Running, changes: dict[str, Any], param: s
 )  # fmt: skip
 def test_bad_messages_are_refused(served: Running, messages: Any) -> None:
     check_refused(served.post("/v1/chat/completions", {"model": "toy", "messages": messages}), 400, "messages")
+
+
+def test_a_message_without_words_is_told_what_to_do(served: Running) -> None:
+    """OpenAI's clients send null where a tool was called."""
+    said = [{"role": "user", "content": "13"}, {"role": "assistant", "content": None}]
+    answer = served.post("/v1/chat/completions", {"model": "toy", "messages": said})
+    error = check_refused(answer, 400, "null is no text: give what was said, or leave the message out")
+    assert error["param"] == "messages.1.content"
 
 
 def test_what_changes_nothing_may_be_said(served: Running) -> None:
@@ -340,7 +351,7 @@ def test_methods_and_paths_that_are_not_there(served: Running, method: str, path
 
 
 def test_a_key_is_asked_for() -> None:
-    with running(toy_model(), api_key="s3crét") as server:
+    with running(toy_model(), api_key="s3cr~t") as server:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
             for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
                 answer = server.get(path, headers=headers)
@@ -349,8 +360,52 @@ def test_a_key_is_asked_for() -> None:
         with pytest.raises(openai.AuthenticationError):
             server.client.completions.create(model="toy", prompt="13")
         assert server.get("/health").status_code == 200
-        right = {"authorization": "Bearer s3crét".encode()}
-        assert server.get("/v1/models", headers=right).status_code == 200
+        for scheme in ("Bearer", "bearer", "BEARER", "Bearer "):  # case and spaces mean nothing there
+            assert server.get("/v1/models", headers={"authorization": f"{scheme} s3cr~t"}).status_code == 200
+        for wrong in ("Basic s3cr~t", "Bearer S3cr~t", "Bearers3cr~t", "Bearer s3cr~t s3cr~t"):
+            check_refused(server.get("/v1/models", headers={"authorization": wrong}), 401)
+
+
+@pytest.mark.parametrize("key", ["", "s3crét", "ключ", "two words", "line\n", "\x7f"])
+def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
+    with pytest.raises(OptionError, match="the API key is empty, or holds a space or a letter"):
+        create_app(toy_model(), "toy", api_key=key)
+
+
+# -- names of the server -------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_page_cannot_use_a_server_without_a_key() -> None:
+    """Its name may be made to lead here (DNS rebinding); but the browser still says that name."""
+    with running(toy_model(), only_host="Box.example") as server:
+        own = [
+            "localhost",
+            "LOCALHOST:8000",
+            "a.localhost",
+            "localhost.",
+            "127.0.0.1",
+            "127.8.9.1:1",
+            "[::1]",
+            "[::1]:80",
+        ]
+        for host in (*own, "box.example", "box.example:8000", "BOX.EXAMPLE."):
+            assert server.get("/v1/models", headers={"host": host}).status_code == 200, host
+        wrong = ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "[::2]:80", "",
+                 "127.0.0.1.evil.example", "notlocalhost", "evil:[::1]", "[127.0.0.1]:80:80"]  # fmt: skip
+        for host in wrong:
+            for path in ("/v1/models", "/", "/health"):
+                answer = server.get(path, headers={"host": host})
+                assert check_refused(answer, 403, "called localhost or Box.example")["code"] == "wrong_host", host
+        with connected(server) as old:
+            old.sendall(b"GET /health HTTP/1.0\r\n\r\n")  # no browser speaks that
+            assert old.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_only_who_listens_on_this_machine_alone_minds_names() -> None:
+    with listen("127.0.0.1", 0) as here, listen("0.0.0.0", 0) as anywhere:
+        assert trusted_host(here) == "127.0.0.1"
+        assert trusted_host(here, "box.example") == "box.example"
+        assert trusted_host(anywhere) is None
 
 
 # -- too much ------------------------------------------------------------------------------------------------------
@@ -383,6 +438,29 @@ def test_what_takes_too_long_is_given_up() -> None:
         until(lambda: metric(server, 'seqdefer_streams_failed_total{reason="timeout"}') == 1)
         server.wait_until_idle()
         assert not server.scheduler._open
+
+
+def test_what_fails_after_a_long_silence_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then it is a status."""
+    model, slow = slow_model(0)
+    slow.may_go.clear()
+    body = {"model": "toy@0", "prompt": "13", "stream": True}
+    with running(model, limits=Limits(request_seconds=0.4, grace_seconds=0.5)) as server:
+        try:
+            assert check_refused(server.post(COMPLETIONS, body), 504)["code"] == "timeout"
+            monkeypatch.setattr(working, "QUIET", 0.02)
+            answer = server.post(COMPLETIONS, body)
+            *waiting, error, done, rest = answer.text.split("\n\n")
+            assert answer.status_code == 200
+            assert set(waiting) == {": waiting"}
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
+            assert (done, rest) == ("data: [DONE]", "")
+            with pytest.raises(openai.APIError, match=r"0\.4 seconds"):
+                list(server.client.completions.create(**body))
+            until(lambda: metric(server, 'seqdefer_streams_failed_total{reason="timeout"}') == 2)
+            assert not server.scheduler._open
+        finally:
+            slow.may_go.set()
 
 
 # -- clients that leave --------------------------------------------------------------------------------------------
@@ -427,8 +505,6 @@ def test_nothing_is_written_for_nobody(stream: bool) -> None:
 
 def test_who_does_not_read_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that keeps its connection and reads nothing once held its request open."""
-    from seqdefer.server import working
-
     monkeypatch.setattr(working, "UNREAD", 0.1)
     closed: list[str] = []
 
@@ -582,6 +658,17 @@ def test_a_time_limit_changes_no_token() -> None:
     assert [choice.text for choice in answer.choices] == toy_model().generate(inputs, 0.5).outputs
 
 
+def test_calls_of_an_expert_elsewhere_are_counted_while_they_last() -> None:
+    with elsewhere() as (server, expert), ThreadPoolExecutor(1) as pool:
+        assert metric(server, "seqdefer_expert_calls") == 0
+        answer = pool.submit(ask, server, "13", 1.0)
+        until(lambda: metric(server, "seqdefer_expert_calls") == 1)
+        expert.door.set()
+        answer.result(20)
+        until(lambda: metric(server, "seqdefer_expert_calls") == 0)
+        assert "# TYPE seqdefer_expert_calls gauge\n" in server.get("/metrics").text
+
+
 def test_a_time_out_of_the_experts_own_is_an_error_of_its() -> None:
     def fails() -> None:
         raise TimeoutError("of a socket")
@@ -667,7 +754,7 @@ pause = threading.Event().wait if {hangs} else lambda: time.sleep(1)
 type(toy.task.expert).next = lambda self, state, rows: (pause(), asked(self, state, rows))[1]
 listening = listen("127.0.0.1", 0)
 say = lambda: print(address_of(listening), flush=True)
-serve(model, "toy", listening, limits=Limits(grace_seconds=0.5), ready=say)
+serve(model, "toy", listening, limits=Limits(grace_seconds={grace}), ready=say)
 print("ended", flush=True)
 """
 
@@ -684,7 +771,7 @@ def process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
-    script = SERVER.format(tests=str(Path(__file__).parent), hangs=hangs)
+    script = SERVER.format(tests=str(Path(__file__).parent), hangs=hangs, grace=0.5)
     with process([sys.executable, "-c", script]) as server, ThreadPoolExecutor(4) as pool:
         assert server.stdout is not None
         url = server.stdout.readline().strip() + COMPLETIONS
@@ -701,6 +788,33 @@ def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
     assert server.returncode == 0
     assert "Traceback" not in errors
     assert hangs or printed == "ended\n"
+
+
+def test_a_second_ctrl_c_ends_the_grace_and_everybody_is_told() -> None:
+    """uvicorn's own way cut all off, with tracebacks; and who never sends his whole request was cut off so, too."""
+    script = SERVER.format(tests=str(Path(__file__).parent), hangs=False, grace=100)
+    body = {"model": "toy@1", "prompt": "13"}
+    with process([sys.executable, "-c", script]) as server, ThreadPoolExecutor(1) as pool:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        url = address + COMPLETIONS
+        until(lambda: is_listening(url))
+        slow = socket.create_connection((address.split("/")[-1].split(":")[0], int(address.rsplit(":", 1)[1])))
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+        with slow, httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith('data: {"id"')
+            whole = pool.submit(httpx.post, url, json=body, timeout=60)
+            until(lambda: "seqdefer_cohorts_running 2\n" in httpx.get(f"{address}/metrics").text)
+            server.send_signal(signal.SIGINT)
+            until(lambda: not is_listening(url))
+            server.send_signal(signal.SIGINT)
+            events = [line for line in lines if line]
+            assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+            assert events[-1] == "data: [DONE]"
+            assert check_refused(whole.result(), 503)["code"] == "shutting_down"
+            printed, errors = server.communicate(timeout=30)
+    assert (server.returncode, printed, errors) == (0, "ended\n", "")
 
 
 def is_listening(url: str) -> bool:
@@ -743,6 +857,8 @@ def test_the_command_serves_a_folder(tmp_path: Path, one_thread: None) -> None:
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
         answer = client.completions.create(model="news@0.5", prompt="w5 w6 w7")
         assert answer.choices[0].text == text_model().generate(["w5 w6 w7"], 0.5).outputs[0]
+        foreign = httpx.get(f"{address}/models", headers={"host": "evil.example"})
+        assert check_refused(foreign, 403, "localhost or 127.0.0.1")["code"] == "wrong_host"
         client.close()
         server.send_signal(signal.SIGINT)
         printed, errors = server.communicate(timeout=10)
@@ -755,6 +871,8 @@ def test_the_command_serves_a_folder(tmp_path: Path, one_thread: None) -> None:
         (["--api-key", ""], "API key is empty"),
         (["--queue", "0"], "queue is 0"),
         (["--request-seconds", "nan"], "request seconds is nan"),
+        (["--request-seconds", "inf"], "request seconds is inf; give more than 0 and at most "),
+        (["--expert-seconds", "1e300"], "expert seconds is 1e+300"),
         (["--inputs", "64"], "must fit into a batch"),
         (["--port", "99999"], "from 0 to 65535"),
         (["--host", "no.such.host.invalid"], "cannot listen"),

@@ -27,6 +27,8 @@ from test_server_deferral import N_CITIES, cities, home, model_of, tours  # noqa
 from test_server_faults import Faulty
 
 from seqdefer.deferring import DeferringModel
+from seqdefer.server import working
+from seqdefer.server.gate import Gate
 from seqdefer.server.limits import Limits
 from seqdefer.server.pages import HEADERS, TYPES
 
@@ -97,7 +99,7 @@ def test_words_stand_out(scheme: str) -> None:
     colours = dict(re.findall(r"--([\w-]+): (#\w{6})", text.split("color-scheme: ")[1 if scheme == "light" else 3]))
     pairs = {
         "paper": ("ink", "soft", "predictor", "expert", "accent"), "ground": ("ink", "soft", "predictor", "expert"),
-        "field": ("ink", "soft"), "expert-ground": ("expert",), "accent": ("on-accent",),
+        "field": ("ink", "soft", "trouble"), "expert-ground": ("expert",), "accent": ("on-accent",),
         "trouble-ground": ("trouble",),
     }  # fmt: skip
     for ground, words in pairs.items():
@@ -328,6 +330,32 @@ def test_tokens_appear_as_they_are_written_and_stop_ends_the_work(browser: Brows
 
 
 @pytest.mark.browser
+def test_a_server_that_waits_is_waited_for(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says meanwhile is no token."""
+    monkeypatch.setattr(working, "QUIET", 0.01)
+    said: list[bool] = []
+    is_there = working.Work.is_there
+
+    async def noted(work: working.Work) -> bool:
+        said.append(await is_there(work))
+        return said[-1]
+
+    monkeypatch.setattr(working.Work, "is_there", noted)
+    model, pausing = pausing_model()
+    with running(model) as server:
+        browser.open(server)
+        browser.find("#text").send_keys("7932")
+        browser.slide(50)
+        browser.find("#run").click()
+        browser.wait("document.querySelectorAll('#tokens .token').length === 4")
+        n = len(said)
+        until(lambda: len(said) > n + 3)
+        pausing.may_go.set()
+        browser.wait_until_done()
+        assert browser.text("#tokens") == toy_model().generate(["7932"], 0.5).outputs[0]
+
+
+@pytest.mark.browser
 def test_the_whole_page_works_by_keys(served: Running, browser: Browser) -> None:
     from selenium.webdriver import Keys
 
@@ -420,6 +448,21 @@ def test_runs_are_kept_to_compare(served: Running, browser: Browser) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("button", ["#sweep", "#alone"])
+def test_the_budget_is_that_of_the_run_that_is_shown(served: Running, browser: Browser, button: str) -> None:
+    browser.open(served)
+    browser.find("#text").send_keys("7932")
+    browser.slide(30)
+    browser.run(button=button)
+    assert "asked 100 %" in browser.text("#stats")
+    assert set(browser.authors) == {"expert"}
+    assert browser.find("#budget").get_attribute("value") == "100"
+    assert browser.text("#budget-shown") == "100 %"
+    assert browser.js(POINT)[1] == "100"
+    assert '"budget":1}' in browser.text("#as-curl")
+
+
+@pytest.mark.browser
 def test_prices_are_remembered(served: Running, browser: Browser) -> None:
     browser.open(served)
     browser.find("#price-expert").clear()
@@ -458,6 +501,9 @@ def test_nothing_is_said_plainly(served: Running, browser: Browser) -> None:
     assert browser.text("#trouble") == "There is no input yet. Type or paste one."
 
 
+COLOURS = "['#remarks li', '#trouble'].map(part => getComputedStyle(document.querySelector(part)).color)"
+
+
 def refuse() -> None:
     raise RuntimeError("no")
 
@@ -467,7 +513,8 @@ def test_an_expert_that_fails_is_told(browser: Browser) -> None:
     with running(with_parts(toy_model(), expert=Faulty(toy_model().served.expert, refuse))) as server:
         browser.open(server)
         browser.write("7932", 100)
-        assert "The expert failed, and the predictor wrote in its place: " in browser.text("#remarks")
+        assert "The expert failed, and the predictor wrote in its place: " in browser.text("#remarks .failed")
+        assert browser.js(COLOURS)[0] == browser.js(COLOURS)[1]
         assert set(browser.authors) == {"predictor"}
 
 
@@ -478,6 +525,8 @@ def test_a_budget_that_cannot_be_met_is_told(browser: Browser) -> None:
         browser.write("7932", 100)
         assert browser.text("#spent").startswith("It cannot be met. On average the nearest spends ")
         assert "cannot be met" in browser.text("#remarks")
+        said, trouble = browser.js(COLOURS)
+        assert said != trouble  # nothing went wrong
 
 
 @pytest.mark.browser
@@ -523,6 +572,57 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
         assert "secret" not in browser.js("document.documentElement.outerHTML")
         assert browser.js("JSON.stringify(localStorage)").count("secret") == 0
     assert all(" 401 " in message for message in browser.logged())  # browsers log these themselves
+
+
+@pytest.mark.browser
+def test_a_key_is_kept_only_when_it_opens(browser: Browser) -> None:
+    """One with letters that no header carries looked like a server that is gone, for as long as the tab was open."""
+    kept = "sessionStorage.getItem('seqdefer.key')"
+
+    def give(key: str, words: str) -> None:
+        browser.wait("!document.getElementById('key-form').hidden")
+        browser.find("#key").send_keys(key)
+        browser.find("#key-form button").click()
+        browser.wait("!document.getElementById('key-form').hidden")
+        assert words in browser.text("#trouble")
+        assert browser.js(kept) is None
+
+    with running(toy_model(), api_key="secret") as server:
+        browser.open(server, has_key=False)
+        for key in ("ключ", "s3crét", "two words", ""):
+            give(key, "This is no API key")
+        give("wrong", "wrong or missing API key")
+        browser.find("#key").send_keys("secret")
+        browser.find("#key-form button").click()
+        browser.wait("!document.getElementById('board').hidden")
+        assert browser.js(kept) == "secret"
+        browser.js("sessionStorage.setItem('seqdefer.key', 'ключ')")  # of an older page
+        browser.open(server, has_key=False)
+        browser.wait("!document.getElementById('key-form').hidden")
+        assert "wrong or missing API key" in browser.text("#trouble")
+    assert all(" 401 " in message for message in browser.logged())  # browsers log these themselves
+
+
+@pytest.mark.browser
+def test_a_key_that_is_wanted_in_the_middle_is_tried(browser: Browser) -> None:
+    with running(toy_model(), api_key="secret") as server:
+        browser.open(server, has_key=False)
+        browser.js("sessionStorage.setItem('seqdefer.key', 'secret')")
+        browser.open(server)
+        browser.find("#text").send_keys("7932")
+        gate = server.app.middleware_stack
+        while not isinstance(gate, Gate):
+            gate = gate.app
+        gate.key = "another"
+        browser.run()
+        for key in ("wrong", "another"):
+            browser.wait("!document.getElementById('key-form').hidden")
+            browser.find("#key").send_keys(key)
+            browser.find("#key-form button").click()
+        browser.wait("sessionStorage.getItem('seqdefer.key') === 'another'")
+        browser.run()
+        assert browser.text("#tokens") == toy_model().generate(["7932"], 0.2).outputs[0]
+    assert all(" 401 " in message for message in browser.logged())
 
 
 HOSTILE = (
@@ -590,11 +690,26 @@ def test_tours_are_drawn(tours: Running, browser: Browser, percent: int) -> None
     assert browser.authors == written.sources[0]
     assert browser.js(EDGES) == [*written.sources[0][1:], written.sources[0][-1]]
     length = model_of(tours).served.codec.facts(given, written.outputs[0])["length"]
-    assert f"length{length:.3f}" in browser.text("#stats")
+    assert f"length{length:.4g}" in browser.text("#stats")
     browser.run(button="#alone")
     alone = [model_of(tours).generate([given], budget).outputs[0] for budget in (0.0, 1.0)]
     short, long = (model_of(tours).served.codec.facts(given, tour)["length"] for tour in alone)
-    assert f"predictor alone {short:.3f}, expert alone {long:.3f}" in browser.text("#stats")
+    assert f"predictor alone {short:.4g}, expert alone {long:.4g}" in browser.text("#stats")
+
+
+@pytest.mark.browser
+def test_short_tours_have_a_length(tours: Running, browser: Browser) -> None:  # noqa: F811
+    given = [[x / 2_000_000, y / 2_000_000] for x, y in cities(1)[0]]
+    tour = model_of(tours).generate([given], 0.2).outputs[0]
+    browser.open(tours)
+    browser.js("document.getElementById('text').value = arguments[0]", json.dumps(given))
+    browser.js("document.getElementById('text').dispatchEvent(new Event('input'))")
+    browser.slide(20)
+    browser.run()
+    length = model_of(tours).served.codec.facts(given, tour)["length"]
+    assert length < 0.0005  # which three places would show as nothing
+    assert f"length{length:.4g}" in browser.text("#stats")
+    assert browser.runs[0]["words"].startswith(f"length {length:.4g} · ")
 
 
 @pytest.mark.browser

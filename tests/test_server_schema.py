@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="needs the extra 'server'")
 pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 pytest.importorskip("openai", reason="needs the official client: pip install openai")
 
-from test_server import LENGTH, Running, running, text_model, toy_model
+from test_server import Running, running, text_model, toy_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KEY = "secret"
@@ -67,9 +67,10 @@ def test_every_route_tells_its_errors(described: dict[str, Any]) -> None:
 
 def test_it_is_the_model_that_is_described(described: dict[str, Any]) -> None:
     schemas = described["components"]["schemas"]
-    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["anyOf"][0]["maximum"] == LENGTH
-    assert schemas["CompleteRequest"]["properties"]["input"] == {"type": "string", "pattern": r"\S"}
-    assert schemas["CompleteRequest"]["properties"]["inputs"]["maxItems"] == 16
+    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["anyOf"][0] == {"type": "integer", "minimum": 1}
+    for kind in ("CompleteRequest", "ScoreRequest"):
+        assert schemas[kind]["properties"]["input"] == {"type": "string", "pattern": r"\S"}
+        assert schemas[kind]["properties"]["inputs"]["maxItems"] == 16
     assert "HTTPValidationError" not in schemas
 
 
@@ -79,4 +80,7 @@ def test_the_key_is_described_where_there_is_one(described: dict[str, Any]) -> N
     with running(toy_model()) as server:
         without = server.get("/openapi.json").json()
     assert "securitySchemes" not in without["components"]
-    assert "401" not in without["paths"]["/v1/models"]["get"]["responses"]
+    assert not {"401", "403"} & set(without["paths"]["/v1/models"]["get"]["responses"])
+    with running(toy_model(), only_host="127.0.0.1") as server:
+        minding = server.get("/openapi.json").json()
+    assert all("403" in minding["paths"][path]["get"]["responses"] for path in ("/v1/models", "/health"))

@@ -259,14 +259,15 @@ def add_serve(commands: Any) -> None:
 
 def _serve(chosen: argparse.Namespace) -> int:
     from seqdefer.deferring import DeferringModel
+    from seqdefer.server.gate import check_key
     from seqdefer.server.limits import Limits
     from seqdefer.server.running import address_of, listen, require_extra, serve
 
     require_extra()
     limits = override(Limits(), {name: value for name, value in vars(chosen).items() if value is not None})
     api_key = os.environ.get("SEQDEFER_API_KEY") if chosen.api_key is None else chosen.api_key
-    if api_key == "":
-        raise OptionError("the API key is empty; give one, or leave --api-key and SEQDEFER_API_KEY out")
+    if api_key is not None:
+        check_key(api_key)  # before the models are loaded
     name = chosen.name or chosen.folder.resolve().name
     with listen(chosen.host, chosen.port) as listening:
         with progress(quiet=chosen.quiet) as meter:
@@ -279,5 +280,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         def say() -> None:
             print(talk, file=sys.stderr, flush=True)
 
-        serve(model, name, listening, limits=limits, api_key=api_key, budget=chosen.budget, ready=say)
+        serve(
+            model, name, listening, limits=limits, api_key=api_key, budget=chosen.budget, host=chosen.host, ready=say
+        )  # fmt: skip
     return 0

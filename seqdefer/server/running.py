@@ -48,6 +48,13 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def trusted_host(listening: socket.socket, host: str | None = None) -> str | None:
+    """By what name clients must call a server without a key; None: by any. One that listens on this machine alone
+    trusts all that is on it, but not what a browser on it has loaded from elsewhere."""
+    address = str(listening.getsockname()[0])
+    return (host or address) if is_loopback(address) else None
+
+
 def make_server(app: Any, limits: Limits) -> Any:
     """A uvicorn.Server for what `create_app` made."""
     import uvicorn
@@ -103,14 +110,10 @@ def serve(
     host: str | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until Ctrl-C, or until somebody ends the process. `host` is what it was told to listen at, by name or address.
-
-    Who listens on this machine alone and asks for no key trusts all that is on it, but not what a browser on it has
-    loaded from elsewhere."""
+    """Until Ctrl-C, or until somebody ends the process. `host` is what it was told to listen at."""
     from seqdefer.server.app import create_app
 
-    address = listening.getsockname()[0]
-    only_host = (host or address) if api_key is None and is_loopback(address) else None
+    only_host = None if api_key is not None else trusted_host(listening, host)
     app = create_app(model, name, limits=limits, api_key=api_key, budget=budget, only_host=only_host)
     server = make_server(app, limits)
     ready()
