@@ -105,7 +105,7 @@ def _parser() -> _Parser:
         epilog=f"benchmarks: {', '.join(BENCHMARKS)}",
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, under two minutes (default: under ten)")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, a few minutes (default: 25)")
     parser.add_argument("--full", action="store_true", help="paper_scale trains to the end instead of projecting")
     parser.add_argument("--only", action="append", metavar="NAME", help="this benchmark; give it again for another")
     parser.add_argument("--data", metavar="PATH", help="a temperature record, as `seqdefer run weather` takes it")

@@ -19,7 +19,7 @@ import seqdefer
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # those are data
 PICTURES = ("granularities", "curve", "decision-tree")
-GENERATED = ["commands.md", "results.md", *(f"images/{name}.svg" for name in PICTURES)]
+GENERATED = ["benchmarks.md", "commands.md", "results.md", *(f"images/{name}.svg" for name in PICTURES)]
 ELSEWHERE = {"writing-a-task.md", "theory.md"}  # pages whose code other tests run
 BROUGHT = {"changelog.md", "contributing.md"}  # by docs/hooks.py, from beside the folder
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
