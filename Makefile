@@ -58,5 +58,5 @@ clean: ## remove the environment, caches and build outputs; runs/ and models/ st
 	@echo "Installing PyTorch and the rest into .venv: about a minute, more on a slow line."
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) 'setuptools>=77'
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,figures,server]'
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,figures,server,remote]'
 	@touch $@
