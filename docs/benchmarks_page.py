@@ -16,7 +16,7 @@ and the table has the median of the rounds with the least and the largest. *Time
 
 ```sh
 make bench                                 # all of it, on data and models made on the spot
-.venv/bin/python -m benchmarks --quick     # in under three minutes
+.venv/bin/python -m benchmarks --quick     # the same with less, in minutes
 .venv/bin/python -m benchmarks --only text --only server --pair small large --documents news.jsonl   # your own models
 ```
 """
@@ -37,9 +37,8 @@ def _made(written: dict[str, Any]) -> str:
     machine = ", ".join(f"{key} {value}" for key, value in written["machine"].items())
     text = written.get("text", {})
     with_pair = f" Text and server: pair {_pair(text['pair'])}, {text['device']}, {text['dtype']}." if text else ""
-    return (
-        f"`{written['command']}`, version {written['version']}, {written['seconds']:.0f} seconds. {machine}.{with_pair}"
-    )
+    command = f"`{written['command']}`, version {written['version']}, {written['seconds']:.0f} seconds."
+    return " ".join(filter(None, (command, f"{machine}.{with_pair}", written.get("remark"))))
 
 
 def _pair(pair: str | list[str]) -> str:
