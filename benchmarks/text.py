@@ -68,7 +68,7 @@ class Sizes:
 
 
 DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32}, n_asked={1: 8, 8: 16, 32: 32})
-QUICK = Sizes(n_documents={1: 1, 8: 8}, n_asked={1: 2, 8: 8}, n_labelled=2, longest=128, width=256, n_words=8064)
+QUICK = Sizes(n_documents={1: 1, 4: 4}, n_asked={1: 2, 4: 4}, n_labelled=2, longest=128, width=256, n_words=8064)
 
 
 @dataclass(frozen=True)

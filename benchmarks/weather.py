@@ -74,7 +74,7 @@ DEFAULT = Sizes(
 QUICK = replace(
     DEFAULT, weeks=16, paper_weeks=16, predictor_epochs=8, least_seconds=0.1, n_training=512, training_epochs=3,
     n_labels=1024, n_enumerate=128, n_sweep=100, n_engine=128, n_paper=PAPER.samples // 20, paper_epochs=3,
-    n_tours=20, n_cold_tours=1, n_labelled=512, n_memory=128,
+    n_tours=20, n_cold_tours=1, n_labelled=256, n_memory=64, ray=False,  # starting Ray takes most of a minute
 )  # fmt: skip
 
 
