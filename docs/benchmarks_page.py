@@ -16,7 +16,7 @@ and the table has the median of the rounds with the least and the largest. *Time
 
 ```sh
 make bench                                 # all of it, on data and models made on the spot
-.venv/bin/python -m benchmarks --quick     # the same with less, in minutes
+.venv/bin/python -m benchmarks --quick     # smaller, in under three minutes
 .venv/bin/python -m benchmarks --only text --only server --pair small large --documents news.jsonl   # your own models
 ```
 """
