@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -145,24 +144,14 @@ def _rejector_row(bench: Bench, serving: Serving, batch: int) -> Row:
     return Row.of("server", what, "times its cost", ratio, same=same, note=note, seconds=parts)
 
 
-@contextmanager
-def _running(model: DeferringModel) -> Iterator[str]:
+def _running(model: DeferringModel) -> AbstractContextManager[str]:
     """The address of a server on a free port."""
     from seqdefer.server.app import create_app
     from seqdefer.server.limits import Limits
-    from seqdefer.server.running import address_of, listen, make_server
+    from seqdefer.server.running import in_background
 
     limits = Limits(request_seconds=600.0)
-    listening = listen("127.0.0.1", 0)
-    running = make_server(create_app(model, NAME, limits=limits), limits)
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield address_of(listening)
-    finally:
-        running.should_exit = True
-        thread.join()
-        listening.close()
+    return in_background(create_app(model, NAME, limits=limits), limits)
 
 
 def _asked(address: str, budget: float, n_clients: int, inputs: Sequence[str], *options: str) -> Any:

@@ -17,10 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from rich.text import Text
 from seqdefer.deferring import DeferringModel
 from seqdefer.server.app import create_app
 from seqdefer.server.limits import Limits
-from seqdefer.server.running import address_of, listen, make_server
+from seqdefer.server.running import in_background
 
 IMAGES = Path(__file__).parent / "images"
 BUDGET = 0.2
@@ -114,18 +113,9 @@ def read_some(terminal: int) -> bytes:
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path) -> AbstractContextManager[str]:
     limits, model = Limits(), DeferringModel.from_pretrained(folder)
-    with listen("127.0.0.1", 0) as listening:
-        server = make_server(create_app(model, folder.resolve().name, limits=limits), limits)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield address_of(listening)
-        finally:
-            server.should_exit = True
-            thread.join()
+    return in_background(create_app(model, folder.resolve().name, limits=limits), limits)
 
 
 def photograph_page(driver: Any, address: str, text: str, scheme: str, path: Path) -> None:

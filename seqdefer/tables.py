@@ -51,36 +51,33 @@ def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str
 
 def calibration_table(found: Calibration) -> Table:
     """What each budget comes to."""
-    table = Table(
-        title="budgets and what they spend",
-        box=box.SIMPLE_HEAD,
-        caption=f"share of the tokens that the expert wrote, of {found.inputs} inputs; 95 % of resamples in brackets",
-    )
-    for heading in ("budget", "threshold", "spent"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    table = _budget_table("budgets and what they spend", "threshold", f"{found.inputs} inputs")
     for setting in shown_settings(found):
-        spent = f"{setting.share:.3f} [{setting.low:.3f}, {setting.high:.3f}]"
         met = "" if setting.is_near(setting.budget) else "cannot be met"
-        table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), escape(spent), met)
+        table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), _spent(setting), met)
     return table
 
 
 def check_table(seen: Sequence[Setting], expected: Sequence[float], inputs: int) -> Table:
     """Budgets on inputs that they were not calibrated with."""
-    table = Table(
-        title="budgets, checked",
-        box=box.SIMPLE_HEAD,
-        caption=f"share of the tokens that the expert wrote, of {inputs} other inputs; 95 % of resamples in brackets",
-    )
-    for heading in ("budget", "calibrated", "spent"):
+    table = _budget_table("budgets, checked", "calibrated", f"{inputs} other inputs")
+    for one, share in zip(seen, expected, strict=True):
+        held = "" if one.is_near(one.budget) else f"off by {100 * abs(one.share - one.budget):.1f} points"
+        table.add_row(f"{one.budget:.2f}", f"{share:.3f}", _spent(one), held)
+    return table
+
+
+def _budget_table(title: str, beside: str, inputs: str) -> Table:
+    caption = f"share of the tokens that the expert wrote, of {inputs}; 95 % of resamples in brackets"
+    table = Table(title=title, box=box.SIMPLE_HEAD, caption=caption)
+    for heading in ("budget", beside, "spent"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    for one, share in zip(seen, expected, strict=True):
-        spent = f"{one.share:.3f} [{one.low:.3f}, {one.high:.3f}]"
-        held = "" if one.is_near(one.budget) else f"off by {100 * abs(one.share - one.budget):.1f} points"
-        table.add_row(f"{one.budget:.2f}", f"{share:.3f}", escape(spent), held)
     return table
+
+
+def _spent(setting: Setting) -> str:
+    return escape(f"{setting.share:.3f} [{setting.low:.3f}, {setting.high:.3f}]")
 
 
 def shown_settings(found: Calibration) -> tuple[Setting, ...]:

@@ -7,8 +7,9 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -17,8 +18,6 @@ from seqdefer.errors import OptionError, missing_extra
 from seqdefer.server.gate import is_loopback
 from seqdefer.server.limits import Limits
 from seqdefer.server.scheduler import ENDING
-
-HOST, PORT = "127.0.0.1", 8000
 
 
 def require_extra() -> None:
@@ -97,6 +96,20 @@ def make_server(app: Any, limits: Limits) -> Any:
         timeout_graceful_shutdown=math.ceil(limits.grace_seconds + ENDING + 1),
     )  # fmt: skip
     return Server(config)
+
+
+@contextmanager
+def in_background(app: Any, limits: Limits) -> Iterator[str]:
+    """A server for the time, in a thread, on a free port of this machine: its address. For notebooks and benchmarks."""
+    with listen("127.0.0.1", 0) as listening:
+        server = make_server(app, limits)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield address_of(listening)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def serve(
