@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 # work takes. Read when torch is loaded, here and in the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("seqdefer", deadline=None)  # a busy machine is no failure
+# The same examples in every run: a test that fails, fails for everybody. Others: pytest --hypothesis-profile random
+settings.register_profile("random", deadline=None)  # a busy machine is no failure
+settings.register_profile("seqdefer", settings.get_profile("random"), derandomize=True)
 settings.load_profile("seqdefer")
 
 
