@@ -40,6 +40,7 @@ def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
         **tsp.BENCHMARKS,
         **labelling.BENCHMARKS,
         "text": partial(text.text, choice=choice),
+        "rejector": partial(server.rejector, choice=choice),
         "server": partial(server.server, choice=choice),
     }
 
@@ -81,7 +82,7 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
     command = " ".join(["python -m benchmarks", *_without_out(arguments)])
     made = provenance(bench, command, begun)
-    if any(row.benchmark in ("text", "server") for row in rows):
+    if any(row.benchmark in ("text", "rejector", "server") for row in rows):
         made["text"] = text.provenance(choice)
     made["ours"] = {row.benchmark: OURS[row.benchmark] for row in rows}
     write_json(chosen.out, made | {"rows": [asdict(row) for row in rows]})

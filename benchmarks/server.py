@@ -1,4 +1,4 @@
-"""The benchmark of serving: what the rejector and the server add to the models, and what a budget costs under load.
+"""The benchmarks of serving: what the rejector and the server add to the models, and what a budget costs under load.
 
 The server runs on a socket, as `seqdefer serve` runs it; clients are a process of their own. Texts are compared with
 those of the bare engine first. "Alone" is the same server at a budget of 0 or 1: what a user would run who served one
@@ -59,22 +59,25 @@ class Serving:
     model: DeferringModel
     inputs: list[str]
     decoding: Decoding
-    plain: Decoding  # the pair as it is without a rejector to show facts to
 
     @classmethod
     def of(cls, choice: Choice, n: int) -> Serving:
-        plain = decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n})))
-        whole = replace(plain, pair=TextPair.of(plain.pair.predictor.model, plain.pair.expert.model, "facts"))
+        whole = _showing_facts(decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n}))))
         ids = whole.examples.inputs
         inputs = [" ".join(str(one) for one in row[row != PADDING].tolist()) for row in ids.cpu()]
         served = Served(whole.pair.predictor, whole.pair.expert, whole.spec, _Ids())
         rejector = _rejector(whole)
-        return cls(DeferringModel(served, rejector, _calibration(whole, rejector)), inputs, whole, plain)
+        return cls(DeferringModel(served, rejector, _calibration(whole, rejector)), inputs, whole)
+
+
+def _showing_facts(plain: Decoding) -> Decoding:
+    """The same pair, whose predictor tells a rejector what it looks at."""
+    return replace(plain, pair=TextPair.of(plain.pair.predictor.model, plain.pair.expert.model, "facts"))
 
 
 def _rejector(some: Decoding) -> TokenNetwork:
     settings, _, _ = STARTING_POINTS["xsum"]
-    seen = draft(some.pair.predictor, some.examples.select(torch.arange(2)), some.spec)
+    seen = draft(some.pair.predictor, some.examples.select(torch.arange(1)), some.spec)
     torch.manual_seed(0)
     sizes = Sizes(
         seen.context.shape[1], seen.features.shape[-1], some.spec.length, seen.entropy is not None, settings.layers,
@@ -108,6 +111,41 @@ def _roll(some: Decoding, rejector: TokenNetwork, threshold: float) -> Any:
 # -- the benchmark -------------------------------------------------------------------------------------------------
 
 
+def rejector(bench: Bench, choice: Choice) -> list[Row]:
+    """The pair, and predictors of more layers: the rejector costs the same, so it weighs less."""
+    try:
+        transformers()
+    except MissingExtraError as missing:
+        bench.tell(f"left out: {missing}")
+        return []
+    sizes, rows = choice.sizes, []
+    made = [
+        replace(choice, pair=None, documents=None, sizes=replace(sizes, n_layers=(n, n))) for n in sizes.more_layers
+    ]
+    with quiet(), torch.no_grad():
+        for one in (choice, *made):
+            n = one.sizes.n_layers[0]
+            name = "the predictor" if one is choice else f"a predictor of {n} + {n} layers"
+            bench.tell(f"without a rejector: {name}")
+            plain = decoding_of(one)
+            rows += [_rejector_row(bench, plain, batch, name) for batch in (1, min(8, len(plain.examples)))]
+    return rows
+
+
+def _rejector_row(bench: Bench, plain: Decoding, batch: int, name: str) -> Row:
+    """Writing with a rejector that is asked and never defers, against the predictor without one."""
+    plain = replace(plain, examples=plain.examples.select(torch.arange(batch)), batch=batch)
+    some = _showing_facts(plain)
+    never = Threshold(_rejector(some), torch.inf)
+    same = require_same("tokens of the predictor", (some.roll(never).cpu(), plain.predictor().cpu()))
+    seconds = bench.race(ours=lambda: some.roll(never), theirs=plain.predictor)
+    added = 1e6 * float(np.median(seconds["ours"] - seconds["theirs"])) / (batch * some.spec.length)
+    parts = {"ours": seconds["ours"].tolist(), "theirs": seconds["theirs"].tolist()}
+    ratio, note = seconds["ours"] / seconds["theirs"], f"{added:.0f} microseconds a token"
+    what = f"{name} without it, batches of {batch}"
+    return Row.of("rejector", what, "times its cost", ratio, same=same, note=note, seconds=parts)
+
+
 def server(bench: Bench, choice: Choice) -> list[Row]:
     from seqdefer.server.running import require_extra
 
@@ -119,29 +157,13 @@ def server(bench: Bench, choice: Choice) -> list[Row]:
         return []
     bench.tell("making a pair, a rejector and its threshold")
     with quiet(), torch.no_grad():
-        loads = choice.sizes.n_asked
+        loads, rows = choice.sizes.n_asked, list[Row]()
         serving = Serving.of(choice, max(loads.values()))
-        rows = [_rejector_row(bench, serving, batch) for batch in (1, min(8, max(loads.values())))]
         with _running(serving.model) as address:
             rows += _overhead_rows(bench, serving, address, min(loads.values()))
             for n_clients, n in loads.items():
                 rows += _load_rows(bench, serving, address, n_clients, n)
     return rows
-
-
-def _rejector_row(bench: Bench, serving: Serving, batch: int) -> Row:
-    """Writing with a rejector that is asked and never defers, against the predictor without one."""
-    few = serving.decoding.examples.select(torch.arange(batch))
-    some, plain = (replace(one, examples=few, batch=batch) for one in (serving.decoding, serving.plain))
-    assert isinstance(serving.model.rejector, TokenNetwork)
-    never = Threshold(serving.model.rejector, torch.inf)
-    same = require_same("tokens of the predictor", (some.roll(never).cpu(), plain.predictor().cpu()))
-    seconds = bench.race(ours=lambda: some.roll(never), theirs=plain.predictor)
-    what, n = f"the predictor without a rejector, batches of {batch}, budget 0", few.inputs.shape[0] * some.spec.length
-    added = 1e6 * float(np.median(seconds["ours"] - seconds["theirs"])) / n
-    parts = {"ours": seconds["ours"].tolist(), "theirs": seconds["theirs"].tolist()}
-    ratio, note = seconds["ours"] / seconds["theirs"], f"{added:.0f} microseconds a token"
-    return Row.of("server", what, "times its cost", ratio, same=same, note=note, seconds=parts)
 
 
 def _running(model: DeferringModel) -> AbstractContextManager[str]:
@@ -231,4 +253,7 @@ def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: 
     ]
 
 
-OURS: Mapping[str, str] = {"server": f"a server over a socket, {BUDGET:.0%} of tokens by the expert"}
+OURS: Mapping[str, str] = {
+    "rejector": "a rejector that is asked for every token and never defers (budget 0)",
+    "server": f"a server over a socket, {BUDGET:.0%} of tokens by the expert",
+}

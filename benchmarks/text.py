@@ -62,13 +62,16 @@ class Sizes:
     length: int = 20  # tokens that are written
     n_labelled: int = 4  # documents whose hand-offs are all written
     n_layers: tuple[int, int] = (2, 8)  # of predictor and expert: so many in the encoder, so many in the decoder
+    more_layers: tuple[int, ...] = (8, 24)  # of other predictors, beside a rejector
     width: int = 512
     n_heads: int = 6
     n_words: int = 32128
 
 
 DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32}, n_asked={1: 8, 8: 16, 32: 32})
-QUICK = Sizes(n_documents={1: 1, 4: 4}, n_asked={1: 2, 4: 4}, n_labelled=2, longest=128, width=256, n_words=8064)
+QUICK = Sizes(
+    n_documents={1: 1, 4: 4}, n_asked={1: 2, 4: 4}, n_labelled=2, longest=128, more_layers=(), width=256, n_words=8064
+)
 
 
 @dataclass(frozen=True)

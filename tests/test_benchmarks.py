@@ -43,8 +43,9 @@ def run(weather: ModuleType) -> Callable[..., int]:
         n_tours=3, n_cold_tours=2, n_tour_cities=8, n_labelled=4, n_memory=2, ray=False,
     )  # fmt: skip
     text_sizes = text.Sizes(
-        {1: 1, 2: 3}, {1: 2, 3: 3}, longest=12, length=5, n_layers=(1, 2), width=32, n_heads=2, n_words=99
-    )
+        {1: 1, 2: 3}, {1: 2, 3: 3}, longest=12, length=5, n_layers=(1, 2), more_layers=(3,), width=32, n_heads=2,
+        n_words=99,
+    )  # fmt: skip
     return lambda *arguments: main(arguments, sizes, text_sizes)
 
 
@@ -60,7 +61,7 @@ def written(run: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -
 def test_every_benchmark_has_rows(written: dict[str, Any], weather: ModuleType) -> None:
     from benchmarks.__main__ import BENCHMARKS, OURS
 
-    expected = [name for name in BENCHMARKS if name not in ("text", "server") or HAS_TRANSFORMERS]
+    expected = [name for name in BENCHMARKS if name not in ("text", "rejector", "server") or HAS_TRANSFORMERS]
     assert list(dict.fromkeys(row["benchmark"] for row in written["rows"])) == expected
     assert set(OURS) == set(BENCHMARKS)
 
@@ -111,14 +112,23 @@ def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) ->
 
 
 @needs_transformers
+def test_the_rejector_is_measured_beside_deeper_predictors(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "rejector"]
+    deeper = "a predictor of 3 + 3 layers"
+    assert [row["what"] for row in rows] == [
+        f"{name} without it, batches of {batch}" for name in ("the predictor", deeper) for batch in (1, 3)
+    ]
+    assert [row["same"] for row in rows] == [f"{5 * n} tokens of the predictor equal" for n in (1, 3, 1, 3)]
+
+
+@needs_transformers
 def test_the_server_is_measured_against_the_engine_and_either_model(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "server"]
-    assert [row["unit"] for row in rows[:6]] == ["times its cost"] * 2 + ["ms"] * 2 + ["times its cost"] * 2
-    assert rows[0]["same"] == "5 tokens of the predictor equal"
-    assert rows[2]["same"] == "10 texts equal"  # of a round: 4 whole answers and 1 stream, 2 documents each
-    assert rows[2]["note"] == "8 requests a round"
-    assert [row["what"].split(":")[0] for row in rows[6:]] == ["1 client"] * 3 + ["3 clients"] * 3
-    assert all(row["same"] == f"{n} texts equal" for row, n in zip(rows[6:], [2] * 3 + [3] * 3, strict=True))
+    assert [row["unit"] for row in rows[:4]] == ["ms"] * 2 + ["times its cost"] * 2
+    assert rows[0]["same"] == "10 texts equal"  # of a round: 4 whole answers and 1 stream, 2 documents each
+    assert rows[0]["note"] == "8 requests a round"
+    assert [row["what"].split(":")[0] for row in rows[4:]] == ["1 client"] * 3 + ["3 clients"] * 3
+    assert all(row["same"] == f"{n} texts equal" for row, n in zip(rows[4:], [2] * 3 + [3] * 3, strict=True))
 
 
 def test_text_is_left_out_without_transformers(
