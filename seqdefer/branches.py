@@ -1,8 +1,9 @@
 """All hand-offs of a draft in one go, for experts that name next tokens.
 
 The expert reads along with the draft. Where it would go on otherwise, a branch sets out: the completion of the tokens
-kept so far. The branches of all drafts are written together, one position at a time, and nothing is read twice. Where
-the expert would go on as the draft does, the completion is that of the next place where it would not.
+kept so far, unless nobody asks for it. The branches of all drafts are written together, one position at a time, and
+nothing is read twice. Where the expert would go on as the draft does, the completion is that of the next place where it
+would not.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ DRAFT = -1
 class _Writing:
     """Drafts and the branches that left them. A row of the expert's state either reads a draft or writes a branch."""
 
-    def __init__(self, drafts: Sequences, spec: SequenceSpec) -> None:
+    def __init__(self, drafts: Sequences, kept: Tensor, spec: SequenceSpec) -> None:
         (n, length), device = drafts.tokens.shape, drafts.tokens.device
-        self.drafts, self.spec, self.device, self.runs = drafts, spec, device, n
+        self.drafts, self.spec, self.device, self.runs = drafts, spec, device, 0
         self.written = Sequences(drafts.tokens.clone(), drafts.lengths.clone())  # the drafts, then the branches
         self.completion = torch.arange(n, device=device)[:, None].repeat(1, length + 1)  # rows of `written`, by kept
+        self.asked = torch.bincount(kept, minlength=length + 1).cumsum(0)  # (L + 1,) hand-offs up to each position
+        self.met = torch.zeros(n, dtype=torch.long, device=device)  # of these, how many have found their branch
         self.draft = torch.arange(n, device=device)  # (R,) whose draft a row of the state belongs to
         self.branch = torch.full((n,), DRAFT, device=device)  # (R,) the row of `written` that it writes
 
@@ -34,18 +37,26 @@ class _Writing:
         which a branch sets out twice, and the token that each reads next."""
         reads = self.branch == DRAFT
         drafted = self.drafts.tokens[self.draft, position]
-        leaving = (reads & (named != drafted)).nonzero().squeeze(1)
+        is_wanted = self.asked[position] > self.met[self.draft]  # by a hand-off that has no branch yet
+        leaving = (reads & (named != drafted) & is_wanted).nonzero().squeeze(1)
         self._write(position, self.branch[~reads], named[~reads])
+        is_last = self.drafts.lengths[self.draft] <= position + 1
+        # Reading a draft to its end is the run that completes its last prefix.
+        self.runs += int((reads & is_last & ~self._is_done()).sum()) + int((~is_last[leaving]).sum())
+        self.met[self.draft[leaving]] = self.asked[position]
         new = self._set_out(position, self.draft[leaving])
         self._write(position, new, named[leaving])
         rows = torch.cat([torch.arange(len(named), device=self.device), leaving])
         self.draft, self.branch = self.draft[rows], torch.cat([self.branch, new])
         tokens = torch.cat([torch.where(reads, drafted, named), named[leaving]])
-        is_read = self.drafts.lengths[self.draft] <= position + 1
         is_written = self.spec.is_end(tokens) | (position + 1 >= self.spec.length)
-        goes_on = ~torch.where(self.branch == DRAFT, is_read, is_written)
+        goes_on = ~torch.where(self.branch == DRAFT, is_last[rows] | self._is_done(), is_written)
         self.draft, self.branch = self.draft[goes_on], self.branch[goes_on]
         return rows[goes_on], tokens[goes_on]
+
+    def _is_done(self) -> Tensor:
+        """Rows whose draft has a branch for every hand-off that it is asked for. bool (R,)"""
+        return self.met[self.draft] >= self.asked[self.drafts.lengths[self.draft] - 1]
 
     def _write(self, position: int, rows: Tensor, tokens: Tensor) -> None:
         self.written.tokens[rows, position], self.written.lengths[rows] = tokens, position + 1
@@ -60,8 +71,6 @@ class _Writing:
             torch.cat([self.written.tokens, kept]), torch.cat([self.written.lengths, torch.zeros_like(new)])
         )
         self.completion[drafts, position] = new
-        # Reading on to the end counts as the run that completes the last prefix but one.
-        self.runs += int((self.drafts.lengths[drafts] > position + 1).sum())
         return new
 
     def completions(self, kept: Tensor) -> Sequences:
@@ -87,7 +96,7 @@ def branch_out(
 def _branch_out(
     expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
 ) -> tuple[Sequences, int]:
-    writing, state = _Writing(drafts, spec), expert.start(examples)
+    writing, state = _Writing(drafts, kept, spec), expert.start(examples)
     for position in range(spec.length):
         named, state = expert.next(state, torch.arange(len(writing.draft), device=drafts.tokens.device))
         rows, tokens = writing.go_on(position, named.to(drafts.tokens))

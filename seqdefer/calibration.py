@@ -127,7 +127,8 @@ def measure(
     else:
         drafted = draft(task.predictor, examples, task.spec)
         if table is None:
-            table, _ = hand_off_table(task, examples, drafted, progress=progress)
+            kept = rejector.sizes.hand_offs
+            table, _ = hand_off_table(task, examples, drafted, kept=kept, progress=progress)
         spending = _by_draft(rejector, drafted, table)
     shares, low, high = realised(spending.deferred, spending.written)
     nearest = [0, *(int(np.abs(shares - budget).argmin()) for budget in BUDGETS[1:-1]), len(shares) - 1]

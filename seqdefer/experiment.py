@@ -67,7 +67,7 @@ from seqdefer.results import (
     save_results,
     summarise,
 )
-from seqdefer.settings import GRANULARITY, METHODS, ExperimentSettings
+from seqdefer.settings import BY_DRAFT, GRANULARITY, METHODS, ExperimentSettings
 from seqdefer.showing import draw_examples
 from seqdefer.splits import Held, Labelled, Splits, Studied, require_studied
 from seqdefer.store import fingerprint, write_text
@@ -124,7 +124,8 @@ class Experiment:
         labels: Labels | None = None,
     ) -> None:
         self.task, self.settings, self.folder, self.variant = task, settings, Path(folder), variant
-        self.clock = clock or Clock()
+        self.clock, length = clock or Clock(), task.spec.length
+        self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
         self.splits = splits or Splits(
             task,
             self.folder,
@@ -133,11 +134,10 @@ class Experiment:
             instances=settings.instances,
             rollouts=settings.rollouts,
             by_token=settings.wants("TokenwiseModel"),
+            kept=self.grid.tolist() if any(map(settings.wants, BY_DRAFT)) else (),
             labels=labels,
         )
         self.drawn = ""
-        length = task.spec.length
-        self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
@@ -189,7 +189,10 @@ class Experiment:
         drafts = ((train.draft, train.table), (validation.draft, validation.table))
         predictor = self.task.predictor
         models = (predictor.fingerprint, __version__)
-        seen = fingerprint(*train.seen_by_draft(), *validation.seen_by_draft(), *models)
+        ends, seen = (
+            fingerprint(*train.seen_by_draft(places), *validation.seen_by_draft(places), *models)
+            for places in (grid[[0, -1]], grid)
+        )
         common: dict[str, Any] = {"fingerprint": predictor.fingerprint, "seed": seed, "device": predictor.device}
         once, cost, token = asdict(settings.once), asdict(settings.cost), asdict(settings.token)
         whole = partial(fit_whole, *drafts, settings.once, **common)
@@ -197,7 +200,7 @@ class Experiment:
         by_cost = partial(fit_cost, *drafts, grid, settings.cost, **common)
         kept = grid.tolist()
         recipes = [
-            _Recipe("WholeModelEmbed", once, seen, settings.once.epochs, whole),
+            _Recipe("WholeModelEmbed", once, ends, settings.once.epochs, whole),
             _Recipe("OneTimeModel", [once, kept, alpha, settings.psi], seen, settings.once.epochs, by_hand_off),
             _Recipe("OneTimeCost", [cost, kept], seen, settings.cost.epochs, by_cost),
         ]
@@ -259,8 +262,10 @@ class Experiment:
         return torch.cat([part.double() for part in losses], 1), torch.cat([part.double() for part in counts], 1)
 
     def alpha(self, train: Studied) -> float:
-        """alpha_1: what was asked for, or the rule of thumb."""
-        return rule_of_thumb(train.table) if self.settings.alpha is None else self.settings.alpha
+        """alpha_1: what was asked for, or the rule of thumb; nothing where nobody asks."""
+        if self.settings.alpha is not None:
+            return self.settings.alpha
+        return rule_of_thumb(train.table) if self.settings.wants("OneTimeModel") else 0.0
 
     def _price(self, train: Studied) -> float:
         if self.settings.price is not None:

@@ -8,7 +8,7 @@ by many at once, is in `seqdefer.labelling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -41,14 +41,20 @@ def hand_off_table(
     examples: Examples,
     draft: Draft,
     *,
+    kept: Sequence[int] | None = None,
     shortcut: bool = True,
     batch_size: int | None = None,
     progress: Progress = lambda _: None,
 ) -> tuple[HandOffTable, Calls]:
-    """Loss and deferred tokens of every hand-off kept = 0..L. `shortcut=False` asks the expert every time."""
+    """Loss and deferred tokens of the hand-offs in `kept`, by default all of 0..L-1, and of none, which costs nothing.
+    `shortcut=False` asks the expert every time."""
+    chosen = range(task.spec.length) if kept is None else sorted({each for each in kept if each < task.spec.length})
+    columns = torch.tensor(chosen, dtype=torch.long)
     losses, deferred, calls = [], [], Calls()
     for rows in torch.arange(len(examples)).split(batch_size or task.expert.batch_size):
-        loss, count, made = _table_of_batch(task, examples.select(rows), draft.sequences.select(rows), shortcut)
+        loss, count, made = _table_of_batch(
+            task, examples.select(rows), draft.sequences.select(rows), columns, shortcut
+        )
         losses.append(loss)
         deferred.append(count)
         calls = calls + made
@@ -56,57 +62,71 @@ def hand_off_table(
     return HandOffTable(torch.cat(losses), torch.cat(deferred)), calls
 
 
-def _table_of_batch(task: Task, examples: Examples, drafted: Sequences, shortcut: bool) -> tuple[Tensor, Tensor, Calls]:
+def _table_of_batch(
+    task: Task, examples: Examples, drafted: Sequences, kept: Tensor, shortcut: bool
+) -> tuple[Tensor, Tensor, Calls]:
     examples, device = examples.to(task.predictor.device), task.predictor.device
     drafted = Sequences(drafted.tokens.to(device), drafted.lengths.to(device))
+    own = task.sequence_loss(examples, drafted).cpu()
+    loss = torch.full((len(own), task.spec.length + 1), torch.nan, dtype=own.dtype)
+    deferred = torch.full(loss.shape, -1)
+    loss[:, -1], deferred[:, -1] = own, 0
+    if len(kept) == 0:
+        return loss, deferred, Calls()
+    loss[:, kept], deferred[:, kept], calls = _columns(task, examples, drafted, kept.to(device), shortcut)
+    is_over = kept >= drafted.lengths[:, None].cpu()  # a draft that has ended leaves nothing to hand off
+    loss[:, kept] = torch.where(is_over, own[:, None], loss[:, kept])
+    deferred[:, kept] = torch.where(is_over, 0, deferred[:, kept])
+    return loss, deferred, calls
+
+
+def _columns(
+    task: Task, examples: Examples, drafted: Sequences, kept: Tensor, shortcut: bool
+) -> tuple[Tensor, Tensor, Calls]:
+    """Loss and deferred tokens (n, J) of hand-offs; they mean nothing past the end of a draft."""
     if shortcut and isinstance(task.expert, DraftExpert):
-        return _table_by_draft(task, task.expert.hand_offs, examples, drafted)
+        return _all_together(task, task.expert.hand_offs, examples, drafted, kept)
     is_plain = task.expert.deterministic and task.expert.reads_prefix
     if shortcut and is_plain and isinstance(task.expert, NextTokenExpert):
-        return _table_by_draft(task, partial(branch_out, task.expert), examples, drafted)
-    current = Sequences(drafted.tokens.clone(), drafted.lengths.clone())
+        return _all_together(task, partial(branch_out, task.expert), examples, drafted, kept)
+    current: Sequences | None = None
     losses, deferred, calls = [], [], Calls()
-    for kept in range(task.spec.length):
-        is_open = drafted.lengths > kept  # a draft that has ended leaves nothing to hand off
-        needed = is_open & _is_news(task, drafted, current, kept) if shortcut and kept else is_open
-        rows = needed.nonzero().squeeze(1)
+    for each in kept.tolist():
+        is_open = drafted.lengths > each
+        is_needed = is_open & _is_news(task, drafted, current, each) if shortcut and current is not None else is_open
+        current = current or Sequences(drafted.tokens.clone(), drafted.lengths.clone())
+        rows = is_needed.nonzero().squeeze(1)
         if len(rows):
-            prefixes = Sequences(drafted.tokens[rows], torch.full_like(rows, kept))
+            prefixes = Sequences(drafted.tokens[rows], torch.full_like(rows, each))
             completed = task.expert.complete(examples.select(rows), prefixes, task.spec)
             current.tokens[rows] = completed.tokens.to(current.tokens)  # a solver may answer on the CPU
             current.lengths[rows] = completed.lengths.to(current.lengths)
         # An expert that ignores prefixes wrote its part once; only the kept tokens change under it.
-        current.tokens[is_open, :kept] = drafted.tokens[is_open, :kept]
+        current.tokens[is_open, :each] = drafted.tokens[is_open, :each]
         current.tokens[~is_open], current.lengths[~is_open] = drafted.tokens[~is_open], drafted.lengths[~is_open]
         losses.append(task.sequence_loss(examples, current).cpu())
-        deferred.append(torch.where(is_open, current.lengths - kept, 0).cpu())
+        deferred.append((current.lengths - each).cpu())
         calls = calls + Calls(len(rows), int(is_open.sum()) - len(rows))
-    losses.append(task.sequence_loss(examples, drafted).cpu())
-    deferred.append(torch.zeros_like(deferred[0]))
     return torch.stack(losses, 1), torch.stack(deferred, 1), calls
 
 
-def _table_by_draft(
-    task: Task, hand_offs: HandOffs, examples: Examples, drafted: Sequences
+def _all_together(
+    task: Task, hand_offs: HandOffs, examples: Examples, drafted: Sequences, kept: Tensor
 ) -> tuple[Tensor, Tensor, Calls]:
     """All prefixes of a draft are completed together."""
-    n, length = len(drafted), task.spec.length
-    kept = torch.arange(length, device=drafted.tokens.device)
+    shape = len(drafted), len(kept)
     completed, runs = hand_offs(examples, drafted, kept, task.spec)
-    each = torch.arange(n, device=kept.device).repeat_interleave(length)
+    each = torch.arange(len(drafted), device=kept.device).repeat_interleave(len(kept))
     completed = Sequences(completed.tokens.to(drafted.tokens), completed.lengths.to(drafted.lengths))
-    is_open = drafted.lengths[:, None] > kept  # (n, L)
-    own = task.sequence_loss(examples, drafted)[:, None]
-    loss = torch.where(is_open, task.sequence_loss(examples.select(each), completed).view(n, length), own)
-    deferred = torch.where(is_open, completed.lengths.view(n, length) - kept, 0)
-    loss, deferred = torch.cat([loss, own], 1), torch.nn.functional.pad(deferred, (0, 1))
-    return loss.cpu(), deferred.cpu(), Calls(runs, int(is_open.sum()) - runs)
+    loss = task.sequence_loss(examples.select(each), completed).view(shape)
+    n_open = int((drafted.lengths[:, None] > kept).sum())
+    return loss.cpu(), (completed.lengths.view(shape) - kept).cpu(), Calls(runs, n_open - runs)
 
 
 def _is_news(task: Task, drafted: Sequences, current: Sequences, kept: int) -> Tensor:
-    """Rows whose completion after `kept` tokens does not follow from the one after `kept - 1`. bool (B,)"""
+    """Rows whose completion after `kept` tokens does not follow from `current`, that after fewer. bool (B,)"""
     if not task.expert.deterministic:
         return torch.ones(len(drafted), dtype=torch.bool, device=drafted.tokens.device)
     if not task.expert.reads_prefix and task.spec.end is None:
         return torch.zeros(len(drafted), dtype=torch.bool, device=drafted.tokens.device)
-    return current.tokens[:, kept - 1] != drafted.tokens[:, kept - 1]
+    return (current.tokens[:, :kept] != drafted.tokens[:, :kept]).any(1)

@@ -187,17 +187,18 @@ def threshold_for(budget: float, sweep: TokenSweep) -> Calibrated:
     return Calibrated(float(sweep.thresholds[best]), float(sweep.share[best]))
 
 
-def whole_threshold_for(budget: float, scores: Tensor, table: HandOffTable) -> Calibrated:
-    """As `threshold_for`, for whole deferral by scores (n,): the sequences with the highest scores are deferred."""
-    return _hand_off_threshold(budget, scores, torch.zeros(len(table), dtype=torch.long), table)
+def whole_threshold_for(budget: float, scores: Tensor, lengths: Tensor, table: HandOffTable) -> Calibrated:
+    """As `threshold_for`, for whole deferral by scores (n,): the sequences with the highest scores are deferred.
+    lengths (n,) of the drafts."""
+    return _hand_off_threshold(budget, scores, torch.zeros(len(table), dtype=torch.long), lengths, table)
 
 
-def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, table: HandOffTable) -> Calibrated:
+def once_threshold_for(budget: float, scores: Tensor, grid: Tensor, lengths: Tensor, table: HandOffTable) -> Calibrated:
     """As `threshold_for`, for one-time scores (n, J): a threshold on the odds of deferring.
 
     By the odds a sequence is handed off at its best place, seldom at the first token: what that defers of all sequences
     is the most that can be spent. A larger budget is not met; `share` tells."""
-    return _hand_off_threshold(budget, deferral_odds(scores), grid[scores[:, :-1].argmax(1)], table)
+    return _hand_off_threshold(budget, deferral_odds(scores), grid[scores[:, :-1].argmax(1)], lengths, table)
 
 
 def cost_price_for(budget: float, scores: Tensor, grid: Tensor, lengths: Tensor, table: HandOffTable) -> Calibrated:
@@ -227,14 +228,15 @@ def cost_price_for(budget: float, scores: Tensor, grid: Tensor, lengths: Tensor,
     return Calibrated(price, spent / (spent + int(torch.minimum(kept, lengths).sum())))
 
 
-def _hand_off_threshold(budget: float, scores: Tensor, kept: Tensor, table: HandOffTable) -> Calibrated:
+def _hand_off_threshold(
+    budget: float, scores: Tensor, kept: Tensor, lengths: Tensor, table: HandOffTable
+) -> Calibrated:
     """The threshold on scores (n,) from which rows are handed off after kept (n,) tokens."""
     _check_budget(budget)
     deferred = table.deferred.gather(1, kept[:, None]).squeeze(1)
-    drafted = (table.deferred > 0).sum(1)  # the draft's length: before each of its tokens it can be handed off
-    longer = torch.minimum(kept, drafted) + deferred - drafted  # than the draft, and so are all tokens written
+    longer = torch.minimum(kept, lengths) + deferred - lengths  # than the draft, and so are all tokens written
     order = scores.argsort(descending=True, stable=True)
-    spent = deferred[order].cumsum(0).double() / (drafted.sum() + longer[order].cumsum(0))
+    spent = deferred[order].cumsum(0).double() / (lengths.sum() + longer[order].cumsum(0))
     is_last_of_ties = torch.cat([scores[order].diff() != 0, torch.tensor([True])])
     candidates = torch.cat([torch.tensor([torch.inf], dtype=scores.dtype), scores[order][is_last_of_ties]])
     shares = torch.cat([torch.zeros(1, dtype=torch.double), spent[is_last_of_ties]])

@@ -342,8 +342,7 @@ def label_cost(
 ) -> Cost:
     """Drafts, hand-off tables and explored trees of a corpus.
 
-    `hand_offs`: how many, evenly spread, or which; all by default. What they need is counted; `branch_out` writes the
-    branches of all, whichever are asked for. `rows` are worked on at once, or as many as fit.
+    `hand_offs`: how many, evenly spread, or which; all by default. `rows` are worked on at once, or as many as fit.
     `engine`: how well the device is used; by default as the package's own passes do."""
     if rows < 1:
         raise OptionError(f"{rows} rows at once; give 1 or more")

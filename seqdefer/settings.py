@@ -29,6 +29,7 @@ GRANULARITY: dict[str, Granularity] = {
     "OptimalToken": "token", "TokenwiseModel": "token", "TokenwiseScore": "token", "TokenwiseEntropy": "token",
 }  # fmt: skip
 
+BY_DRAFT = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost")  # learned from hand-offs
 METHODS = [name for name in GRANULARITY if name != "Random" and not name.startswith("Optimal")]
 
 

@@ -56,12 +56,12 @@ def policies_of_budgets(
     if name is None:
         return {}
     scores, judged = rejectors[name].score(drafted), rejectors[name].score(validation.draft)
-    chosen = {}
+    lengths, chosen = validation.draft.sequences.lengths, {}
     for budget in BUDGETS:
         if name == "OneTimeCost":
-            found = cost_price_for(budget, judged, grid, validation.draft.sequences.lengths, validation.table)
+            found = cost_price_for(budget, judged, grid, lengths, validation.table)
         else:
-            found = once_threshold_for(budget, judged, grid, validation.table)
+            found = once_threshold_for(budget, judged, grid, lengths, validation.table)
         chosen[budget] = HandOff(choose_kept(rejectors[name], scores, drafted, found.threshold))
     return chosen
 

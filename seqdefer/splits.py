@@ -8,7 +8,7 @@ or chooses takes `Studied`, so that a type checker, and `require_studied` at run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -38,14 +38,15 @@ class Labelled:
     table: HandOffTable
     trees: DecisionTrees | None  # None where the expert only completes, or nobody wants them
 
-    def seen_by_draft(self) -> list[Tensor]:
-        """What rejectors by draft are fitted on, as far as it takes to tell splits and ways to count losses apart."""
-        return [self.examples.inputs, self.table.loss, self.table.deferred]
+    def seen_by_draft(self, kept: Tensor) -> list[Tensor]:
+        """What rejectors of these hand-offs are fitted on, as far as it takes to tell splits and ways to count losses
+        apart."""
+        return [self.examples.inputs, self.table.loss[:, kept], self.table.deferred[:, kept]]
 
     def seen_by_token(self) -> list[Tensor]:
         """Likewise of token-level rejectors."""
         by_token = [] if self.trees is None else self.trees.losses(self.trees.typical_nodes())
-        return [*self.seen_by_draft(), *by_token]
+        return [self.examples.inputs, *by_token]
 
 
 class Studied(Labelled):
@@ -74,6 +75,7 @@ class Splits:
     in `folder`.
 
     The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` says where they stand.
+    Of training and validation data the hand-offs in `kept` are labelled, all by default; of test data all, always.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class Splits:
         instances: int,
         rollouts: int = 8,
         by_token: bool = True,
+        kept: Sequence[int] | None = None,
         labels: Labels | None = None,
     ) -> None:
         self.task, self.clock = task, clock or Clock()
         self.labels = labels or Labels(task, Store(folder / "labels"))
         self.seeds, self.instances, self.rollouts, self.by_token = seeds, instances, rollouts, by_token
+        self.kept = None if kept is None else tuple(sorted({each for each in kept if each < task.spec.length}))
         self.table_calls = Calls()
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
 
@@ -150,13 +154,19 @@ class Splits:
     def _parts(self, name: SplitName) -> list[Rows]:
         """What is kept of a split. Trees of test data that are long grow wherever sweeps and the oracle go."""
         rows = self._rows(name)
-        parts = [Rows("hand-offs", name, rows)]
+        parts = [self._hand_offs(name, rows)]
         if self._has_trees(name):
             if not self.searches and self._is_dear():
                 parts.append(Rows("whole-trees", name, rows))
             elif self.searches and name != "test":
                 parts.append(Rows("trees", name, rows, self.rollouts))
         return parts
+
+    def _hand_offs(self, name: SplitName, rows: Tensor) -> Rows:
+        """All of them where somebody has labelled them already."""
+        every = Rows("hand-offs", name, rows)
+        is_whole = self.kept is None or len(self.kept) == self.task.spec.length
+        return every if name == "test" or is_whole or self.labels.has(every) else replace(every, kept=self.kept)
 
     def _is_dear(self) -> bool:
         """Whether whole trees are worth their room. An expert that ignores prefixes is asked once a position, and a

@@ -153,11 +153,11 @@ class HandOffTable:
     """What every one-time hand-off would have cost: column k keeps k tokens of the draft, the expert writes the rest.
 
     Column 0 is the expert alone, column L the predictor alone. A draft that ends before k has nothing left to hand
-    off, so its columns from there on repeat the last one.
+    off, so its columns from there on repeat the last one. Hand-offs that nobody asked for have a loss of nan.
     """
 
     loss: Tensor  # (n, L+1) sequence loss
-    deferred: Tensor  # (n, L+1) tokens the expert wrote
+    deferred: Tensor  # (n, L+1) tokens the expert wrote; -1 where nobody asked
 
     def __len__(self) -> int:
         return len(self.loss)

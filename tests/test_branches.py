@@ -39,7 +39,7 @@ def test_branches_are_completions_of_each_prefix_alone(task: ToyTask, data: st.D
     completed, runs = branch_out(task.expert, examples, drafts, torch.tensor(kept), task.spec)
     assert texts(completed) == handed_off(task, kept)
     assert torch.equal(drafts.tokens, before)
-    assert task.n <= runs <= int(drafts.lengths.sum())
+    assert 0 <= runs <= sum(length > place for length in drafts.lengths.tolist() for place in kept)
 
 
 def test_toys_end_early_and_at_full_length() -> None:
@@ -67,24 +67,32 @@ def test_tables_do_not_depend_on_batches(batch_size: int, ends: bool) -> None:
         assert torch.equal(table.deferred, plain.deferred)
 
 
-def test_runs_are_one_more_than_disagreements() -> None:
-    """One for the last prefix, which the expert reads along with the draft, and one wherever it would leave before."""
+ASKED = [[0, 1, 2, 3, 4, 5], [0], [3], [0, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("kept", ASKED, ids=str)
+def test_runs_are_the_places_where_the_expert_leaves(kept: list[int]) -> None:
+    """Of all that is asked for: one wherever the expert would next leave the draft, and one for reading it to its last
+    token."""
     task = ToyTask(n=20, length=6)
     drafts = draft(task.predictor, task.split("test"), task.spec).sequences
     runs = 0
     for one, tokens in zip(rows_of(task.split("test")), texts(drafts), strict=True):
-        named = [write(task, one, hand_off(kept)).tokens[kept] for kept in range(len(tokens))]
-        runs += 1 + sum(token != drafted for token, drafted in zip(named[:-1], tokens[:-1], strict=True))
-    _, counted = branch_out(task.expert, task.split("test"), drafts, torch.arange(6), task.spec)
+        named = [write(task, one, hand_off(place)).tokens[place] for place in range(len(tokens))]
+        leaves = [place for place, token in enumerate(named) if token != tokens[place]]
+        last = len(tokens) - 1
+        runs += len({min([last, *(place for place in leaves if place >= k)]) for k in kept if k <= last})
+    _, counted = branch_out(task.expert, task.split("test"), drafts, torch.tensor(kept), task.spec)
     assert counted == runs
 
 
-def test_nothing_is_read_twice(spy: Any) -> None:
-    """The expert is told of every token of a draft once, and of what each branch writes after it left."""
-    task = ToyTask(n=8, length=6, ends=False)
+@pytest.mark.parametrize("kept", ASKED, ids=str)
+def test_nothing_is_read_twice_or_in_vain(kept: list[int], spy: Any) -> None:
+    """The expert is told of every beginning of what was asked for once, and of nothing else."""
+    task, n = ToyTask(n=8, length=6, ends=False), len(kept)
     drafts = draft(task.predictor, task.split("test"), task.spec).sequences
     started, read = spy(task.expert, "start"), spy(task.expert, "append")
-    completed, _ = branch_out(task.expert, task.split("test"), drafts, torch.arange(6), task.spec)
+    completed, _ = branch_out(task.expert, task.split("test"), drafts, torch.tensor(kept), task.spec)
     assert len(started) == 1
-    distinct = {(row // 6, *text[:end]) for row, text in enumerate(texts(completed)) for end in range(1, 6)}
+    distinct = {(row // n, *text[:end]) for row, text in enumerate(texts(completed)) for end in range(1, 6)}
     assert sum(len(tokens) for _, tokens in read) == len(distinct)

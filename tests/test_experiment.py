@@ -571,7 +571,10 @@ def test_drawings_follow_the_odds_where_costs_are_not_learned(tmp_path: Path) ->
     rejector = load_rejector(tmp_path / "rejectors" / "OneTimeModel-seed0")
     assert isinstance(rejector, DraftNetwork)
     for budget, rollout in rollouts.items():
-        found = once_threshold_for(budget, rejector.score(validation.draft), experiment_.grid, validation.table)
+        lengths = validation.draft.sequences.lengths
+        found = once_threshold_for(
+            budget, rejector.score(validation.draft), experiment_.grid, lengths, validation.table
+        )
         first = test.draft.select(torch.arange(3))
         kept = choose_hand_off(rejector.score(first), experiment_.grid, found.threshold)
         assert torch.equal(kept_by(rollout), torch.minimum(kept, first.sequences.lengths))

@@ -129,6 +129,23 @@ def test_validation_inputs_are_calibrated_on(folders: dict[str, Path], models: d
         assert saved.notes["method"] == method
 
 
+def test_the_expert_is_asked_for_what_is_learned_from(
+    place: Path, folders: dict[str, Path], tmp_path: Path, spy: Spy
+) -> None:
+    """By token no hand-off at all; else those that are allowed, and what is fitted is what all of them would give."""
+    asked = spy(labels, "branch_out")
+    fitted(place, tmp_path / "token", "--method", "TokenwiseModel")
+    assert asked == []
+    few = fitted(place, tmp_path / "few", "--method", "OneTimeCost", "--hand-offs", "3")
+    assert {tuple(kept.tolist()) for _, _, _, kept, _ in asked} == {(0, LENGTH // 2)}
+    shutil.copytree(folders["OneTimeCost"] / "work" / "labels", tmp_path / "all" / "work" / "labels")  # all of them
+    before = len(asked)
+    same = fitted(place, tmp_path / "all", "--method", "OneTimeCost", "--hand-offs", "3")
+    assert len(asked) == before
+    for name in ("rejector/model.safetensors", "calibration.json", "curve.json"):
+        assert (few / name).read_bytes() == (same / name).read_bytes()
+
+
 def test_nothing_is_kept_to_report_on(place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """Whatever was asked for: of 30 documents, 12 once went into a test split that nobody read."""
     asked = ["--test-documents", "500", "--test", str(place / "train.jsonl")]

@@ -57,6 +57,23 @@ def test_short_cuts_change_nothing(task: Task) -> None:
     assert calls.made < naive.made
 
 
+@pytest.mark.parametrize("shortcut", [True, False])
+@pytest.mark.parametrize("kept", [(), (0,), (2,), (0, 2), (2, 1, 2), (1, 3)], ids=str)
+def test_some_hand_offs_are_those_of_all(task: Task, kept: tuple[int, ...], shortcut: bool) -> None:
+    examples, drafted = examples_and_draft(task)
+    every, _ = hand_off_table(task, examples, drafted, shortcut=False)
+    some, calls = hand_off_table(task, examples, drafted, kept=kept, shortcut=shortcut)
+    known = sorted({*kept, task.spec.length})
+    assert torch.equal(some.loss[:, known], every.loss[:, known])
+    assert torch.equal(some.deferred[:, known], every.deferred[:, known])
+    others = [column for column in range(task.spec.length) if column not in known]
+    assert bool(some.loss[:, others].isnan().all())
+    assert bool((some.deferred[:, others] == -1).all())
+    naive = sum(int((drafted.sequences.lengths > each).sum()) for each in set(kept))
+    assert calls.made + calls.saved == naive
+    assert calls.saved >= 0 if shortcut else calls.saved == 0
+
+
 def test_every_column_is_what_the_engine_writes(task: Task) -> None:
     examples, drafted = examples_and_draft(task)
     table, _ = hand_off_table(task, examples, drafted)

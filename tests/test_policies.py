@@ -67,9 +67,13 @@ def roll(task: ToyTask, policy: Policy[Any]) -> Rollout:
     return roll_out(task.predictor, task.expert, task.split("test"), policy, task.spec)
 
 
-def table_of(task: ToyTask) -> HandOffTable:
+def table_of(task: ToyTask, kept: list[int] | None = None) -> HandOffTable:
     examples = task.split("test")
-    return hand_off_table(task, examples, draft(task.predictor, examples, task.spec))[0]
+    return hand_off_table(task, examples, draft(task.predictor, examples, task.spec), kept=kept)[0]
+
+
+def lengths_of(task: ToyTask) -> Tensor:
+    return draft(task.predictor, task.split("test"), task.spec).sequences.lengths
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------------
@@ -217,7 +221,7 @@ def test_hand_offs_are_chosen_by_score_and_threshold() -> None:
 def estimates_of(task: ToyTask, size: int, seed: int = 0, *, coarse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, grid and lengths of the drafts: minus made-up losses, -inf for hand-offs past the end of a draft."""
     generator, grid = torch.Generator().manual_seed(seed), hand_off_grid(task.spec.length, size)
-    lengths = draft(task.predictor, task.split("test"), task.spec).sequences.lengths
+    lengths = lengths_of(task)
     loss = torch.randn(task.n, size, generator=generator, dtype=torch.double)
     loss = (4 * loss).round() / 4 if coarse else loss
     return -torch.where(is_ended(grid, lengths), torch.inf, loss), grid, lengths
@@ -279,7 +283,7 @@ def test_whole_budget_is_met_as_nearly_as_any_threshold_can(task: ToyTask, level
     """With few levels many scores are equal, and equal scores are deferred together. The share is that of all tokens
     written: it once was that of the tokens the expert alone would have written."""
     scores = torch.randint(levels, (task.n,), generator=torch.Generator().manual_seed(4)).float()
-    found = [whole_threshold_for(budget, scores, table_of(task)) for budget in BUDGETS]
+    found = [whole_threshold_for(budget, scores, lengths_of(task), table_of(task)) for budget in BUDGETS]
     check_budgets(task, found, scores, lambda threshold: choose_whole(scores, task.spec.length, threshold))
 
 
@@ -288,7 +292,9 @@ def test_whole_budget_is_met_as_nearly_as_any_threshold_can(task: ToyTask, level
 def test_once_budget_is_met_as_nearly_as_any_threshold_can(task: ToyTask, size: int) -> None:
     grid = hand_off_grid(task.spec.length, size)
     scores = torch.randn(task.n, size, generator=torch.Generator().manual_seed(4))
-    found = [once_threshold_for(budget, scores, grid, table_of(task)) for budget in BUDGETS]
+    found = [
+        once_threshold_for(budget, scores, grid, lengths_of(task), table_of(task, grid.tolist())) for budget in BUDGETS
+    ]
     check_budgets(task, found, deferral_odds(scores), lambda threshold: choose_hand_off(scores, grid, threshold))
 
 
@@ -359,16 +365,16 @@ def test_budgets_out_of_range(budget: float) -> None:
     with pytest.raises(OptionError, match=message):
         threshold_for(budget, sweep)
     with pytest.raises(OptionError, match=message):
-        whole_threshold_for(budget, torch.zeros(2), table)
+        whole_threshold_for(budget, torch.zeros(2), torch.tensor([2, 2]), table)
     with pytest.raises(OptionError, match=message):
-        once_threshold_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), table)
+        once_threshold_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), torch.tensor([2, 2]), table)
     with pytest.raises(OptionError, match=message):
         cost_price_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), torch.tensor([2, 2]), table)
 
 
 def test_budgets_of_an_expert_that_only_completes() -> None:
     task = WithExpert(completing, n=8, length=4)
-    found = whole_threshold_for(0.5, torch.arange(8.0), table_of(task))
+    found = whole_threshold_for(0.5, torch.arange(8.0), lengths_of(task), table_of(task))
     assert roll(task, HandOff(choose_whole(torch.arange(8.0), 4, found.threshold))).share == pytest.approx(found.share)
 
 

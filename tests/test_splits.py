@@ -66,6 +66,29 @@ def test_labels_are_those_of_the_split(tmp_path: Path) -> None:
     assert len(splits.test.examples) == 24  # no more than the seeds need
 
 
+def test_hand_offs_that_somebody_asks_for(tmp_path: Path) -> None:
+    """Of test data all, which oracles look at."""
+    every, some = (split_toy(tmp_path / name, kept=kept) for name, kept in (("every", None), ("some", [3, 0])))
+    for part, whole in ((some.train, every.train), (some.validation, every.validation)):
+        assert torch.equal(part.table.loss[:, [0, 3]], whole.table.loss[:, [0, 3]])
+        assert bool(part.table.loss[:, [1, 2]].isnan().all())
+        assert torch.equal(part.draft.sequences.tokens, whole.draft.sequences.tokens)
+    assert torch.equal(some.test.table.loss, every.test.table.loss)
+    assert some.table_calls.made < every.table_calls.made
+
+
+def test_hand_offs_that_were_all_labelled_are_not_labelled_again(
+    tmp_path: Path, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    task = ToyTask(n=20, length=3)
+    task.expert.fingerprint = "toy expert"
+    every, labelled = split_toy(tmp_path, task, instances=4).train, spy(jobs, "hand_off_table")
+    some = split_toy(tmp_path, task, instances=4, kept=(1,))
+    assert torch.equal(some.train.table.loss, every.table.loss)
+    assert labelled == []
+    assert bool(some.validation.table.loss[:, 0].isnan().all())  # which nobody has labelled
+
+
 def test_trees_where_somebody_wants_them(tmp_path: Path) -> None:
     """The oracle and confidence by token need those of the test data, whoever is fitted."""
     splits = split_toy(tmp_path, by_token=False)

@@ -1,6 +1,6 @@
 """Jobs: some rows of a split to be labelled one way. Each gives one shard, whoever does it and whenever.
 
-    hand-offs    the predictor's drafts, with what rejectors may look at, and the table of all hand-offs
+    hand-offs    the predictor's drafts, with what rejectors may look at, and the table of all hand-offs, or of some
     trees        decision trees of long sequences, explored along a few rollouts
     whole-trees  decision trees of short sequences, with all their nodes
 
@@ -12,7 +12,7 @@ come to stand under this one's names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -41,6 +41,7 @@ class Part:
     split: SplitName
     rows: Tensor  # int64 (n,) places in the split
     rollouts: int = 0  # of each example; for trees
+    kept: tuple[int, ...] | None = None  # the hand-offs that somebody asks for; all by default
 
     def examples(self, task: Task) -> Examples:
         return task.split(self.split).select(self.rows)
@@ -56,10 +57,11 @@ class Job:
     rows: tuple[int, ...]
     first: int  # place of the first row within its part
     rollouts: int
+    kept: tuple[int, ...] | None = None
 
     @property
     def part(self) -> Part:
-        return Part(self.kind, self.split, torch.tensor(self.rows), self.rollouts)
+        return Part(self.kind, self.split, torch.tensor(self.rows), self.rollouts, self.kept)
 
 
 def cut(task: Task, part: Part, shard_size: int | None = None) -> list[Job]:
@@ -69,8 +71,8 @@ def cut(task: Task, part: Part, shard_size: int | None = None) -> list[Job]:
         raise OptionError(f"shards of {size} rows; give --shard-size of 1 or more")
     jobs, first = [], 0
     for rows in part.rows.split(size):
-        some = Part(part.kind, part.split, rows, part.rollouts)
-        jobs.append(Job(name_of(task, some, first), part.kind, part.split, tuple(rows.tolist()), first, part.rollouts))
+        name, places = name_of(task, replace(part, rows=rows), first), tuple(rows.tolist())
+        jobs.append(Job(name, part.kind, part.split, places, first, part.rollouts, part.kept))
         first += len(rows)
     return jobs
 
@@ -92,8 +94,8 @@ def name_of(task: Task, part: Part, first: int = 0) -> str:
     losses = task.loss_unit if part.kind == "hand-offs" else task.token_rule
     rules = (task.name, part.kind, losses, task.loss_key(examples), task.spec.length, task.spec.end)
     models = (task.predictor.fingerprint, task.expert.fingerprint)
-    coins = (part.rollouts, first) if part.kind == "trees" else ()
-    return fingerprint(__version__, LAYOUT, *rules, *models, *coins, examples.inputs, examples.targets, examples.ids)
+    choices = (part.rollouts, first) if part.kind == "trees" else () if part.kept is None else ("kept", *part.kept)
+    return fingerprint(__version__, LAYOUT, *rules, *models, *choices, examples.inputs, examples.targets, examples.ids)
 
 
 @torch.no_grad()
@@ -107,16 +109,16 @@ def label(task: Task, job: Job) -> dict[str, Tensor]:
         )
     before, examples = task.expert.unproven, job.part.examples(task)
     if job.kind == "hand-offs":
-        tensors, calls = _hand_offs(task, examples)
+        tensors, calls = _hand_offs(task, examples, job.kept)
     else:
         trees = _trees(task, job, examples)
         tensors, calls = trees.tensors(), trees.calls
     return {**tensors, "calls": torch.tensor([calls.made, calls.saved, task.expert.unproven - before])}
 
 
-def _hand_offs(task: Task, examples: Examples) -> tuple[dict[str, Tensor], Calls]:
+def _hand_offs(task: Task, examples: Examples, kept: tuple[int, ...] | None) -> tuple[dict[str, Tensor], Calls]:
     drafted = draft(task.predictor, examples, task.spec)
-    table, calls = hand_off_table(task, examples, drafted)
+    table, calls = hand_off_table(task, examples, drafted, kept=kept)
     tensors = {
         "context": drafted.context,
         "tokens": drafted.sequences.tokens,

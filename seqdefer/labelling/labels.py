@@ -49,6 +49,10 @@ class Labels:
             size = None if found is None else found.shard_size
         return cut(self.task, part, size)
 
+    def has(self, part: Part) -> bool:
+        """Whether somebody has made all of it."""
+        return bool(self.task.expert.fingerprint) and find_manifest(self.task, part, self.store) is not None
+
     def read(self, part: Part, progress: Progress = lambda _: None) -> Shards:
         """The shards of a part, in order."""
         if not self.task.expert.fingerprint:
@@ -69,17 +73,17 @@ class Labels:
         flight are in memory."""
         require_name(self.task)
         plans = [self.jobs(part) for part in parts]
-        missing: list[Job] = []
+        missing: dict[str, Job] = {}  # parts may share rows
         for job in (job for jobs in plans for job in jobs):
-            if self.store.read(job.name) is None:
-                missing.append(job)
+            if job.name not in missing and self.store.read(job.name) is None:
+                missing[job.name] = job
             else:
                 progress(len(job.rows))
         if missing:
-            self._make(missing, progress)
-        absent, done = {job.name for job in missing}, []
+            self._make(list(missing.values()), progress)
+        done = []
         for part, jobs in zip(parts, plans, strict=True):
-            made = sum(job.name in absent for job in jobs)
+            made = sum(job.name in missing for job in jobs)
             done.append(Made(write_manifest(self.task, part, jobs, self.store), len(jobs) - made, made))
         return done
 
