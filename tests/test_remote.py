@@ -246,7 +246,8 @@ def test_calls_that_nobody_waits_for_any_more_end_and_leave_room(server: Misbeha
     waiting.join(10)
     assert len(raised) == 1
     assert ask(asked).text == "fine"  # though both that hang still do
-    assert [request.body["prompt"] for request in server.asked] == ["a", "b", "Once"]
+    *both, last = [request.body["prompt"] for request in server.asked]
+    assert (sorted(both), last) == (["a", "b"], "Once")  # who is under way together arrives in any order
     with pytest.raises(CancelledError):  # what comes too late does not begin
         patience.run(lambda: ask(asked))
 

@@ -115,10 +115,12 @@ def metric(server: Running, line: str) -> float:
 
 
 @contextmanager
-def running(model: DeferringModel, *, limits: Limits | None = None, **options: Any) -> Iterator[Running]:
-    """A real server on a free port."""
+def running(
+    model: DeferringModel, *, name: str = "toy", port: int = 0, limits: Limits | None = None, **options: Any
+) -> Iterator[Running]:
+    """A real server, on a free port unless one is named."""
     limits = limits or Limits(grace_seconds=0.5)
-    app, listening = create_app(model, "toy", limits=limits, **options), listen("127.0.0.1", 0)
+    app, listening = create_app(model, name, limits=limits, **options), listen("127.0.0.1", port)
     server = make_server(app, limits)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -311,6 +313,7 @@ def test_the_overhead_is_told(served: Running) -> None:
 def test_a_stream_is_server_sent_events(served: Running) -> None:
     answer = served.post("/v1/completions", {"model": "toy", "prompt": "13", "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-accel-buffering"] == "no"  # or proxies keep it until it is whole
     *events, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     facts = [json.loads(event.removeprefix("data: "))["deferral"] for event in events]

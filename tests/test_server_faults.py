@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
 import os
 import signal
@@ -58,6 +59,7 @@ from seqdefer.server.running import listen, trusted_host
 pytestmark = pytest.mark.usefixtures("one_thread")
 Capture = pytest.CaptureFixture[str]
 COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +136,7 @@ def test_what_is_no_json_is_refused(served: Running, path: str, body: bytes) -> 
         ({"best_of": 3}, "best_of"),
         ({"stop": ["."]}, "stop"),
         ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),  # OpenAI answers with those of the tokens that it wrote
         ({"temperature": -1}, "temperature"),
         ({"\ud800": 1}, None),
     ],
@@ -143,6 +146,38 @@ def test_bad_fields_are_named(served: Running, changes: dict[str, Any], param: s
     error = check_refused(served.post(COMPLETIONS, body), 400)
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "words"),
+    [
+        (COMPLETIONS, {"prompt": [1] * 1000}, "prompt.0: Input should be a valid string"),
+        (CHAT, {"messages": [5] * 1000}, "messages.0: Input should be "),
+        (CHAT, {"messages": [{}] * 1000}, "messages.0.role: Field required; messages.0.content: Field required"),
+        (CHAT, {"messages": [{"role": "user", "content": [5] * 1000}]}, "messages.0.content.0: Input should be "),
+        ("/v1/deferral/complete", {"inputs": ["\ud800"] * 1000}, "inputs: half a surrogate pair is no text"),
+        (COMPLETIONS, {str(place): 0 for place in range(1000)}, "1001 fields are more than the 100 that may be given"),
+    ],
+)
+def test_what_is_wrong_a_thousand_times_is_named_once(
+    served: Running, path: str, given: dict[str, Any], words: str
+) -> None:
+    """All were: a million in one request kept the server from everybody else for ten seconds, and took a gigabyte."""
+    body = json.dumps({"model": "toy", **given}).encode()
+    message = check_refused(served.post(path, body), 400, words)["message"]
+    assert len(message) < 150
+
+
+def test_an_input_may_be_nested_as_deep_as_it_likes(served: Running) -> None:
+    """Where the parser gave up it was refused; a little before that, what checked it failed."""
+    for depth in range(900, 1000):
+        body = b'{"model": "toy", "input": ' + b"[" * depth + b"]" * depth + b"}"
+        check_refused(served.post("/v1/deferral/complete", body), 400)
+
+
+def test_a_field_that_nobody_knows_is_to_be_left_out(served: Running) -> None:
+    answer = served.post(COMPLETIONS, {"model": "toy", "prompt": "13", "top_k": 1})
+    assert check_refused(answer, 400)["message"] == "top_k: not known here; leave it out"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +201,9 @@ def test_what_changes_nothing_may_be_said(served: Running) -> None:
     usual = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1, "stop": None, "user": "me", "frequency_penalty": 0}
     answer = served.client.completions.create(model="toy@0.5", prompt="13", **usual)
     assert answer.choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
+    said, usual = [{"role": "user", "content": "13"}], {"metadata": {"turn": 1}, "store": False, "logprobs": False}
+    chat = served.client.chat.completions.create(model="toy@0.5", messages=said, **usual)
+    assert chat.choices[0].message.content == answer.choices[0].text
 
 
 def test_unknown_models_and_paths(served: Running) -> None:
@@ -186,7 +224,11 @@ def test_unknown_models_and_paths(served: Running) -> None:
         (b'{"model": "toy", "prompt": "13"}', "application/x-www-form-urlencoded", "content-type: application/json"),
         (b'"toy"', "application/json", "the body is no JSON object"),
         (b"", "application/json", "the body is no JSON object"),
+        (gzip.compress(b'{"model": "toy", "prompt": "13"}', mtime=0), "application/json", "not compressed"),
+        (b'{"model": "toy", "prompt": "\xff"}', "application/json", "the body cannot be read: send a JSON object"),
+        (b"[" * 100_000, "application/json", "without hundreds of lists within lists"),
     ],
+    ids=lambda value: repr(value[:12]),
 )
 def test_a_body_is_told_what_it_should_be(served: Running, body: bytes, media_type: str, words: str) -> None:
     answer = served.http.post(f"{served.address}{COMPLETIONS}", content=body, headers={"content-type": media_type})
@@ -876,6 +918,7 @@ def test_the_command_serves_a_folder(tmp_path: Path, one_thread: None) -> None:
         (["--inputs", "64"], "must fit into a batch"),
         (["--port", "99999"], "from 0 to 65535"),
         (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--host", "ä..b"], "cannot listen"),
         (["--port", "x"], "invalid int value"),
         (["--port", "0"], "no deferring model"),
     ],
@@ -885,6 +928,13 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: Capture, argumen
     captured = capsys.readouterr()
     assert words in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_a_server_without_a_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `>&-`, of whoever starts it in the background: what set up its log wanted one."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with running(toy_model()) as server:
+        assert server.get("/health").status_code == 200
 
 
 def test_a_port_that_is_taken(served: Running, tmp_path: Path, capsys: Capture) -> None:

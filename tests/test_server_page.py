@@ -448,6 +448,21 @@ def test_runs_are_kept_to_compare(served: Running, browser: Browser) -> None:
 
 
 @pytest.mark.browser
+def test_runs_do_not_slow_down_those_to_come(served: Running, browser: Browser) -> None:
+    """At every token the inputs of all runs were written as JSON to compare them: long ones took seconds."""
+    browser.open(served)
+    browser.find("#text").send_keys("7932")
+    counted = "JSON.stringify = (...given) => { made += given[0] === '7932'; return make(...given); }"
+    browser.js(f"(window.made = 0, window.make = JSON.stringify, {counted})")
+    browser.run()
+    alone = browser.js("window.made")
+    browser.run(button="#sweep")
+    browser.js("window.made = 0")
+    browser.run()
+    assert browser.js("window.made") == alone
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("button", ["#sweep", "#alone"])
 def test_the_budget_is_that_of_the_run_that_is_shown(served: Running, browser: Browser, button: str) -> None:
     browser.open(served)
@@ -550,6 +565,19 @@ def test_a_server_that_is_gone_is_told(browser: Browser) -> None:
     browser.run()
     assert browser.text("#trouble").startswith(f"The server cannot be reached at {server.address}/v1.")
     assert "ERR_CONNECTION_REFUSED" in browser.logged()[0]  # which browsers log themselves
+
+
+@pytest.mark.browser
+def test_a_server_that_came_back_with_another_model_is_told(browser: Browser) -> None:
+    with running(toy_model()) as server:
+        browser.open(server)
+    browser.find("#text").send_keys("7932")
+    with running(toy_model(), name="other", port=int(server.address.rsplit(":", 1)[1])):
+        browser.run()
+    said = browser.text("#trouble")
+    assert said.startswith("there is no model 'toy'; there is 'other'")
+    assert said.endswith("Reload the page: something else is served by now.")
+    assert " 404 " in browser.logged()[0]  # which browsers log themselves
 
 
 @pytest.mark.browser

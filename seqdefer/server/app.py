@@ -65,6 +65,10 @@ METRICS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."},
     **errors(),
 }
+UNREADABLE = (
+    "the body cannot be read: send a JSON object in UTF-8, not compressed, without numbers of thousands of digits and "
+    "without hundreds of lists within lists"
+)
 Body = CompletionRequest | ChatRequest | CompleteRequest | ScoreRequest
 
 
@@ -244,6 +248,8 @@ async def _say_http(request: Request, error: Exception) -> Response:
         words = f"{request.method:.20} is not possible at {request.url.path:.100}; possible: {headers.get('Allow')}"
     elif words == "Not Found":  # of the router, which knows no more
         words = f"there is nothing at {request.url.path:.100}; /openapi.json says what there is"
+    elif error.status_code == 400:  # of FastAPI, which says only that the body cannot be read
+        words = UNREADABLE
     return await _say_fault(request, Fault(error.status_code, words, headers=headers))
 
 
@@ -261,4 +267,5 @@ def _problem(one: Any) -> tuple[str, str]:
         return "", f"the body is no JSON: {one['ctx']['error']}, character {one['loc'][-1]}"
     if one["loc"] == ("body",) and one["type"] != "value_error":
         return "", "the body is no JSON object; send one, with the header content-type: application/json"
-    return ".".join(map(str, one["loc"][1:])), one["msg"].removeprefix("Value error, ")
+    words = "not known here; leave it out" if one["type"] == "extra_forbidden" else one["msg"]
+    return ".".join(map(str, one["loc"][1:])), words.removeprefix("Value error, ")

@@ -13,13 +13,23 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from seqdefer.interfaces import Codec
 from seqdefer.server.faults import Fault
 
 SEPARATOR = "@"  # NAME@0.20
 BUDGET = r"(0(\.[0-9]{1,17})?|1(\.0{1,17})?)"  # after it
+MOST_FIELDS = 100
 UNTOLD = "this model knows no roles: what was said is one text, with blank lines between the messages"
 
 
@@ -32,6 +42,8 @@ def _whole(value: Any) -> Any:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half a surrogate pair is no text") from None
+    except RecursionError:
+        raise ValueError("lists within lists within lists, too deep to read; give it flatter") from None
     return value
 
 
@@ -71,13 +83,21 @@ def _parts(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_whole)]
 Input = Annotated[Any, AfterValidator(_whole)]
+Inputs = Annotated[list[Any], AfterValidator(_whole)]  # all at once: one by one takes seconds where they are many
 # One text is a list of one: of a union, pydantic would name every branch in its complaints.
 SHOWN_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-Texts = Annotated[list[Text], BeforeValidator(_listed), WithJsonSchema(SHOWN_TEXTS)]
+# Of lists the first that is wrong is named: half a million complaints take ten seconds, in which nobody is answered.
+Texts = Annotated[list[Text], FailFast(), BeforeValidator(_listed), WithJsonSchema(SHOWN_TEXTS)]
 
 
 def _undone(value: Any) -> Any:
     if value not in NOTHING:
+        raise ValueError("not done here; leave it out")
+    return value
+
+
+def _unasked(value: Any) -> Any:
+    if value is not None:
         raise ValueError("not done here; leave it out")
     return value
 
@@ -94,12 +114,21 @@ def _single(value: int | None) -> int | None:
 
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 Undone = Annotated[Any, AfterValidator(_undone), WithJsonSchema({"enum": list(NOTHING)})]
+Unasked = Annotated[Any, AfterValidator(_unasked), WithJsonSchema({"type": "null"})]
 Integer = Annotated[int, BeforeValidator(_integral)]  # 5.0 is one in JSON
 Single = Annotated[Integer | None, AfterValidator(_single), WithJsonSchema({"enum": [None, 1]})]
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, given: Any) -> Any:
+        """As with lists: each field that nobody knows would be complained of."""
+        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+            raise ValueError(f"{len(given)} fields are more than the {MOST_FIELDS} that may be given")
+        return given
 
 
 class DeferralOptions(_Body):
@@ -138,11 +167,11 @@ class _Writing(_Common):
     frequency_penalty: Undone = None
     presence_penalty: Undone = None
     logit_bias: Undone = None
-    logprobs: Undone = None
 
 
 class CompletionRequest(_Writing):
     prompt: Texts
+    logprobs: Unasked = None  # here 0 asks for them, too: for those of the tokens that are written
     best_of: Single = None
     echo: Undone = None
     suffix: Undone = None
@@ -161,7 +190,7 @@ class TextPart(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts), WithJsonSchema(SHOWN_CONTENT)]
+    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_parts), WithJsonSchema(SHOWN_CONTENT)]
     name: str | None = None
     refusal: Undone = None
 
@@ -182,10 +211,11 @@ def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
 class ChatRequest(_Writing):
     """All that was said is one input: the codec renders it, with the roles where its model knows them."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: Integer | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     store: bool | None = None
+    logprobs: Undone = None
     top_logprobs: Undone = None
     tools: Undone = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -209,7 +239,7 @@ class _Deferring(_Common):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["inputs"]}]})
     input: Input = None
-    several: list[Input] = Field([], alias="inputs", min_length=1)
+    several: Inputs = Field([], alias="inputs", min_length=1)
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Self:

@@ -34,8 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:
         raise OptionError(f"port {port}; it must be from 0 to {2**16 - 1}")
     try:
+        host.encode("idna")  # a name that cannot be one: create_server would raise TypeError, and leave a socket open
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise OptionError(f"cannot listen at {host}, port {port}: {error}; choose another --host or --port") from error
     # Connections inherit it. asyncio sets it only where it made the socket, and an answer of two packets takes 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,9 +91,10 @@ def make_server(app: Any, limits: Limits) -> Any:
             for connection in tuple(self.server_state.connections):
                 connection.transport.abort()
 
+    # uvicorn's own configuration of the log fails where there is no standard output, as in the background.
     config = uvicorn.Config(
         app, http=connection_class(limits, app.state.crowded), ws="none", loop="asyncio", lifespan="on",
-        log_level="warning", access_log=False, server_header=False,
+        log_config=None, log_level="warning", access_log=False, server_header=False,
         timeout_graceful_shutdown=math.ceil(limits.grace_seconds + ENDING + 1),
     )  # fmt: skip
     return Server(config)

@@ -119,7 +119,8 @@ class EventStream(StreamingResponse):
     """Its work is closed however it ends, even before it began; and it ends, even where nobody reads."""
 
     def __init__(self, chunks: AsyncIterator[bytes], work: Work) -> None:
-        headers = {**work.headers(), "cache-control": "no-cache"}
+        # nginx would keep the tokens until it has some kilobytes of them.
+        headers = {**work.headers(), "cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(chunks, headers=headers, media_type="text/event-stream")
         self._work = work
 

@@ -146,6 +146,7 @@ class Page {
     }
     if (!(error instanceof Refused)) throw error;
     if (error.status === 401) askForKey(error.message, () => {});
+    else if (error.status === 404) sayTrouble(`${error.message}. Reload the page: something else is served by now.`);
     else sayTrouble(error.message);
   }
 

@@ -7,7 +7,8 @@ import { smallTour } from "./tour.js";
 const KEPT = 20;
 
 export function newRun(input, budget) {
-  return { input, budget, tokens: [], facts: {}, deferral: null, end: "running" };
+  // The key tells inputs apart. It is made once: a long input takes longer than a token does.
+  return { input, key: JSON.stringify(input), budget, tokens: [], facts: {}, deferral: null, end: "running" };
 }
 
 export function countOf({ tokens }) {
@@ -57,7 +58,7 @@ export class History {
   }
 
   add(run) {
-    const isSame = (other) => other.budget === run.budget && keyOf(other) === keyOf(run);
+    const isSame = (other) => other.budget === run.budget && other.key === run.key;
     this.runs = [run, ...this.runs.filter((other) => !isSame(other))].slice(0, KEPT);
     this.draw();
   }
@@ -69,7 +70,7 @@ export class History {
 
   // Whole runs of each author alone for the same input, where there are any.
   aloneFor(run) {
-    const whole = this.runs.filter((other) => other.end === "done" && keyOf(other) === keyOf(run));
+    const whole = this.runs.filter((other) => other.end === "done" && other.key === run.key);
     const withShare = (share) => whole.find((other) => countOf(other).share === share);
     return { predictor: withShare(0), expert: withShare(1) };
   }
@@ -77,7 +78,7 @@ export class History {
   draw() {
     this.part.hidden = this.runs.length === 0;
     const groups = new Map();
-    for (const run of this.runs) groups.set(keyOf(run), [...(groups.get(keyOf(run)) ?? []), run]);
+    for (const run of this.runs) groups.set(run.key, [...(groups.get(run.key) ?? []), run]);
     this.list.replaceChildren(...[...groups.values()].map((runs) => this.#group(runs)));
   }
 
@@ -101,8 +102,6 @@ export class History {
     return make("li", {}, button, shown, make("p", { className: "soft", textContent: words }));
   }
 }
-
-const keyOf = (run) => JSON.stringify(run.input);
 
 function beginningOf(text) {
   const line = text.trim().replace(/\s+/g, " ");
