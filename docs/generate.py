@@ -41,12 +41,18 @@ def commands_page() -> str:
 
 
 def _commands() -> Iterator[list[str]]:
-    """Every command, and every command of a task, as far as their help names them."""
-    listed = help_of([]).split("\ncommands:\n", 1)[1].split("\n\n", 1)[0]
-    for command in re.findall(r"^ {4}([a-z][a-z-]*)", listed, re.MULTILINE):
+    """Every command, its actions, and every command of a task, as far as their help names them."""
+    for command in _listed(help_of([]), "commands"):
         yield [command]
+        yield from ([command, action] for action in _listed(help_of([command]), "actions"))
         tasks = re.search(r"^tasks: (.+)$", help_of([command]), re.MULTILINE)
         yield from ([command, task] for task in tasks[1].split(", ") if help_of([command, task])) if tasks else ()
+
+
+def _listed(words: str, title: str) -> list[str]:
+    """The names that a help text lists under a title."""
+    _, _, listed = words.partition(f"\n{title}:\n")
+    return re.findall(r"^ {4}([a-z][a-z-]*)", listed.partition("\n\n")[0], re.MULTILINE)
 
 
 def help_of(words: list[str]) -> str:

@@ -15,6 +15,8 @@ A message says what happened, the value, what to do, and what exists.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable
 
 
@@ -56,7 +58,8 @@ def unknown(kind: str, value: object, available: Iterable[str]) -> OptionError:
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
-    """The one wording for optional software that is absent."""
+    """The one wording for optional software that is absent. A shell's own pip may belong to another Python."""
+    python = shlex.quote(sys.executable or "python")
     return MissingExtraError(
-        f"{purpose} needs the package {package!r}; install it with: pip install 'seqdefer[{extra}]'"
+        f"{purpose} needs the package {package!r}; install it with: {python} -m pip install 'seqdefer[{extra}]'"
     )

@@ -162,7 +162,10 @@ class Completions:
                 if number < tries:
                     await self.sleep(wait)
         times = "1 try" if tries == 1 else f"{tries} tries"
-        raise self._error(f"gave no answer in {times}: {reason}", "ask again later, or allow more time and tries")
+        raise self._error(
+            f"gave no answer in {times}: {reason}",
+            "ask again later, or allow more time and tries: --expert-seconds, --expert-retries",
+        )
 
     def _wait(self, number: int, asked: float | None) -> float:
         """What the server asks for; else longer each time, and not the same for all who were sent away together."""
@@ -213,7 +216,8 @@ class Completions:
             place = self._said(answer.headers.get("location", "nowhere"))
             return self._error(f"sends calls on to {place}, where they do not go", "if you trust that, give it instead")
         key = f"the key in {KEY} is not taken" if _key() else f"set the key: {KEY}"
-        mend = key if status in (401, 403) else "check the address and the model's name"
+        address = "the address (it usually ends in /v1)" if status == 404 else "the address"
+        mend = key if status in (401, 403) else f"check {address} and the model's name"
         return self._error(f"refused the call for {self.endpoint.model!r:.80} (status {status}, {said})", mend)
 
     def _completion(self, content: bytes) -> Completion:

@@ -40,7 +40,7 @@ PATIENCE = 180  # seconds until a test that waits gives up
 class ToyOptions:
     n: int = 20
     length: int = 14
-    fails: str = ""  # what labelling the first validation example ends in: "error", "warning", "death"
+    fails: str = ""  # what labelling the first validation example ends in: "error", "warning", "death"; or "exits"
 
 
 class HeldToy(ToyTask):
@@ -55,7 +55,9 @@ class HeldToy(ToyTask):
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
         if GATE in os.environ:
             Gate(Path(os.environ[GATE])).enter(examples.ids)
-        if self.options.fails and self.options.n in examples.ids:
+        if self.options.fails == "exits":
+            Gate(Path(os.environ[GATE])).exit_once(examples.ids)
+        elif self.options.fails and self.options.n in examples.ids:
             _fail(self.options.fails)
         return super().sequence_loss(examples, sequences)
 
@@ -93,6 +95,13 @@ class Gate:
         while int((self.folder / "stop").read_text()) == first and not (self.folder / "open").exists():
             (self.folder / f"waits-{os.getpid()}").touch()
             time.sleep(0.01)
+
+    def exit_once(self, ids: Tensor) -> None:
+        """Whoever is the first to label these examples ends."""
+        mark = self.folder / f"exit-{int(ids.min())}"
+        if not mark.exists():
+            mark.touch()
+            os._exit(3)
 
     def open(self) -> None:
         (self.folder / "open").touch()

@@ -23,6 +23,7 @@ from oracles import temperatures, write_record
 
 import seqdefer
 from seqdefer import cli, experiment
+from seqdefer.cli.common import progress
 from seqdefer.interfaces import TaskEntry
 from seqdefer.results import load_results
 from seqdefer.settings import experiment_settings
@@ -279,6 +280,37 @@ def test_ctrl_c(
     assert shown.err == "seqdefer: stopped; the same command goes on from what is finished\n"
     assert shown.out == ""
     check_nothing_half_written(tmp_path)
+
+
+def test_work_of_another_task_stays(
+    record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results were replaced without a word. What cannot be read is nobody's."""
+    tour, model = tmp_path / "tour", tmp_path / "model"
+    for folder, file in ((tour, "results.json"), (model, "deferral.json")):
+        folder.mkdir()
+        (folder / file).write_text('{"task": "tsp"}')
+        for command in ("run", "label"):
+            assert run(command, "weather", "--data", record, "--out", folder, "--quiet") == 2
+            told = f"seqdefer: {folder} holds work of task 'tsp'; choose another folder with --out\n"
+            assert capsys.readouterr().err == told
+        assert content(folder) == {file: b'{"task": "tsp"}'}
+    monkeypatch.setattr(experiment, "run_task", lambda *arguments, **options: load_results(done[0]))
+    (tour / "results.json").write_text("no JSON")
+    assert run("run", "weather", "--data", record, "--out", tour, "--quiet") == 0
+
+
+def test_a_log_is_told_of_what_takes_long(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 20.0, 31.0, 45.0, 62.0, 70.0, 100.0, 110.0])
+    monkeypatch.setattr("seqdefer.cli.common.time.monotonic", lambda: next(seconds))
+    with progress(quiet=False) as meter:
+        with meter.stage("long work", 8) as advance:
+            for _ in range(4):
+                advance(2)
+        with meter.stage("short work", 1) as advance:
+            advance(1)
+    told = ["long work: 4 of 8, 31 s", "long work: 8 of 8, 62 s", "long work: done, 70 s"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 # -- train-predictor -----------------------------------------------------------------------------------------------

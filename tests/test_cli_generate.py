@@ -91,6 +91,25 @@ def test_json_is_one_object_a_line_and_nothing_else(folder: Path, capsys: Captur
     assert err == ""
 
 
+def test_a_budget_and_a_threshold_are_two_answers_to_one_question(folder: Path, capsys: Capture) -> None:
+    told = refused(capsys, "generate", folder, 13, "--budget", 0.4, "--threshold", 0.1)
+    assert told == "--budget and --threshold both decide what the expert writes; give one of them"
+
+
+def test_the_name_of_a_file_may_have_been_meant_for_its_content(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("13").write_text("7932")
+    assert run("generate", folder, 13, 14, "0" * 300, "--json") == 0
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        f"13 is a file here: what is read is its name; to read what is in it: seqdefer generate {folder} - < 13"
+    ]
+    assert run("generate", folder, 13, 14, "0" * 300, "--json", "--budget", 0.2) == 0
+    assert capsys.readouterr().out == out
+
+
 def test_without_a_terminal_brackets_tell_authors_apart(folder: Path, capsys: Capture) -> None:
     assert run("generate", folder, *numbers(6), "--budget", 0.4) == 0
     out, err = capsys.readouterr()

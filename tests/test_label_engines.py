@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
+import os
+import subprocess
 import sys
+import warnings
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from labelling_toy import ENTRY, HAND_OFFS, TREES, HeldToy, ToyOptions, files_in, label_toy
+from labelling_toy import ENTRY, GATE, HAND_OFFS, TREES, Gate, HeldToy, ToyOptions, files_in, label_toy, prepare
 
 from seqdefer import cores
 from seqdefer.cores import THREADS
 from seqdefer.errors import ContractError, DataError, LostWorkerError, MissingExtraError, OptionError
 from seqdefer.experiment import load_task
-from seqdefer.labelling.engines import EngineSettings, Failure, Source
+from seqdefer.labelling import processes
+from seqdefer.labelling.engines import EngineSettings, Failure, Result, Source, attempt
 from seqdefer.labelling.jobs import Part, cut, label
-from seqdefer.labelling.processes import LostWorkerWarning
+from seqdefer.labelling.labels import Labels
+from seqdefer.labelling.processes import LostWorkerWarning, Processes
+from seqdefer.shards import Store
 from seqdefer.splits import label_task
 from seqdefer.store import read_json
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+
+
+Spy = Callable[[Any, str], list[Any]]
 
 
 def test_a_labelling_is_its_shards_and_a_manifest(toy_labels: dict[str, bytes]) -> None:
@@ -34,17 +47,19 @@ def test_a_labelling_is_its_shards_and_a_manifest(toy_labels: dict[str, bytes]) 
 def test_workers_make_what_this_process_makes(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
     label_toy(tmp_path, engine="local", workers=2)
     assert files_in(tmp_path / "labels") == toy_labels
+    assert multiprocessing.active_children() == []
     made = label_toy(tmp_path, engine="local", workers=2)
     assert [(one.found, one.made) for one in made] == [(4, 0)] * 5
 
 
-def test_only_what_is_missing_is_made(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+def test_only_what_is_missing_is_made(toy_labels: dict[str, bytes], tmp_path: Path, spy: Spy) -> None:
     label_toy(tmp_path)
     lost = sorted((tmp_path / "labels").glob("*.safetensors"))[::7]
     for path in lost:
         path.unlink()
-    made = label_toy(tmp_path, engine="local", workers=1)
-    assert sum(one.made for one in made) == len(lost) == 3
+    started = spy(BaseProcess, "start")
+    made = label_toy(tmp_path, engine="local", workers=5)
+    assert sum(one.made for one in made) == len(lost) == len(started) == 3  # more workers would have nothing to do
     assert files_in(tmp_path / "labels") == toy_labels
 
 
@@ -74,10 +89,51 @@ def test_a_worker_uses_the_threads_it_is_given(tmp_path: Path, monkeypatch: pyte
         assert (cores.n_threads(), torch.get_num_threads()) == (3, 3)
     finally:
         torch.set_num_threads(threads)
+    monkeypatch.delenv(THREADS)
+    assert cores.n_threads() == cores.n_cores()
     for wrong in ("0", "many", "-1"):
         monkeypatch.setenv(THREADS, wrong)
         with pytest.raises(OptionError, match=f"{THREADS} is '{wrong}'; it must be a number of threads, 1 or more"):
             cores.n_threads()
+
+
+def test_paths_among_the_options_begin_where_the_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers may be started elsewhere, as those of Ray are."""
+    found = []
+
+    def look(options: ToyOptions, folder: Path, *_: object) -> HeldToy:
+        found.append((Path("data.csv").resolve(), folder.resolve()))
+        return HeldToy(options)
+
+    monkeypatch.setenv(THREADS, "1")
+    monkeypatch.chdir(tmp_path)
+    entry = dataclasses.replace(ENTRY, prepare=look)
+    source = Source.of(entry, ToyOptions(), Path("out"), "cpu", torch.get_num_threads())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    source.load()
+    assert found == [(tmp_path / "data.csv", tmp_path / "out")]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not say which cores may be used")
+def test_cores_are_those_that_this_process_may_use() -> None:
+    code = (
+        "import os; from seqdefer.cores import n_cores\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(n_cores())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "1\n"
+
+
+def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    sources = {device: Source(ENTRY, ToyOptions(), Path(), device) for device in ("cuda", "cuda:1", "cpu")}
+    devices = {
+        device: [processes._on_its_device(source, number).device for number in range(4)]
+        for device, source in sources.items()
+    }
+    assert devices == {"cuda": ["cuda:0", "cuda:1"] * 2, "cuda:1": ["cuda:1"] * 4, "cpu": ["cpu"] * 4}
 
 
 # -- what goes wrong in a worker -----------------------------------------------------------------------------------
@@ -87,16 +143,44 @@ def test_an_error_of_a_worker_is_an_error_here(toy_labels: dict[str, bytes], tmp
     with pytest.raises(DataError, match="the first validation example cannot be measured; give another") as raised:
         label_toy(tmp_path, ToyOptions(fails="error"), engine="local", workers=1)
     assert "in _fail" in str(raised.value.__cause__)  # where it arose
+    assert multiprocessing.active_children() == []
     kept = files_in(tmp_path / "labels")
     assert kept.items() <= toy_labels.items()  # what was finished stays, and no manifest says more
     assert len(kept) == 8
 
 
-def test_an_error_that_cannot_be_sent_is_told_in_words() -> None:
-    class Odd(Exception):
-        def __init__(self, first: str, second: str) -> None:
-            super().__init__(first)
+def test_an_error_of_the_driver_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(store: Store, name: str, packed: bytes) -> None:
+        raise OSError("no room")
 
+    monkeypatch.setattr(Store, "write", full)
+    with pytest.raises(OSError, match="no room") as raised:
+        label_toy(tmp_path, engine="local", workers=2)
+    assert multiprocessing.active_children() == []
+    assert raised.traceback  # while somebody looks at what happened, too
+
+
+def unloadable(options: ToyOptions, *more: Any) -> HeldToy:
+    if multiprocessing.parent_process() is not None:
+        raise DataError("this machine has no such data; copy it there")
+    return prepare(options, *more)
+
+
+def test_a_task_that_a_worker_cannot_load_is_told(tmp_path: Path) -> None:
+    entry = dataclasses.replace(ENTRY, prepare=unloadable)
+    sizes = {"seeds": 1, "instances": 5, "rollouts": 2, "device": "cpu"}
+    with pytest.raises(DataError, match="this machine has no such data; copy it there"):
+        label_task(entry, ToyOptions(), tmp_path, ["test"], EngineSettings(engine="local", workers=1), **sizes)  # type: ignore[arg-type]
+
+
+class Odd(Exception):
+    """Can be sent, and not received."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+
+
+def test_an_error_that_cannot_be_sent_is_told_in_words() -> None:
     failure = Failure.of(Odd("what happened", "and more"))
     assert failure.error is None
     with pytest.raises(RuntimeError, match=r"in a worker:\n(.*\n)*.*Odd: what happened"):
@@ -104,8 +188,23 @@ def test_an_error_that_cannot_be_sent_is_told_in_words() -> None:
 
 
 def test_warnings_of_a_worker_are_told_here(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="the first validation example is odd"):
+    with pytest.raises(UserWarning, match="the first validation example is odd"):  # an error, as tests have it
         label_toy(tmp_path, ToyOptions(fails="warning"), engine="local", workers=1)
+    assert len(files_in(tmp_path / "labels")) == 8 + 1  # what it is about was kept first
+
+
+def test_every_shard_comes_with_its_warnings() -> None:
+    """Whatever a worker's own filters are: the driver's decide."""
+    task = HeldToy(ToyOptions(fails="warning"))
+    (job, *_) = cut(task, Part("hand-offs", "validation", torch.arange(5)))
+    for action in ("error", "ignore", "once"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            for place in (3, 4):
+                told = attempt(task, place, job)
+                assert isinstance(told, Result)
+                assert set(told.warnings) == {("the first validation example is odd", UserWarning)}
+                assert told.place == place
 
 
 @needs_signals
@@ -113,9 +212,24 @@ def test_a_shard_that_kills_its_workers_is_given_up(toy_labels: dict[str, bytes]
     said = (
         r"a worker died \(signal 9\) at shard [0-9a-f]{16}, 3 times so far; if memory was short, take fewer --workers"
     )
-    with pytest.warns(LostWorkerWarning, match="it is replaced"), pytest.raises(LostWorkerError, match=said):
+    with pytest.warns(LostWorkerWarning, match="it is replaced") as told, pytest.raises(LostWorkerError, match=said):
         label_toy(tmp_path, ToyOptions(fails="death"), engine="local", workers=1)
+    assert len(told) == 2  # the third time is the error
     assert files_in(tmp_path / "labels").items() <= toy_labels.items()
+
+
+def test_workers_may_die_at_many_shards(
+    toy_labels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deaths are counted by shard: where there are many shards, three may be lost."""
+    monkeypatch.setenv(GATE, str(Gate.closed(tmp_path / "gate", stop=-1).folder))
+    options, how = ToyOptions(fails="exits"), EngineSettings(engine="local", workers=2)
+    with pytest.warns(LostWorkerWarning, match=r"a worker died \(status 3\) at shard") as told:
+        label_task(ENTRY, options, tmp_path, ["test"], how, seeds=1, instances=20, rollouts=3, device="cpu")
+    assert len(told) == 4
+    shards = {name: content for name, content in files_in(tmp_path / "labels").items() if "safetensors" in name}
+    assert shards.items() <= toy_labels.items()
+    assert len(shards) == 4
 
 
 def test_a_worker_that_has_loaded_something_else_refuses(tmp_path: Path) -> None:
@@ -148,6 +262,13 @@ def test_choices_that_make_no_sense_are_refused(given: dict[str, object], messag
         EngineSettings(**given)  # type: ignore[arg-type]
 
 
+def test_an_engine_is_as_it_was_chosen(tmp_path: Path) -> None:
+    chosen = EngineSettings(engine="local", threads=3).start(ENTRY, ToyOptions(), tmp_path, "cpu")
+    assert isinstance(chosen, Processes)
+    assert (chosen.workers, chosen.source.threads) == (cores.n_cores(), 3)
+    assert EngineSettings(workers=1).start(ENTRY, ToyOptions(), tmp_path, "cpu") is None  # this process is one
+
+
 def test_without_ray_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
@@ -160,9 +281,12 @@ def test_without_ray_the_line_that_installs_it_is_told(tmp_path: Path, monkeypat
 def test_an_expert_without_a_name_has_no_use_for_workers(tmp_path: Path) -> None:
     entry = dataclasses.replace(ENTRY, prepare=nameless)
     sizes = {"seeds": 1, "instances": 5, "rollouts": 2}
-    for engine in (None, "local"):
+    for how in (EngineSettings(), EngineSettings(engine="local")):
         with pytest.raises(OptionError, match=r"the expert of task 'toy' has no name .* so its labels cannot be kept"):
-            label_task(entry, ToyOptions(), tmp_path, ["test"], EngineSettings(engine=engine), **sizes)  # type: ignore[arg-type]
+            label_task(entry, ToyOptions(), tmp_path, ["test"], how, **sizes)
+    engine = Processes(Source(entry, ToyOptions(), tmp_path, "cpu"), 1)
+    with pytest.raises(OptionError, match="has no name"):
+        Labels(nameless(ToyOptions()), Store(tmp_path), engine)
 
 
 def nameless(options: ToyOptions, *_: object) -> HeldToy:

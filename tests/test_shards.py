@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from seqdefer.labelling.caches import contents, remove_all, remove_damaged, remo
 from seqdefer.labelling.jobs import Part, name_of
 from seqdefer.labelling.labels import Labels
 from seqdefer.shards import NOTE, DamagedShardError, DamagedShardWarning, Store, pack
+from seqdefer.types import Examples
 
 NAME = "0123456789abcdef"
 TENSORS = {
@@ -78,6 +81,13 @@ def test_equal_tensors_are_equal_files_whatever_their_order_and_memory() -> None
     assert pack("f" * 16, TENSORS) != pack(NAME, TENSORS)
 
 
+@pytest.mark.parametrize("other", [NAME[1:], f"{NAME}0", NAME.upper(), f"{NAME}.0", "model"])
+def test_files_of_other_names_are_nobodys(other: str, tmp_path: Path) -> None:
+    store = written(tmp_path)
+    (tmp_path / f"{other}.safetensors").touch()
+    assert store.names() == [NAME]
+
+
 def test_a_digest_is_checked_once_and_again_after_a_change(tmp_path: Path, spy: Callable[..., list[object]]) -> None:
     from seqdefer import shards
 
@@ -88,6 +98,24 @@ def test_a_digest_is_checked_once_and_again_after_a_change(tmp_path: Path, spy: 
     flip(store.path(NAME), -1)
     with pytest.warns(DamagedShardWarning):
         store.read(NAME)
+
+
+def at_the_same_time(path: Path, content: bytes) -> None:
+    """Another file in its place, as a copy that keeps times leaves it."""
+    times = path.stat()
+    path.with_suffix(".new").write_bytes(content)
+    os.replace(path.with_suffix(".new"), path)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_another_file_is_checked_whatever_its_time(tmp_path: Path) -> None:
+    store = written(tmp_path)
+    assert store.read(NAME) is not None
+    content = bytearray(store.path(NAME).read_bytes())
+    content[-1] ^= 1
+    at_the_same_time(store.path(NAME), bytes(content))
+    with pytest.raises(DamagedShardError, match="its bytes are not those that were written"):
+        store.open(NAME)
 
 
 def test_kept_is_made_once(tmp_path: Path) -> None:
@@ -127,6 +155,28 @@ def test_a_shard_that_was_cut_short_is_said_and_removed(left: int, tmp_path: Pat
     with pytest.warns(DamagedShardWarning, match=f"{NAME}.safetensors is damaged: .*; it is removed and made again"):
         assert store.read(NAME) is None
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [(b'"F32","shape":[8', b'"I32","shape":[8'), (b"[8,5]", b"[5,8]"), (b'"BF16"', b'"F16" '), (b'"loss"', b'"cost"')],
+)
+def test_the_same_bytes_as_something_else_are_damage(was: bytes, now: bytes, tmp_path: Path) -> None:
+    """As another type, in another shape, under another name: whole to who reads the file alone."""
+    store = written(tmp_path)
+    content = store.path(NAME).read_bytes()
+    assert content.count(was) == 1
+    store.path(NAME).write_bytes(content.replace(was, now))
+    with pytest.raises(DamagedShardError, match="its bytes are not those that were written"):
+        store.open(NAME)
+
+
+def test_what_another_has_removed_meanwhile_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two readers find the same damage: the other one removes the file while this one tells of it."""
+    store = written(tmp_path)
+    flip(store.path(NAME), -1)
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: store.path(NAME).unlink())
+    assert store.read(NAME) is None
 
 
 def renamed(store: Store) -> None:
@@ -292,11 +342,20 @@ def another_layout(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def another_length(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch)
     task.spec = replace(task.spec, length=13)
 
 
 def another_end(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch)
     task.spec = replace(task.spec, end=None)
+
+
+def keep_examples(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> Examples:
+    """The toy makes them anew, of its rules; others do not."""
+    examples = task.split("train")
+    monkeypatch.setattr(task, "split", lambda _: examples)
+    return examples
 
 
 def another_expert(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,14 +379,20 @@ def another_key(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def another_input(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = task.split("train")
-    examples.inputs[3] += 1
-    monkeypatch.setattr(task, "split", lambda _: examples)
+    keep_examples(task, monkeypatch).inputs[3] += 1
+
+
+def another_target(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch).targets[3] += 1
+
+
+def another_number(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch).ids[3] += 1
 
 
 CHANGES = [
     another_version, another_layout, another_length, another_end, another_expert, another_predictor, another_task,
-    another_loss, another_key, another_input,
+    another_loss, another_key, another_input, another_target, another_number,
 ]  # fmt: skip
 
 
@@ -344,6 +409,20 @@ def test_whatever_changes_has_another_name(
     assert name_of(task, part) != before
 
 
+def test_names_follow_the_losses_that_are_kept(tmp_path: Path) -> None:
+    """Tables hold losses of sequences, trees those of tokens."""
+    task, rows = HeldToy(ToyOptions()), torch.arange(5)
+    parts = [Part("hand-offs", "train", rows), Part("trees", "train", rows, 3), Part("whole-trees", "train", rows)]
+    usual = [name_of(task, part) for part in parts]
+    task.loss_unit = "another"
+    assert [name_of(task, part) == name for part, name in zip(parts, usual, strict=True)] == [False, True, True]
+    task.token_rule = "another"
+    assert [name_of(task, part) == name for part, name in zip(parts, usual, strict=True)] == [False, False, False]
+    assert len({name_of(task, part) for part in parts}) == 3  # whatever the losses are called
+    task.expert.fingerprint = ""
+    assert [name_of(task, part) for part in parts] == ["", "", ""]
+
+
 def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
     task, rows = HeldToy(ToyOptions()), torch.arange(5)
     names = [
@@ -351,11 +430,16 @@ def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
         name_of(task, Part("hand-offs", "train", rows.flip(0))),
         name_of(task, Part("hand-offs", "train", rows[:4])),
         name_of(task, Part("hand-offs", "validation", rows)),
+        name_of(task, Part("hand-offs", "train", rows, kept=(0, 2))),
+        name_of(task, Part("hand-offs", "train", rows, kept=(0, 3))),
         name_of(task, Part("trees", "train", rows, 3)),
         name_of(task, Part("trees", "train", rows, 4)),
         name_of(task, Part("trees", "train", rows, 3), first=5),
     ]
     assert len(set(names)) == len(names)
+    for kind in ("hand-offs", "whole-trees"):  # nothing is tossed for them: wherever rows stand, their labels are found
+        one, other = Part(kind, "train", rows, 3), Part(kind, "train", rows, 4)
+        assert name_of(task, one) == name_of(task, other, first=5)
 
 
 # -- what a store holds --------------------------------------------------------------------------------------------
@@ -368,14 +452,19 @@ def store(tmp_path: Path) -> Store:
     labels = Labels(task, kept, shard_size=5)
     labels.make([Part("hand-offs", "train", torch.arange(10)), Part("hand-offs", "train", torch.arange(5, 10))])
     kept.write(NAME, pack(NAME, TENSORS))
-    (kept.folder / f".{NAME}.safetensors.x7").write_bytes(b"half")
-    for other in ("model.safetensors", "results.json"):
+    for half in HALVES:
+        (kept.folder / half).write_bytes(b"half")
+    for other in OTHERS:
         (kept.folder / other).write_text("others'")
     return kept
 
 
+HALVES = [f".{NAME}.json.x7", f".{NAME}.safetensors.x7"]
+OTHERS = [".model.safetensors.x7", "model.safetensors", "results.json"]
+
+
 def others_in(store: Store) -> list[str]:
-    return sorted(name for name in os.listdir(store.folder) if name in ("model.safetensors", "results.json"))
+    return sorted(name for name in os.listdir(store.folder) if name in OTHERS)
 
 
 def test_what_there_is(store: Store) -> None:
@@ -383,21 +472,35 @@ def test_what_there_is(store: Store) -> None:
     assert sorted((one.manifest.rows, len(one.manifest.shards)) for one in found.labellings) == [(5, 1), (10, 2)]
     assert found.loose == (NAME,)
     assert found.loose_size == store.path(NAME).stat().st_size
-    assert [path.name for path in found.halves] == [f".{NAME}.safetensors.x7"]
+    assert [path.name for path in found.halves] == HALVES
     assert found.damaged == {}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the zone of a process cannot be set there")
+def test_times_are_those_of_greenwich(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = contents(store).labellings[0].manifest
+    os.utime(store.folder / f"{manifest.name}.json", (0, 86_400))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert contents(store).labellings[0].made == "1970-01-02 00:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_shards_of_another_labelling_stay(store: Store) -> None:
     small, large = sorted((one.manifest for one in contents(store).labellings), key=lambda manifest: manifest.rows)
+    with pytest.raises(OptionError, match=r"'' begins several names: .*; give more of it"):
+        remove_labellings(store, [""])
+    with pytest.raises(OptionError, match=f"unknown labelling '{large.name[1:]}'"):
+        remove_labellings(store, [large.name[1:]])
     removed = remove_labellings(store, [large.name[:15]])
     assert [path.name for path in removed] == [f"{large.name}.json", f"{large.shards[0].name}.safetensors"]
     assert verify(store) == {}
     assert [one.manifest for one in contents(store).labellings] == [small]
     with pytest.raises(OptionError, match=f"unknown labelling '{large.name}'; available: {small.name}"):
         remove_labellings(store, [large.name])
-    label_toy(store.folder.parent)
-    with pytest.raises(OptionError, match=r"'' begins several names: .*; give more of it"):
-        remove_labellings(store, [""])
 
 
 def test_what_is_damaged_or_missing_is_named_and_removed(store: Store) -> None:
@@ -406,11 +509,23 @@ def test_what_is_damaged_or_missing_is_named_and_removed(store: Store) -> None:
     flip(path, -1)
     manifest.write_text("{}")
     assert set(verify(store)) == {path, manifest}
+    assert verify(store)[path] == f"{path} is damaged: its bytes are not those that were written"
     assert set(remove_damaged(store)) == {path, manifest}
     assert list(verify(store).values()) == [
         f"{path} is missing: labelling {contents(store).labellings[0].manifest.name} names it"
     ]
-    assert others_in(store) == ["model.safetensors", "results.json"]
+    assert remove_damaged(store) == []  # what is missing is gone already
+    assert others_in(store) == OTHERS
+
+
+def test_verify_reads_what_was_checked_before(store: Store) -> None:
+    """A disk that loses a bit tells nobody the time."""
+    path = store.path(NAME)
+    assert store.read(NAME) is not None
+    times = path.stat()
+    flip(path, -1)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert set(verify(store)) == {path}
 
 
 def test_other_bytes_than_a_manifest_names_are_damage(store: Store) -> None:
@@ -422,9 +537,16 @@ def test_other_bytes_than_a_manifest_names_are_damage(store: Store) -> None:
 
 
 def test_files_of_others_stay(store: Store) -> None:
-    assert [path.name for path in remove_unfinished(store)] == [f".{NAME}.safetensors.x7", f"{NAME}.safetensors"]
+    assert [path.name for path in remove_unfinished(store)] == [*HALVES, f"{NAME}.safetensors"]
     assert len(remove_all(store)) == 4
-    assert sorted(os.listdir(store.folder)) == others_in(store)
+    assert sorted(os.listdir(store.folder)) == OTHERS
+
+
+def test_all_is_also_what_is_damaged_and_half_written(store: Store) -> None:
+    manifest = store.folder / f"{contents(store).labellings[0].manifest.name}.json"
+    manifest.write_text("{}")
+    assert {manifest, *(store.folder / half for half in HALVES)} <= set(remove_all(store))
+    assert sorted(os.listdir(store.folder)) == OTHERS
 
 
 def test_a_manifest_under_another_name_is_none(store: Store) -> None:

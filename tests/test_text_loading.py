@@ -169,7 +169,7 @@ def test_without_a_network_the_error_says_what_to_give(monkeypatch: pytest.Monke
     monkeypatch.setattr("seqdefer.tasks.text.hub.getproxies", dict)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(
-        OptionError, match=r"nobody/nothing is not in the cache of the Hub, and there is no network; give"
+        OptionError, match=r"nobody/nothing is no folder here and not in the cache of the Hub, and there is no network; give"
     ):
         load_text_model("nobody/nothing")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import time
 import typing
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from seqdefer.errors import ContractError, OptionError, unknown
+from seqdefer.errors import CheckpointError, ContractError, OptionError, unknown
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
@@ -32,12 +33,13 @@ def one_line(message: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
 
 
-def task_of(command: str, arguments: list[str]) -> TaskEntry:
-    """The task named first among the arguments of a command."""
+def task_of(command: str, arguments: list[str], *, needs: str | None = None) -> TaskEntry:
+    """The task named first among the arguments of a command. `needs`: a part of its entry, which not all tasks have."""
     from seqdefer.experiment import find_tasks, load_task
 
     if not arguments or arguments[0] in ("-h", "--help"):
-        names = ", ".join(sorted(find_tasks()))
+        fitting = [name for name in sorted(find_tasks()) if needs is None or getattr(load_task(name), needs)]
+        names = ", ".join(fitting)
         usage = f"seqdefer {command} TASK"
         print(f"usage: {usage} [options]\n\ntasks: {names}\n\noptions of a task: {usage} --help")
         raise SystemExit(0 if arguments else 2)
@@ -151,8 +153,23 @@ def override(defaults: Any, given: dict[str, Any]) -> Any:
 
 
 @contextmanager
+def work_in(folder: Path, task: str) -> Iterator[None]:
+    """A folder for the work of a task. What another one left there would be replaced without a word."""
+    from seqdefer.store import read_json, writable_folder
+
+    for file in ("results.json", "deferral.json"):
+        with suppress(CheckpointError):  # there is none, or it is damaged and will be written again
+            found = read_json(folder / file)
+            other = found.get("task", task) if isinstance(found, dict) else task
+            if other != task:
+                raise OptionError(f"{folder} holds work of task {other!r:.80}; choose another folder with --out")
+    with writable_folder(folder):
+        yield
+
+
+@contextmanager
 def progress(*, quiet: bool) -> Iterator[Any]:
-    """Bars on stderr, one a stage."""
+    """Bars on stderr, one a stage; in a log, a line now and then."""
     from seqdefer.interfaces import Silent
 
     if quiet:
@@ -163,10 +180,11 @@ def progress(*, quiet: bool) -> Iterator[Any]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Nobody watches a log: there the bars would only stand between the reader and the one line of an error. What is
-    # printed meanwhile goes above them on a terminal, and nowhere but to stdout where that is a file or a pipe.
-    is_shared = sys.stdout.isatty()
-    with Progress(*columns, console=console, disable=not console.is_interactive, redirect_stdout=is_shared) as bars:
+    if not console.is_interactive:
+        yield _Lines()
+        return
+    # What is printed meanwhile goes above the bars on a terminal, and nowhere but to stdout where that is a file.
+    with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bars:
         yield _Bars(bars)
 
 
@@ -185,3 +203,28 @@ class _Bars:
         self.finished.append(bar)
         if len(self.finished) > self.SHOWN:
             self.bars.update(self.finished.popleft(), visible=False)
+
+
+class _Lines:
+    """For logs and pipes: what takes long is told, what does not would only hide the one line of an error."""
+
+    SECONDS = 30.0  # between two lines of a stage
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        done, begun = 0, time.monotonic()
+        told = begun
+
+        def advance(steps: int) -> None:
+            nonlocal done, told
+            done, now = done + steps, time.monotonic()
+            if now - told >= self.SECONDS:
+                told = now
+                say(f"{done} of {total}", now)
+
+        def say(how_far: str, now: float) -> None:
+            print(f"{name}: {how_far}, {now - begun:.0f} s", file=sys.stderr, flush=True)
+
+        yield advance
+        if told > begun:
+            say("done", time.monotonic())

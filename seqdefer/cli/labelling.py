@@ -20,9 +20,9 @@ from seqdefer.cli.common import (
     task_of,
     task_parser,
     usual_options,
+    work_in,
 )
 from seqdefer.errors import OptionError
-from seqdefer.store import writable_folder
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
@@ -46,7 +46,7 @@ examples:
   seqdefer cache rm runs/tsp-quick --damaged    who needs it makes it again
   seqdefer cache rm labels 3f9c                 one labelling, by its name or the beginning of it
 
-DIR is what --labels named, or the folder of a run. Shards that another labelling needs stay.
+DIR is what --labels named, the folder of a run, or a fitted model's. Shards that another labelling needs stay.
 """
 COLUMNS = ("name", "task", "split", "kind", "rows", "shards", "bytes")
 
@@ -88,7 +88,7 @@ def label(arguments: list[str]) -> int:
     folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
     sizes = {"seeds": settings.seeds, "instances": settings.instances, "rollouts": settings.rollouts}
     begun = time.perf_counter()
-    with writable_folder(folder), progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry.name), progress(quiet=chosen.quiet) as meter:
         made = label_task(
             entry, options, folder, chosen.splits, labelling, **sizes, device=chosen.device, meter=meter
         )  # fmt: skip
@@ -166,10 +166,14 @@ def add_cache(commands: Any) -> None:
         action = actions.add_parser(
             name, help=words, description=f"{words[:1].upper()}{words[1:]}.", allow_abbrev=False
         )
-        action.add_argument("folder", type=Path, metavar="DIR", help="what --labels named, or the folder of a run")
+        action.add_argument(
+            "folder", type=Path, metavar="DIR", help="what --labels named, or the folder of a run or model"
+        )
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(command=command)
-    action.add_argument("names", nargs="*", metavar="NAME", help="of labellings, or the beginnings of names")
+    action.add_argument(
+        "names", nargs="*", default=(), metavar="NAME", help="of labellings, or the beginnings of names"
+    )
     action.add_argument("--damaged", action="store_true", help="what verify would name")
     action.add_argument("--unfinished", action="store_true", help="what no labelling names; not while one is made")
     action.add_argument("--all", action="store_true", help="all labels; other files stay")

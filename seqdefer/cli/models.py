@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,16 @@ from seqdefer.cli.common import (
     add_learning,
     add_options,
     chosen_settings,
+    one_line,
     override,
     progress,
     task_of,
     task_parser,
     usual_options,
+    work_in,
 )
 from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
-from seqdefer.store import writable_folder
 
 if TYPE_CHECKING:
     from seqdefer.calibration import Calibration, Setting
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
 
 
+USUAL_BUDGET = 0.2
 FEW = 200  # inputs: the share that a budget spends is known to some points at best
 USED = "In parentheses: what is used if an option is not given."
 SERVED = """\
@@ -71,13 +74,13 @@ The number after @ is the budget: the share of tokens that the expert writes.
 def fit(arguments: list[str]) -> int:
     from seqdefer.fitting import fit_model, require_served
 
-    entry = task_of("fit", arguments)
+    entry = task_of("fit", arguments, needs="serve")
     require_served(entry)
     chosen = _fit_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
     folder = chosen.out or Path("models") / entry.name
     how = {"method": chosen.method, "device": chosen.device, "labelling": chosen_engine(chosen)}
-    with writable_folder(folder), progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry.name), progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
     assert model.calibration is not None
     _print_calibration(model.calibration, as_json=chosen.json)
@@ -204,7 +207,7 @@ def add_generate(commands: Any) -> None:
     )
     words = "what to write for: a text, a word, cities as JSON; - reads one from standard input"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
-    parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="share of tokens for the expert (0.2)")
+    parser.add_argument("--budget", type=float, metavar="X", help=f"share of tokens for the expert ({USUAL_BUDGET})")
     words = "decide by a score of your own instead of a budget; inf never defers"
     parser.add_argument("--threshold", type=float, metavar="X", help=words)
     add_common(parser, "JSON, one object a line for each input")
@@ -217,10 +220,14 @@ def _generate(chosen: argparse.Namespace) -> int:
     from seqdefer.deferring import DeferringModel
     from seqdefer.tables import written_lines
 
+    if chosen.budget is not None and chosen.threshold is not None:
+        raise OptionError("--budget and --threshold both decide what the expert writes; give one of them")
     inputs = [sys.stdin.read() if text == "-" else text for text in chosen.inputs]
+    _tell_files(chosen)
+    budget = USUAL_BUDGET if chosen.budget is None else chosen.budget
     with progress(quiet=chosen.quiet) as meter:
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
-        written = model.generate(inputs, chosen.budget, threshold=chosen.threshold)
+        written = model.generate(inputs, budget, threshold=chosen.threshold)
     console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text as it is, not in lines of 80
     has_colours = console.color_system is not None and not console.no_color
     for row in written.rows(model.served.codec):
@@ -232,6 +239,16 @@ def _generate(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _tell_files(chosen: argparse.Namespace) -> None:
+    """An input is a text. That of a file may have been meant; a word may be the name of one by chance."""
+    for text in chosen.inputs:
+        with suppress(OSError, ValueError):  # too long for a name, or no name at all
+            if Path(text).is_file():
+                words = f"{one_line(text)} is a file here: what is read is its name"
+                command = f"seqdefer generate {shlex.quote(str(chosen.folder))} - < {shlex.quote(text)}"
+                print(f"{words}; to read what is in it: {one_line(command)}", file=sys.stderr)
+
+
 def add_serve(commands: Any) -> None:
     parser = _model_parser(
         commands, "serve", help="a fitted pair behind the API that clients of OpenAI speak", description=SERVED
@@ -240,7 +257,8 @@ def add_serve(commands: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one (8000)")
     parser.add_argument("--name", help="what clients call the model (the name of the folder)")
-    parser.add_argument("--budget", type=float, default=0.2, metavar="X", help="where a request names none (0.2)")
+    words = f"where a request names none ({USUAL_BUDGET})"
+    parser.add_argument("--budget", type=float, default=USUAL_BUDGET, metavar="X", help=words)
     words = "what clients must send; better in SEQDEFER_API_KEY, where no list of processes shows it (none)"
     parser.add_argument("--api-key", metavar="KEY", help=words)
     parser.add_argument("--body-bytes", type=int, metavar="N", help="of one request, at most (1 MiB)")

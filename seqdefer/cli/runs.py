@@ -21,6 +21,7 @@ from seqdefer.cli.common import (
     task_of,
     task_parser,
     usual_options,
+    work_in,
 )
 from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
@@ -40,7 +41,7 @@ def run(arguments: list[str]) -> int:
     folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
     labelling = chosen_engine(chosen)
-    with writable_folder(folder), progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry.name), progress(quiet=chosen.quiet) as meter:
         results = run_task(entry, options, settings, folder, **how, meter=meter, labelling=labelling)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
@@ -84,7 +85,7 @@ def _print_table(results: Results) -> None:
 def train_predictor(arguments: list[str]) -> int:
     from seqdefer.environment import choose_device
 
-    entry = task_of("train-predictor", arguments)
+    entry = task_of("train-predictor", arguments, needs="training")
     if entry.training is None:
         raise OptionError(
             f"the predictor of {entry.name} has no training of its own: seqdefer run {entry.name} makes it"

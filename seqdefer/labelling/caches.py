@@ -45,11 +45,11 @@ class Contents:
 
 
 def store_in(folder: Path) -> Store:
-    """The store at a folder, or that of a run's folder."""
-    inside = folder / "labels"
+    """The store at a folder, or that of a run's or a fitted model's folder."""
     if not folder.is_dir():
-        raise OptionError(f"no folder {folder}; give the one that --labels named, or the folder of a run")
-    return Store(inside if inside.is_dir() else folder)
+        raise OptionError(f"no folder {folder}; give the one that --labels named, or the folder of a run or a model")
+    inside = [path for path in (folder / "labels", folder / "work" / "labels") if path.is_dir()]
+    return Store(inside[0] if inside else folder)
 
 
 def contents(store: Store) -> Contents:

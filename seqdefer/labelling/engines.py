@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -23,7 +24,7 @@ import torch
 
 from seqdefer.cores import THREADS, n_cores
 from seqdefer.environment import choose_device
-from seqdefer.errors import LostWorkerError, OptionError, unknown
+from seqdefer.errors import LostWorkerError, OptionError, missing_extra, unknown
 from seqdefer.interfaces import Silent, Task, TaskEntry
 from seqdefer.labelling.jobs import Job, label
 from seqdefer.shards import pack
@@ -92,6 +93,8 @@ class EngineSettings:
                 raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
         if self.address is not None and self.engine != "ray":
             raise OptionError(f"--address is for --engine ray; the engine is {self.engine or 'this process'}")
+        if self.engine == "ray" and find_spec("ray") is None:  # told before anything is prepared
+            raise missing_extra("ray", "ray", "labelling on a Ray cluster")
         if self.engine is None and self.workers not in (None, 1):
             raise OptionError(f"--workers {self.workers} needs an engine: --engine local, or --engine ray")
 

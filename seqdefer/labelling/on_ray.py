@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from seqdefer.environment import choose_device
-from seqdefer.errors import OptionError, missing_extra
+from seqdefer.errors import OptionError
 from seqdefer.labelling.engines import ATTEMPTS, Failure, Result, Results, Source, attempt, lost, usual_workers
 from seqdefer.labelling.jobs import Job
 
@@ -48,10 +48,7 @@ class OnRay:
     def _load(self) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # the rest is in its log files
-        try:
-            return import_module("ray")
-        except ImportError as error:
-            raise missing_extra("ray", "ray", "labelling on a Ray cluster") from error
+        return import_module("ray")
 
     @property
     def _needs(self) -> dict[str, float]:
@@ -127,7 +124,12 @@ def _stream(
     context.execution_no_progress_timeout_s = -1  # a shard may take long
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     items = [{"place": place, "job": bytes(ForkingPickler.dumps(job))} for place, job in enumerate(jobs)]
-    tally = ray.remote(num_cpus=0, max_restarts=-1)(_Tally).remote()
+    # Beside the driver: with any other machine it might be lost. Then it begins anew, and calls wait until it does.
+    here = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=True
+    )
+    lasting = {"max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
+    tally = ray.remote(num_cpus=0, **lasting)(_Tally).remote()
     # One block a job, and one job at a time for each actor: whatever dies takes no more than that along. The pool may
     # shrink, so that what was lost with a machine finds room on another.
     pool = data.ActorPoolStrategy(min_size=1, max_size=workers, initial_size=workers, max_tasks_in_flight_per_actor=1)

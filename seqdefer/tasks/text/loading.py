@@ -130,7 +130,8 @@ def _one_line(name: str, is_folder: bool) -> Iterator[None]:
             raise CheckpointError(f"cannot read the checkpoint {name}: {reason}") from error
         if not is_hub_known() or "connect" in reason or "offline" in reason:
             raise OptionError(
-                f"{name} is not in the cache of the Hub, and there is no network; give a folder with {FILES} instead"
+                f"{name} is no folder here and not in the cache of the Hub, and there is no network; "
+                f"give a folder with {FILES} instead"
             ) from error
         if "safetensors" in reason:
             raise CheckpointError(f"{name} has no weights as safetensors, only pickled ones; {CONVERT}") from error
