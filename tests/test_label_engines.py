@@ -272,7 +272,7 @@ def test_an_engine_is_as_it_was_chosen(tmp_path: Path) -> None:
 def test_without_ray_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        MissingExtraError, match=r"needs the package 'ray'; install it with: pip install 'seqdefer\[ray\]'"
+        MissingExtraError, match=r"needs the package 'ray'; install it with: .* -m pip install 'seqdefer\[ray\]'"
     ):
         label_toy(tmp_path, engine="ray", workers=1)
     assert not (tmp_path / "labels").exists()
