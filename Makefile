@@ -31,7 +31,7 @@ test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 
 test-extras: .venv/.stamp ## the tests that need RL4CO, Transformers, Ray or the server; installs them (1.2 GB) into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text,server,ray,remote]' openai schemathesis selenium
-	$(PYTEST) -m 'not cluster' tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks.py tests/test_fitting.py tests/test_server*.py tests/test_remote.py tests/test_label_ray.py
+	$(PYTEST) -m 'not cluster' tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks_text.py tests/test_fitting.py tests/test_server*.py tests/test_label_ray.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check

@@ -1,0 +1,88 @@
+"""The benchmarks of text and of serving it, with tiny models."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_benchmarks import OF_TEXT, check_spread, run
+
+pytest.importorskip("transformers", reason="needs the extra 'text'")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What these benchmarks write."""
+    out = tmp_path_factory.mktemp("bench") / "bench.json"
+    assert run(*(word for name in OF_TEXT for word in ("--only", name)), "--out", str(out)) == 0
+    written: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return written
+
+
+def test_each_has_rows(written: dict[str, Any]) -> None:
+    assert tuple(dict.fromkeys(row["benchmark"] for row in written["rows"])) == OF_TEXT
+    assert written["text"]["pair"] == "made"
+    check_spread(written["rows"])
+
+
+def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "text"]
+    *decoding, hand_offs = rows
+    assert [row["what"].split(":")[0] for row in decoding] == ["batches of 1"] * 6 + ["batches of 2"] * 6
+    assert hand_offs["what"] == "all hand-offs of 3 documents, one run of the expert for each"
+    assert hand_offs["same"].endswith("tokens of all hand-offs equal")
+    assert "3 documents, " in rows[6]["what"]
+    assert rows[6]["same"] == "45 tokens of either model alone equal"
+    assert rows[9]["same"].endswith("tokens of the expert equal")
+    assert "THE BOUND" in rows[10]["what"]
+    assert re.fullmatch(r"ms a document: interleaved .*, predictor .*, encoding .*, expert .*", rows[10]["note"])
+
+
+def test_the_rejector_is_measured_beside_deeper_predictors(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "rejector"]
+    deeper = "a predictor of 3 + 3 layers"
+    assert [row["what"] for row in rows] == [
+        f"{name} without it, batches of {batch}" for name in ("the predictor", deeper) for batch in (1, 3)
+    ]
+    assert [row["same"] for row in rows] == [f"{5 * n} tokens of the predictor equal" for n in (1, 3, 1, 3)]
+
+
+def test_the_server_is_measured_against_the_engine_and_either_model(written: dict[str, Any]) -> None:
+    rows = [row for row in written["rows"] if row["benchmark"] == "server"]
+    assert [row["unit"] for row in rows[:4]] == ["ms"] * 2 + ["times its cost"] * 2
+    assert rows[0]["same"] == "10 texts equal"  # of a round: 4 whole answers and 1 stream, 2 documents each
+    assert rows[0]["note"] == "8 requests a round"
+    assert [row["what"].split(":")[0] for row in rows[4:]] == ["1 client"] * 3 + ["3 clients"] * 3
+    assert all(row["same"] == f"{n} texts equal" for row, n in zip(rows[4:], [2] * 3 + [3] * 3, strict=True))
+
+
+def test_text_takes_a_pair_and_documents(tmp_path: Path) -> None:
+    from tiny_models import tiny, tokenizer
+
+    for name, n_layers in (("predictor", 1), ("expert", 2)):
+        tiny("gpt2", n_layers, seed=n_layers).save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+    documents = tmp_path / "documents.jsonl"
+    texts = ["w5 w6 w7", "w8 w9", "w10 w11 w12 w13"]
+    documents.write_text("".join(json.dumps({"document": each, "summary": "w3"}) + "\n" for each in texts))
+    pair, out = [str(tmp_path / name) for name in ("predictor", "expert")], tmp_path / "bench.json"
+    assert run("--only", "text", "--pair", *pair, "--documents", str(documents), "--out", str(out)) == 0
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert written["text"]["pair"] == ["predictor", "expert"]
+    assert written["text"]["documents"] == "documents.jsonl"
+    assert len(written["rows"]) == 13
+    assert run("--only", "text", "--pair", *pair, "--dtype", "bfloat16", "--out", str(out)) == 0
+
+
+def test_text_that_differs_is_not_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import text
+
+    right = text.generate
+    monkeypatch.setattr(text, "generate", lambda *given, **options: right(*given, **options) + 1)
+    assert run("--only", "text", "--out", str(tmp_path / "bench.json")) == 1
+    assert "benchmarks: tokens of either model alone: " in capsys.readouterr().err
