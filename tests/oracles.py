@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seqdefer.interfaces import Expert, NextTokenExpert, Policy, Silent, Task, TokenRejector
+from seqdefer.losses import Phi, Psi
 from seqdefer.tasks.weather import WeatherOptions, WeatherTask, prepare
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.testing.fakes import mix
+from seqdefer.theory import Floats
 from seqdefer.types import Examples, Proposal
 
 Token = int | float
@@ -230,3 +232,29 @@ class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
 
     def select(self, state: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
         return state[0][rows], state[1][rows]
+
+
+# -- theory --------------------------------------------------------------------------------------------------------
+
+ROUNDING = 1e-12  # goes inside Gamma, whose slope at 0 may be infinite
+BEST_MARGIN: dict[str, Callable[[Floats], Floats]] = {
+    "logistic": lambda p: np.log(p / (1 - p)),
+    "exponential": lambda p: np.log(p / (1 - p)) / 2,
+    "square": lambda p: 2 * p - 1,
+    "squared_hinge": lambda p: 2 * p - 1,
+}
+
+
+def xlogx(x: float) -> float:
+    return x * math.log(x) if x > 0 else 0.0
+
+
+def value_of(loss: Phi | Psi, scores: Any) -> Floats:
+    result: Floats = loss(torch.tensor(np.asarray(scores, float))).numpy()
+    return result
+
+
+def random_scores(random: np.random.Generator, *shape: int) -> Floats:
+    """Of all sizes, some exactly 0."""
+    scores = random.normal(size=shape) * 10 ** random.uniform(-2, 0.7, shape)
+    return np.where(random.random(shape) < 0.2, 0.0, scores)

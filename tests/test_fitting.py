@@ -28,8 +28,9 @@ from seqdefer.settings import experiment_settings
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
-from test_text_task import random_documents, refused, words, write_lines, written_by_itself
-from tiny_models import tiny
+from test_text_refusals import refused
+from test_text_runs import written_by_itself
+from tiny_models import random_documents, tiny, words, write_lines
 from tiny_models import tokenizer as tiny_tokenizer
 
 from seqdefer.tasks.text.codec import CutWarning
@@ -38,7 +39,7 @@ from seqdefer.tasks.text.task import TEXT, TextOptions
 pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
 Capture = pytest.CaptureFixture[str]
-LENGTH = 14  # as in test_text_task, whose helper knows it
+LENGTH = 14  # as in test_text_runs, whose helper knows it
 METHODS = ("TokenwiseModel", "OneTimeModel", "OneTimeCost")
 each_method = pytest.mark.parametrize("method", METHODS)
 TEXTS = [one.document for one in random_documents(12, seed=9)]

@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="needs the extra 'text'")
 pytest.importorskip("httpx", reason="needs the extra 'remote'")
 
 from test_remote import SECRET, Handler, Misbehaving, completion, server, status  # noqa: F401, server is a fixture
-from test_text_task import random_documents, refused, write_lines
-from tiny_models import generated, tiny, tiny_text_model
+from test_text_refusals import refused
+from tiny_models import generated, random_documents, tiny, tiny_text_model, write_lines
 
 from seqdefer import cli
 from seqdefer.deferring import DeferringModel

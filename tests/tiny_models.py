@@ -1,22 +1,33 @@
-"""Hugging Face models of a few thousand random weights, made on the spot, with a tokenizer of 60 words."""
+"""Hugging Face models of a few thousand random weights, made on the spot, with a tokenizer of 60 words; documents and
+tasks for them; and what they write, one row at a time and without a cache."""
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seqdefer.engine import roll_out
+from seqdefer.interfaces import Policy, SplitName, Task
+from seqdefer.tasks.text.data import Document
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.types import Examples
+from seqdefer.tasks.text.task import TextOptions, TextTask
+from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 N_WORDS = 60
+LENGTH = 8  # tokens that a pair writes
 ENCODER_DECODERS = ("t5", "t5-tied", "mt5", "bart", "pegasus")
 DECODERS = ("gpt2", "llama", "qwen2")
 FAMILIES = ENCODER_DECODERS + DECODERS
+SOME_FAMILIES = ("t5", "bart", "gpt2", "llama")  # one of each kind of position
 SEEDS = {"pegasus": (13, 10)}  # where the usual ones give sequences that all have one length
 
 
@@ -147,3 +158,116 @@ def _up_to_end(row: list[int], ends: tuple[int, ...]) -> list[int]:
         if token in ends:
             return [*row[:place], ends[0]]
     return row
+
+
+# -- pairs and what they write -------------------------------------------------------------------------------------
+
+
+class Decided(Policy[Tensor]):
+    """Defers where `pattern` (n, L) says so, and gets the pen back."""
+
+    def __init__(self, pattern: Tensor) -> None:
+        self.pattern = pattern
+
+    def start(self, context: Tensor) -> Tensor:
+        return self.pattern
+
+    def decide(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, Tensor]:
+        return state[:, position].float(), state[:, position], state
+
+    def select(self, state: Tensor, rows: Tensor) -> Tensor:
+        return state[rows]
+
+
+class PairTask(Task):
+    """A pair with losses: tokens that the target does not hold."""
+
+    name, loss_unit = "pair", "share of tokens"
+
+    def __init__(self, pair: TextPair, examples: Examples, length: int) -> None:
+        self.predictor, self.expert, self.examples = pair.predictor, pair.expert, examples
+        self.spec = SequenceSpec(length, pair.predictor.end)
+
+    def split(self, name: SplitName) -> Examples:
+        third = {"train": 0, "validation": 1, "test": 2}[name]
+        return self.examples.select(torch.arange(third, len(self.examples), 3))
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        wrong = (sequences.tokens[:, :, None] != examples.targets[:, None, :]).all(2) & sequences.mask()
+        return wrong.sum(1) / sequences.lengths
+
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return (examples.targets != tokens[:, None]).all(1).float()
+
+
+def spec_of(pair: TextPair, length: int = LENGTH) -> SequenceSpec:
+    return SequenceSpec(length, pair.predictor.end)
+
+
+def rows_of(sequences: Sequences) -> list[list[int]]:
+    both = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+    return [tokens[:length] for tokens, length in both]
+
+
+def written(pair: TextPair, examples: Examples, policy: Policy[Any], length: int = LENGTH) -> list[list[int]]:
+    return rows_of(roll_out(pair.predictor, pair.expert, examples, policy, spec_of(pair, length)).sequences)
+
+
+def random_pattern(n: int, length: int = LENGTH, seed: int = 0, share: float = 0.4) -> Tensor:
+    return torch.rand(n, length, generator=torch.Generator().manual_seed(seed)) < share
+
+
+@torch.no_grad()
+def full_pass(model: TextModel, one: Tensor, prefix: list[int]) -> tuple[Tensor, Tensor]:
+    """Logits (V,) and what the output layer sees (H,) after a prefix: one row, no cache, no padding."""
+    inputs, after = one[one != PADDING][None], torch.tensor([prefix], dtype=torch.long)
+    options = {"use_cache": False, "output_hidden_states": True}
+    if not model.is_encoder_decoder:
+        output = model.model(input_ids=torch.cat([inputs, after], 1), **options)
+        return output.logits[0, -1], output.hidden_states[-1][0, -1]
+    start = torch.tensor([[model.model.generation_config.decoder_start_token_id]])
+    output = model.model(input_ids=inputs, decoder_input_ids=torch.cat([start, after], 1), **options)
+    scale = model.model.config.hidden_size**-0.5 if model.name == "t5-tied" else 1.0
+    return output.logits[0, -1], output.decoder_hidden_states[-1][0, -1] * scale
+
+
+def slow(pair: TextPair, one: Tensor, decisions: list[bool]) -> list[int]:
+    """The interleaved loop for one row, everything computed anew for each token."""
+    tokens: list[int] = []
+    for defer in decisions:
+        model = (pair.expert if defer else pair.predictor).model
+        token = int(full_pass(model, one, tokens)[0].argmax())
+        if not tokens and model.first is not None:
+            token = model.first
+        tokens.append(model.ends[0] if token in model.ends else token)
+        if tokens[-1] == pair.predictor.end:
+            break
+    return tokens
+
+
+# -- documents and tasks -------------------------------------------------------------------------------------------
+
+
+def words(generator: random.Random, most: int) -> str:
+    return " ".join(f"w{generator.randrange(3, 60)}" for _ in range(generator.randint(1, most)))
+
+
+def random_documents(n: int, seed: int = 0) -> list[Document]:
+    generator = random.Random(seed)
+    return [Document(str(number), words(generator, 12), words(generator, 8)) for number in range(n)]
+
+
+def write_lines(path: Path, documents: Sequence[Document]) -> Path:
+    lines = [json.dumps({"document": one.document, "summary": one.summary}) for one in documents]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def pair_of(family: str, shown: str = "facts") -> TextPair:
+    return TextPair.of(tiny_pair(family).predictor.model, tiny_pair(family).expert.model, shown)
+
+
+def task_of(pair: TextPair, documents: Sequence[Document], **options: Any) -> TextTask:
+    """A third of the documents in each part."""
+    thirds = {"train": documents[::3], "validation": documents[1::3], "test": documents[2::3]}
+    return TextTask("text", TextOptions(**{"rouge": "words", **options}), pair, thirds)  # type: ignore[arg-type]

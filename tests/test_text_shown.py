@@ -1,0 +1,71 @@
+"""What rejectors are shown of a model: its states, facts of its likeliest tokens, or both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seqdefer.errors import OptionError
+
+pytest.importorskip("transformers", reason="needs the extra 'text'")
+
+from tiny_models import SOME_FAMILIES, documents, full_pass, tiny_pair, tiny_text_model
+
+from seqdefer.tasks.text.facts import facts_of
+from seqdefer.tasks.text.pairs import SHOWN, TextPredictor
+from seqdefer.tasks.text.passes import PADDING, Memory, Pass
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+some_families = pytest.mark.parametrize("family", SOME_FAMILIES)
+
+
+@some_families
+def test_what_is_shown_are_states_facts_or_both(family: str) -> None:
+    model, inputs = tiny_pair(family).predictor.model, documents(5).inputs
+    tokens = torch.randint(3, 60, (5, 3), generator=torch.Generator().manual_seed(1))
+    seen = {}
+    for shown in SHOWN:
+        predictor = TextPredictor(model, shown=shown)
+        state, context = predictor.start(inputs)
+        seen[shown] = [context, predictor.propose(state).features]
+        seen[shown].append(predictor.propose(predictor.extend(state, tokens)).features)
+    for states, facts, both in zip(*(seen[shown] for shown in ("states", "facts", "both")), strict=True):
+        assert torch.equal(torch.cat([states, facts], 1), both)
+    lengths = (inputs != PADDING).sum(1, keepdim=True)
+    torch.testing.assert_close(seen["facts"][0], lengths.log())
+
+
+@some_families
+def test_facts_are_of_the_two_likeliest_tokens(family: str) -> None:
+    """Of a token that every sequence begins with, too, and of an end token that another one stands for."""
+    model, inputs = tiny_pair(family).predictor.model, documents(8).inputs
+    predictor = TextPredictor(model, shown="facts")
+    tokens = torch.randint(3, 60, (8, 2), generator=torch.Generator().manual_seed(1))
+    state, _ = predictor.start(inputs)
+    for position in range(3):
+        proposal, prefix = predictor.propose(state), tokens[:, :position]
+        for row in range(8):
+            log_probs = full_pass(model, inputs[row], prefix[row].tolist())[0].log_softmax(0)
+            second = log_probs.topk(2).indices[1:]
+            likeliest = torch.cat([proposal.tokens[row : row + 1], second])[None]
+            expected = facts_of(inputs[row : row + 1], prefix[row : row + 1], likeliest, log_probs[likeliest])
+            torch.testing.assert_close(proposal.features[row], expected[0], rtol=1e-4, atol=1e-4)
+        state = predictor.append(state, tokens[:, position]) if position < 2 else state
+
+
+def test_what_is_shown_has_a_name() -> None:
+    model = tiny_pair("t5").predictor.model
+    assert len({TextPredictor(model, shown=shown).fingerprint for shown in SHOWN}) == 3
+    with pytest.raises(OptionError, match="unknown choice of what rejectors see 'all'; available: both, facts, states"):
+        TextPredictor(model, shown="all")
+
+
+def test_facts_are_numbers_where_one_token_alone_is_allowed() -> None:
+    """The second likeliest then has log p = -inf."""
+    predictor = TextPredictor(tiny_text_model("t5", 1, 1), shown="both")
+    logits = torch.full((2, 60), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
+    run = Pass(Memory((), (), None, 1), torch.zeros(2, 16), logits)
+    proposal = predictor.judge(run, 1)
+    assert proposal.tokens.tolist() == [5, 5]
+    assert bool(proposal.features.isfinite().all())
+    assert bool(proposal.uncertainty.isfinite().all())
