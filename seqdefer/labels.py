@@ -67,17 +67,22 @@ def _table_of_batch(
 ) -> tuple[Tensor, Tensor, Calls]:
     examples, device = examples.to(task.predictor.device), task.predictor.device
     drafted = Sequences(drafted.tokens.to(device), drafted.lengths.to(device))
-    own = task.sequence_loss(examples, drafted).cpu()
-    loss = torch.full((len(own), task.spec.length + 1), torch.nan, dtype=own.dtype)
-    deferred = torch.full(loss.shape, -1)
-    loss[:, -1], deferred[:, -1] = own, 0
-    if len(kept) == 0:
-        return loss, deferred, Calls()
-    loss[:, kept], deferred[:, kept], calls = _columns(task, examples, drafted, kept.to(device), shortcut)
-    is_over = kept >= drafted.lengths[:, None].cpu()  # a draft that has ended leaves nothing to hand off
-    loss[:, kept] = torch.where(is_over, own[:, None], loss[:, kept])
-    deferred[:, kept] = torch.where(is_over, 0, deferred[:, kept])
-    return loss, deferred, calls
+    own = task.sequence_loss(examples, drafted).cpu()[:, None]
+    loss, deferred, calls = own[:, :0], torch.zeros(len(own), 0, dtype=torch.long), Calls()
+    if len(kept):
+        loss, deferred, calls = _columns(task, examples, drafted, kept.to(device), shortcut)
+        is_over = drafted.lengths[:, None].cpu() <= kept  # a draft that has ended leaves nothing to hand off
+        loss, deferred = torch.where(is_over, own, loss), deferred.masked_fill(is_over, 0)
+    loss, deferred = torch.cat([loss, own], 1), torch.nn.functional.pad(deferred, (0, 1))
+    return _spread(loss, kept, task.spec.length, torch.nan), _spread(deferred, kept, task.spec.length, -1), calls
+
+
+def _spread(columns: Tensor, kept: Tensor, length: int, unasked: float) -> Tensor:
+    """Columns of the hand-offs in `kept`, and of none, where they belong in a table. (n, L+1)"""
+    if len(kept) == length:
+        return columns
+    places = torch.nn.functional.pad(kept, (0, 1), value=length)
+    return columns.new_full((len(columns), length + 1), unasked).index_copy(1, places, columns)
 
 
 def _columns(
