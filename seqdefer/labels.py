@@ -48,8 +48,7 @@ def hand_off_table(
 ) -> tuple[HandOffTable, Calls]:
     """Loss and deferred tokens of the hand-offs in `kept`, by default all of 0..L-1, and of none, which costs nothing.
     `shortcut=False` asks the expert every time."""
-    chosen = range(task.spec.length) if kept is None else sorted({each for each in kept if each < task.spec.length})
-    columns = torch.tensor(chosen, dtype=torch.long)
+    columns = torch.tensor(asked_for(kept, task.spec.length), dtype=torch.long)
     losses, deferred, calls = [], [], Calls()
     for rows in torch.arange(len(examples)).split(batch_size or task.expert.batch_size):
         loss, count, made = _table_of_batch(
@@ -60,6 +59,11 @@ def hand_off_table(
         calls = calls + made
         progress(len(rows))
     return HandOffTable(torch.cat(losses), torch.cat(deferred)), calls
+
+
+def asked_for(kept: Sequence[int] | None, length: int) -> tuple[int, ...]:
+    """The hand-offs among `kept`, all by default: in order, none twice, and without keeping everything."""
+    return tuple(range(length) if kept is None else sorted({each for each in kept if each < length}))
 
 
 def _table_of_batch(
@@ -99,7 +103,8 @@ def _columns(
     for each in kept.tolist():
         is_open = drafted.lengths > each
         is_needed = is_open & _is_news(task, drafted, current, each) if shortcut and current is not None else is_open
-        current = current or Sequences(drafted.tokens.clone(), drafted.lengths.clone())
+        if current is None:
+            current = Sequences(drafted.tokens.clone(), drafted.lengths.clone())
         rows = is_needed.nonzero().squeeze(1)
         if len(rows):
             prefixes = Sequences(drafted.tokens[rows], torch.full_like(rows, each))

@@ -23,7 +23,7 @@ from seqdefer.labelling.engines import EngineSettings
 from seqdefer.labelling.jobs import Part as Rows
 from seqdefer.labelling.jobs import calls_in, hand_offs_in, trees_in
 from seqdefer.labelling.labels import Labels, Made, open_labels
-from seqdefer.labels import Calls
+from seqdefer.labels import Calls, asked_for
 from seqdefer.shards import Store
 from seqdefer.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.types import Draft, Examples, HandOffTable
@@ -94,7 +94,7 @@ class Splits:
         self.task, self.clock = task, clock or Clock()
         self.labels = labels or Labels(task, Store(folder / "labels"))
         self.seeds, self.instances, self.rollouts, self.by_token = seeds, instances, rollouts, by_token
-        self.kept = None if kept is None else tuple(sorted({each for each in kept if each < task.spec.length}))
+        self.kept = asked_for(kept, task.spec.length)
         self.table_calls = Calls()
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
 
@@ -165,7 +165,7 @@ class Splits:
     def _hand_offs(self, name: SplitName, rows: Tensor) -> Rows:
         """All of them where somebody has labelled them already."""
         every = Rows("hand-offs", name, rows)
-        is_whole = self.kept is None or len(self.kept) == self.task.spec.length
+        is_whole = len(self.kept) == self.task.spec.length
         return every if name == "test" or is_whole or self.labels.has(every) else replace(every, kept=self.kept)
 
     def _is_dear(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from toy_pair import METHODS, Toy, numbers
 
-from seqdefer import calibration
+from seqdefer import calibration, labels
 from seqdefer.calibration import BEYOND, BUDGETS, CLOSE, Calibration, Setting, realised
 from seqdefer.deferring import BudgetWarning, DeferringModel
 from seqdefer.engine import draft
@@ -178,6 +178,18 @@ def test_hand_offs_that_are_known_are_not_asked_for_again(method: str, spy: Call
     asked = [spy(toy.served.expert, name) for name in ("next", "complete")]
     assert model.calibrate_on(examples, table=table) == expected
     assert asked == [[], []]
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_no_other_hand_offs_are_asked_for_than_are_chosen_from(
+    method: str, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    toy = Toy.of(length=6)
+    model, asked = toy.model(method), spy(labels, "branch_out")
+    *chosen, _ = model.rejector.sizes.hand_offs
+    model.calibrate(numbers(N))
+    assert {tuple(kept.tolist()) for _, _, _, kept, _ in asked} == {tuple(chosen)}
+    assert len(chosen) < 6
 
 
 def test_progress_counts_every_input_once() -> None:

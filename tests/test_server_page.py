@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -306,8 +307,9 @@ def pausing_model() -> tuple[DeferringModel, Pausing]:
     return with_parts(toy_model(), predictor=pausing), pausing
 
 
-@pytest.mark.browser
-def test_tokens_appear_as_they_are_written_and_stop_ends_the_work(browser: Browser) -> None:
+@contextmanager
+def four_tokens_of(browser: Browser) -> Iterator[tuple[Running, Pausing]]:
+    """A page that shows so many of 7932 at half a budget, and waits for more."""
     model, pausing = pausing_model()
     with running(model) as server:
         browser.open(server)
@@ -315,6 +317,12 @@ def test_tokens_appear_as_they_are_written_and_stop_ends_the_work(browser: Brows
         browser.slide(50)
         browser.find("#run").click()
         browser.wait("document.querySelectorAll('#tokens .token').length === 4")
+        yield server, pausing
+
+
+@pytest.mark.browser
+def test_tokens_appear_as_they_are_written_and_stop_ends_the_work(browser: Browser) -> None:
+    with four_tokens_of(browser) as (server, pausing):
         assert not browser.find("#run").is_enabled()
         assert browser.text("#status") == ""  # said once, at the end
         browser.find("#stop").click()
@@ -341,13 +349,7 @@ def test_a_server_that_waits_is_waited_for(browser: Browser, monkeypatch: pytest
         return said[-1]
 
     monkeypatch.setattr(working.Work, "is_there", noted)
-    model, pausing = pausing_model()
-    with running(model) as server:
-        browser.open(server)
-        browser.find("#text").send_keys("7932")
-        browser.slide(50)
-        browser.find("#run").click()
-        browser.wait("document.querySelectorAll('#tokens .token').length === 4")
+    with four_tokens_of(browser) as (_, pausing):
         n = len(said)
         until(lambda: len(said) > n + 3)
         pausing.may_go.set()
