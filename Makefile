@@ -31,7 +31,7 @@ test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 
 test-extras: .venv/.stamp ## the tests that need RL4CO, Transformers, Ray or the server; installs them (1.2 GB) into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text,server,ray,remote]' openai schemathesis selenium
-	$(PYTEST) -m 'not cluster' tests/test_tsp_rl4co.py tests/test_text_*.py tests/test_benchmarks_text.py tests/test_fitting.py tests/test_server*.py tests/test_label_ray.py
+	$(PYTEST) -m 'not cluster' tests/tasks/tsp/test_rl4co.py tests/test_text_*.py tests/benchmarks/test_text.py tests/model/test_fitting.py tests/test_server*.py tests/labels/test_ray.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check
@@ -44,7 +44,7 @@ bench: .venv/.stamp ## measure speed; installs Transformers (0.1 GB) into .venv
 
 docs: .venv/.stamp ## the documentation site, into site/; installs MkDocs into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,docs]'
-	$(BIN)/python docs/generate.py
+	$(BIN)/python tools/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environment, caches and build outputs; runs/ and models/ stay

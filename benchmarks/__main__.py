@@ -26,7 +26,7 @@ from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
 from seqdefer.environment import choose_device, machine
 from seqdefer.errors import OptionError, SeqdeferError, unknown
-from seqdefer.store import writable_folder, write_json
+from seqdefer.storage.files import writable_folder, write_json
 from seqdefer.tasks.text.loading import DTYPES
 
 Benchmark = Callable[[Bench], list[Row]]

@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import Bench
 from seqdefer.errors import MissingExtraError
-from seqdefer.labelling.engines import EngineSettings
-from seqdefer.splits import label_task
+from seqdefer.evaluation.splits import label_task
+from seqdefer.labels.executors.settings import EngineSettings
 from seqdefer.tasks.tsp.task import ENTRY, TSPOptions
 
 TIMES = (1, 4, 16)

@@ -23,14 +23,14 @@ import torch
 from benchmarks.measure import Row, require_same, seconds_of
 from benchmarks.text import BUDGET, NEAR, TRIALS, Choice, Decoding, decoding_of, quiet
 from benchmarks.weather import Bench
-from seqdefer.calibration import BEYOND, BUDGETS, Calibration, Setting
-from seqdefer.deferring import DeferringModel
-from seqdefer.engine import draft, roll_out
+from seqdefer.budgets.calibration import BEYOND, BUDGETS, Calibration, Setting
+from seqdefer.budgets.policies import Threshold
+from seqdefer.engine.interleaved import draft, roll_out
 from seqdefer.errors import MissingExtraError
+from seqdefer.evaluation.settings import STARTING_POINTS
 from seqdefer.interfaces import Codec, Served
-from seqdefer.policies import Threshold
-from seqdefer.rejectors import TOKEN_NETWORKS, Sizes, TokenNetwork
-from seqdefer.settings import STARTING_POINTS
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.networks import TOKEN_NETWORKS, Sizes, TokenNetwork
 from seqdefer.tasks.text.models import transformers
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING

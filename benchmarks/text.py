@@ -31,13 +31,13 @@ from torch import Tensor
 
 from benchmarks.measure import Row, Seconds, require_same
 from benchmarks.weather import SEED, Bench
-from seqdefer.baselines import Confidence
-from seqdefer.branches import branch_out
-from seqdefer.engine import HandOff, draft, roll_out
+from seqdefer.budgets.policies import Threshold
+from seqdefer.engine.interleaved import HandOff, draft, roll_out
 from seqdefer.environment import choose_device, machine
 from seqdefer.errors import DataError, MissingExtraError
 from seqdefer.interfaces import Policy
-from seqdefer.policies import Threshold
+from seqdefer.labels.branches import branch_out
+from seqdefer.rejectors.confidence import Confidence
 from seqdefer.tasks.text.data import encode, read_corpus
 from seqdefer.tasks.text.encodings import Encodings
 from seqdefer.tasks.text.models import TextModel, text_model, transformers

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.measure import ResultsDifferError, Row, require_same
 from benchmarks.weather import SEED, Bench
-from seqdefer.cores import n_threads
+from seqdefer.environment import n_threads
 from seqdefer.errors import MissingExtraError
 from seqdefer.tasks.tsp.data import gaussian_instances
 from seqdefer.tasks.tsp.experts import TourExpert, in_parallel, make_expert

@@ -1,38 +1,41 @@
-"""The machine a run finds itself on: its device, its description for the provenance, and the clock of its stages."""
+"""The machine a run finds itself on: its device, cores and threads, and its description for the provenance.
+
+PyTorch is imported on use: solvers ask for their number of threads without it.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.interfaces import Meter, Silent
+
+if TYPE_CHECKING:
+    import torch
+
+THREADS_VARIABLE = "SEQDEFER_THREADS"  # limits the threads of a solver where all cores are too many
 
 
-@dataclass
-class Clock:
-    """Seconds per stage, and the meter that shows the stage meanwhile."""
+def n_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    meter: Meter = field(default_factory=Silent)
-    seconds: dict[str, float] = field(default_factory=dict)
 
-    @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        begun = time.perf_counter()
-        with self.meter.stage(name, total) as advance:
-            yield advance
-        key = name.split(" (", maxsplit=1)[0]
-        self.seconds[key] = round(self.seconds.get(key, 0.0) + time.perf_counter() - begun, 3)
+def n_threads() -> int:
+    """Count the threads for a solver: as many as SEQDEFER_THREADS allows, or one per core."""
+    allowed = os.environ.get(THREADS_VARIABLE, "")
+    if not allowed:
+        return n_cores()
+    if not (allowed.isdecimal() and int(allowed)):
+        raise OptionError(f"{THREADS_VARIABLE} is {allowed!r}; it must be a number of threads, 1 or more")
+    return int(allowed)
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Where this runs."""
+    """Describe this machine for the provenance of a run."""
+    import torch
+
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "device": f"{device.type} ({name})",
@@ -44,7 +47,9 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def choose_device(name: str) -> torch.device:
-    """'auto' takes a GPU where there is one."""
+    """Return the device of this name; 'auto' takes a GPU where there is one."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

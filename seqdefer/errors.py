@@ -6,7 +6,7 @@
     │   ├── OptionError       an unknown name, or a value out of range
     │   └── CheckpointError   a checkpoint that is damaged or belongs to another predictor
     ├── MissingExtraError optional software is absent; the message has the command that installs it
-    ├── EndpointError     an expert behind an address does not answer as it should (seqdefer.remote)
+    ├── EndpointError     an expert behind an address does not answer as it should (seqdefer.remote.client)
     ├── LostWorkerError   a process that labels died again and again
     └── ContractError     a task, expert, policy or loss breaks its interface (see seqdefer.testing)
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from seqdefer.progress import Meter
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 State = TypeVar("State")
@@ -190,7 +190,7 @@ class Task(ABC):
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
         """A few examples as they come out at rising budgets, their two authors told apart: HTML for the report, made
-        with `seqdefer.markup`, which escapes. Nothing by default."""
+        with `seqdefer.report.markup`, which escapes. Nothing by default."""
         return ""
 
 
@@ -304,19 +304,6 @@ class Served:
     expert: Expert
     spec: SequenceSpec
     codec: Codec
-
-
-class Meter(Protocol):
-    """Where progress goes. `stage` opens a bar of `total` steps and gives the function that advances it."""
-
-    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]: ...
-
-
-class Silent:
-    """A meter that shows nothing."""
-
-    def stage(self, name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda _: None)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     import torch
 
-    from seqdefer.tasks.weather import WeatherTask
+    from seqdefer.tasks.weather.task import WeatherTask
 
 # The tests' tensors are tiny. More threads only wait for each other, on a busy machine a hundred times longer than the
 # work takes. Read when torch is loaded, here and in the processes that tests start.

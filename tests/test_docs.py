@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from seqdefer.cli import main
+from seqdefer.evaluation.results import Results, load_results
 from seqdefer.interfaces import TaskEntry
-from seqdefer.results import Results, load_results
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"(?P<mark><!-- no-test -->\s*)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -100,7 +100,7 @@ def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
 def test_tutorial_entry(tutorial: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were installed: the command line finds the task, and its options."""
     entry: TaskEntry = tutorial["ENTRY"]
-    monkeypatch.setattr("seqdefer.experiment.load_task", {"speller": entry}.__getitem__)
+    monkeypatch.setattr("seqdefer.registry.load_task", {"speller": entry}.__getitem__)
     options = [
         "--words",
         "60",

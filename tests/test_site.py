@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_docs import ROOT, python_blocks, run_blocks
 
 import seqdefer
+from tests.test_docs import ROOT, python_blocks, run_blocks
 
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # those are data
 PICTURES = ("granularities", "curve", "decision-tree")
 GENERATED = ["benchmarks.md", "commands.md", "results.md", *(f"images/{name}.svg" for name in PICTURES)]
 ELSEWHERE = {"writing-a-task.md", "theory.md"}  # pages whose code other tests run
-BROUGHT = {"changelog.md", "contributing.md"}  # by docs/hooks.py, from beside the folder
+BROUGHT = {"changelog.md", "contributing.md"}  # by tools/hooks.py, from beside the folder
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
 # What a browser fetches by itself; a link that a reader may follow is another thing.
 REMOTE = re.compile(
@@ -54,7 +54,7 @@ def test_generated_file_is_up_to_date(name: str, in_docs: None) -> None:
     if name == "commands.md" and sys.version_info[:2] != (3, 11):
         pytest.skip("argparse wraps its help differently from version to version; the page is made with Python 3.11")
     made = import_module("generate").GENERATED[name]()
-    assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; renew it with: python docs/generate.py"
+    assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; renew it with: python tools/generate.py"
 
 
 def test_every_command_is_in_the_reference() -> None:
@@ -133,11 +133,11 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.slow
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
-    places = {f"seqdefer.{module}.{name}" for name, module in seqdefer._MODULE_OF.items()}
+    places = {f"{getattr(seqdefer, name).__module__}.{name}" for name in seqdefer.__all__ if name != "__version__"}
     assert not {place for place in places if f'id="{place}"' not in text}
 
 
 def test_the_verdicts_in_the_readme_are_those_of_the_records() -> None:
-    from seqdefer.reproduction.pages import verdict_summary
+    from seqdefer.paper.render.pages import verdict_summary
 
     assert verdict_summary(ROOT / "docs" / "results") in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -3,141 +3,40 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import metadata
+from graphlib import CycleError, TopologicalSorter
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
 
 import seqdefer
+from seqdefer.renames import NEW_PLACES
 
-# Imports go one way: a module imports only from modules before it in this list, lazy imports and imports for type
-# checkers included. A folder (tasks) is one entry. `__init__` is the facade: it comes last, so nobody imports from it.
-ORDER = [
+# A room is a folder of the package; modules at its root are rooms of their own. The order of rooms follows from who
+# imports whom: there are no circles, among rooms and within each.
+TASKS_IMPORT = {
     "errors",
-    "cores",
-    "patience",
-    "roofline",
-    "scaling",
-    "remote",
-    "store",
-    "shards",
-    "types",
-    "interfaces",
     "environment",
-    "engine",
-    "branches",
-    "labels",
-    "trees",
-    "exploration",
-    "labelling",
-    "splits",
-    "losses",
-    "theory",
-    "rejectors",
-    "training",
-    "hulls",
-    "policies",
-    "oracle",
-    "baselines",
-    "curves",
-    "results",
-    "paper",
-    "markup",
-    "plots",
-    "sections",
-    "report",
-    "calibration",
-    "tables",
-    "settings",
-    "showing",
-    "experiment",
-    "deferring",
-    "fitting",
-    "server",
-    "reproduction",
+    "interfaces",
+    "progress",
+    "registry",
+    "remote",
+    "report.markup",
+    "storage",
     "tasks",
-    "testing",
-    "cli",
-    "__main__",
-    "__init__",
-]
-# Tasks and deferral are strangers: tasks see only these, nobody imports tasks, and only these two look them up.
-TASKS_IMPORT = {"cores", "errors", "remote", "store", "types", "interfaces", "markup", "tasks"}
-FIND_TASKS = {"experiment", "cli"}
+    "types",
+}
+LOOK_UP = {"registry"}  # the one module that reads entry points
 
-PUBLIC = [
-    "Calls",
-    "CheckpointError",
-    "ChowMean",
-    "ChowQuantile",
-    "ChowSum",
-    "Confidence",
-    "ContractError",
-    "Curve",
-    "DataError",
-    "DecisionTrees",
-    "DeferringModel",
-    "Draft",
-    "DraftMLP",
-    "DraftRejector",
-    "Examples",
-    "Experiment",
-    "ExperimentSettings",
-    "Expert",
-    "HandOff",
-    "HandOffTable",
-    "InputError",
-    "LSTMRejector",
-    "MLPRejector",
-    "MissingExtraError",
-    "NextTokenExpert",
-    "OptionError",
-    "Policy",
-    "Predictor",
-    "Proposal",
-    "Results",
-    "Rollout",
-    "SeqdeferError",
-    "SequenceSpec",
-    "Sequences",
-    "Settings",
-    "Step",
-    "Task",
-    "TaskEntry",
-    "Threshold",
-    "TokenRejector",
-    "__version__",
-    "curve_of",
-    "draft",
-    "enumerate_trees",
-    "fit_once",
-    "fit_token",
-    "fit_whole",
-    "get_phi",
-    "get_psi",
-    "hand_off_table",
-    "improvement",
-    "interleave",
-    "load_rejector",
-    "load_results",
-    "load_task",
-    "once_threshold_for",
-    "one_time_surrogate",
-    "paired_bootstrap",
-    "roll_out",
-    "run_task",
-    "sweep_thresholds",
-    "threshold_for",
-    "token_surrogate",
-    "whole_threshold_for",
-    "write_report",
-]
 
 PACKAGE = Path(seqdefer.__file__).parent
+STUB = PACKAGE / "__init__.pyi"
 FILES = sorted(PACKAGE.rglob("*.py"))
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
@@ -149,17 +48,25 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def place(path: Path) -> str:
-    """The entry of ORDER a file belongs to: its folder within the package, or its own name."""
+def module_of(path: Path) -> str:
+    """seqdefer/tasks/tsp/task.py -> tasks.tsp.task; seqdefer/tasks/__init__.py -> tasks"""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def place_of_name(name: str) -> str:
-    """seqdefer.tasks.weather -> tasks; seqdefer.Task -> __init__"""
-    first = name.split(".")[1] if "." in name else "__init__"
-    exists = (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").is_file()
-    return first if exists or first in ORDER else "__init__"
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported_module(name: str) -> str:
+    """seqdefer.tasks.tsp.task.ENTRY -> tasks.tsp.task; seqdefer.Task -> __init__"""
+    inner = name.split(".")[1:]
+    while inner and ".".join(inner) not in MODULES:
+        inner.pop()
+    return ".".join(inner) or "__init__"
+
+
+def room_of(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -179,53 +86,110 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def test_every_module_has_its_place() -> None:
-    homeless = sorted({place(path) for path in FILES} - set(ORDER))
-    assert not homeless, f"add {homeless} to ORDER in {__file__}, after everything they import"
+def own_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Modules of the package that a file imports, lazy imports and imports for type checkers included."""
+    for line, name in imports(path):
+        if name.split(".")[0] == "seqdefer" and name != "seqdefer.__version__":
+            yield line, imported_module(name)
+
+
+def find_circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the nodes of a circle, or nothing where the graph has an order."""
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_circles_are_found() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert set(find_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
+
+
+def test_rooms_import_one_way() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        others = {room_of(other) for _, other in own_imports(path)} - {room_of(module)}
+        graph.setdefault(room_of(module), set()).update(others)
+    assert not find_circle(graph), "two rooms import each other: move what both need into a room above them"
+
+
+def test_modules_import_one_way() -> None:
+    graph = {module: {other for _, other in own_imports(path)} - {module} for module, path in MODULES.items()}
+    assert not find_circle(graph)
 
 
 @each_file
-def test_imports_go_one_way(path: Path) -> None:
-    own = place(path)
-    if own not in ORDER:
-        pytest.skip("has no place yet: see test_every_module_has_its_place")
-    allowed = TASKS_IMPORT if own == "tasks" else {*ORDER[: ORDER.index(own)], own} - {"tasks"}
-    wrong = [
-        f"{path.name}:{line} imports {name}"
-        for line, name in imports(path)
-        if name.split(".")[0] == "seqdefer" and name != "seqdefer.__version__" and place_of_name(name) not in allowed
-    ]
-    assert not wrong, f"{own} may import only {sorted(allowed - {own})} of seqdefer"
+def test_nobody_imports_the_facade(path: Path) -> None:
+    wrong = [line for line, other in own_imports(path) if other == "__init__"]
+    assert not wrong, f"{path.name}: import from the module that defines the name, lines {wrong}"
 
 
 @each_file
-def test_tasks_are_looked_up_in_one_place(path: Path) -> None:
+def test_tasks_and_deferral_are_strangers(path: Path) -> None:
+    is_task = room_of(module_of(path)) == "tasks"
+    for line, other in own_imports(path):
+        if is_task:
+            assert {other, room_of(other)} & TASKS_IMPORT, f"{path.name}:{line}: a task imports {other}"
+        else:
+            assert room_of(other) != "tasks", f"{path.name}:{line} imports {other}: find tasks by their names"
+
+
+@each_file
+def test_plugins_are_looked_up_in_one_place(path: Path) -> None:
     named = {
         value
         for node in ast.walk(parse(path))
         for value in (getattr(node, "id", None), getattr(node, "attr", None), getattr(node, "name", None))
     }
-    assert "entry_points" not in named or place(path) in FIND_TASKS, f"only {sorted(FIND_TASKS)} find tasks"
+    assert "entry_points" not in named or module_of(path) in LOOK_UP, f"only {sorted(LOOK_UP)} finds plug-ins"
 
 
-def test_public_names() -> None:
-    assert sorted(seqdefer.__all__) == sorted(PUBLIC)
-    assert set(PUBLIC) <= set(dir(seqdefer))
+def test_a_class_name_exists_once() -> None:
+    names = [
+        node.name
+        for path in FILES
+        for node in parse(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert not sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+def public_names() -> list[str]:
+    tree = ast.parse(STUB.read_text(encoding="utf-8"))
+    return [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+
+
+def test_public_names_are_those_of_the_stub() -> None:
+    assert sorted(seqdefer.__all__) == sorted(["__version__", *public_names()])
+    assert set(seqdefer.__all__) <= {*dir(seqdefer), "__version__"}
+
+
+@pytest.mark.parametrize("name", public_names())
 def test_public_name_resolves(name: str) -> None:
     assert getattr(seqdefer, name) is not None
 
 
-def test_type_checkers_see_the_public_names() -> None:
-    """The imports under TYPE_CHECKING are the table of lazy names, written once more."""
-    lazy = {f"seqdefer.{module}.{name}" for name, module in seqdefer._MODULE_OF.items()}
-    assert {name for _, name in imports(PACKAGE / "__init__.py") if name.startswith("seqdefer.")} == lazy
+@pytest.mark.parametrize("old", sorted(NEW_PLACES))
+def test_an_old_module_names_its_new_place(old: str) -> None:
+    place = NEW_PLACES[old].split(" ")[0]
+    if module_of_name(old) in MODULES:  # a room today
+        with pytest.raises(ImportError, match=re.escape(place)):
+            exec(f"from {old} import something")
+    else:
+        with pytest.raises(ModuleNotFoundError, match=re.escape(f"{old} is now {place}")):
+            import_module(old)
+    if place.startswith("seqdefer."):
+        import_module(place)
+
+
+def module_of_name(name: str) -> str:
+    return name.removeprefix("seqdefer.")
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Exprt'"):
+    with pytest.raises(AttributeError, match="attribute Exprt"):
         seqdefer.Exprt  # noqa: B018
 
 
@@ -244,7 +208,6 @@ def test_import_is_light() -> None:
     assert not loaded & {"torch", "numpy", "rich", "safetensors"}
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli").exists(), reason="there is no seqdefer/cli yet")
 def test_help_does_not_load_torch() -> None:
     code = (
         "import runpy, sys\n"
@@ -282,7 +245,7 @@ def forbidden(path: Path) -> Iterator[str]:
 
 @each_file
 def test_no_pickle(path: Path) -> None:
-    assert not list(forbidden(path)), "files are JSON and safetensors: see seqdefer/store.py"
+    assert not list(forbidden(path)), "files are JSON and safetensors: see seqdefer/storage"
 
 
 @each_file

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from seqdefer.errors import CheckpointError, ContractError, OptionError, unknown
 
 if TYPE_CHECKING:
+    from seqdefer.evaluation.settings import ExperimentSettings
     from seqdefer.interfaces import TaskEntry
-    from seqdefer.settings import ExperimentSettings
 
 
 USUAL = "quick"  # the preset where none is named
@@ -35,7 +35,7 @@ def one_line(message: str) -> str:
 
 def task_of(command: str, arguments: list[str], *, needs: str | None = None) -> TaskEntry:
     """The task named first among the arguments of a command. `needs`: a part of its entry, which not all tasks have."""
-    from seqdefer.experiment import find_tasks, load_task
+    from seqdefer.registry import find_tasks, load_task
 
     if not arguments or arguments[0] in ("-h", "--help"):
         fitting = [name for name in sorted(find_tasks()) if needs is None or getattr(load_task(name), needs)]
@@ -50,7 +50,7 @@ def task_of(command: str, arguments: list[str], *, needs: str | None = None) -> 
 
 def chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any, ExperimentSettings]:
     """The preset's options of the task and settings of the experiment, with what was chosen on the command line."""
-    from seqdefer.settings import experiment_settings
+    from seqdefer.evaluation.settings import experiment_settings
 
     if chosen.preset not in entry.presets:
         raise unknown("preset", chosen.preset, entry.presets)
@@ -85,9 +85,9 @@ def add_common(parser: argparse.ArgumentParser, printed: str) -> None:
 
 
 def add_learning(parser: Parser, usual: ExperimentSettings) -> None:
-    from seqdefer.losses import PHIS, PSIS
-    from seqdefer.rejectors import DRAFT_NETWORKS
-    from seqdefer.training import STRATEGIES
+    from seqdefer.rejectors.losses import PHIS, PSIS
+    from seqdefer.rejectors.networks import DRAFT_NETWORKS
+    from seqdefer.rejectors.training import STRATEGIES
 
     group = parser.add_argument_group("learning")
     group.add_argument("--architecture", metavar="lstm|mlp", help=f"token-level network ({usual.token.architecture})")
@@ -155,7 +155,7 @@ def override(defaults: Any, given: dict[str, Any]) -> Any:
 @contextmanager
 def work_in(folder: Path, task: str) -> Iterator[None]:
     """A folder for the work of a task. What another one left there would be replaced without a word."""
-    from seqdefer.store import read_json, writable_folder
+    from seqdefer.storage.files import read_json, writable_folder
 
     for file in ("results.json", "deferral.json"):
         with suppress(CheckpointError):  # there is none, or it is damaged and will be written again
@@ -170,7 +170,7 @@ def work_in(folder: Path, task: str) -> Iterator[None]:
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Any]:
     """Bars on stderr, one a stage; in a log, a line now and then."""
-    from seqdefer.interfaces import Silent
+    from seqdefer.progress import Silent
 
     if quiet:
         yield Silent()

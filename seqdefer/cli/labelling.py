@@ -26,9 +26,9 @@ from seqdefer.errors import OptionError
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
-    from seqdefer.labelling.caches import Contents
-    from seqdefer.labelling.engines import EngineSettings
-    from seqdefer.labelling.labels import Made
+    from seqdefer.labels.executors.settings import EngineSettings
+    from seqdefer.labels.inventory import Contents
+    from seqdefer.labels.label_store import Made
 
 LABELLED = """\
 examples:
@@ -68,7 +68,7 @@ def add_engine(parser: argparse.ArgumentParser, *, store: str) -> None:
 
 
 def chosen_engine(chosen: argparse.Namespace) -> EngineSettings:
-    from seqdefer.labelling.engines import EngineSettings
+    from seqdefer.labels.executors.settings import EngineSettings
 
     given = {name: value for name, value in vars(chosen).items() if value is not None}
     settings: EngineSettings = override(EngineSettings(), given)
@@ -79,7 +79,7 @@ def chosen_engine(chosen: argparse.Namespace) -> EngineSettings:
 
 
 def label(arguments: list[str]) -> int:
-    from seqdefer.splits import label_task
+    from seqdefer.evaluation.splits import label_task
 
     entry = task_of("label", arguments)
     chosen = _label_parser(entry).parse_args(arguments[1:])
@@ -97,7 +97,7 @@ def label(arguments: list[str]) -> int:
 
 
 def _label_parser(entry: TaskEntry) -> Parser:
-    from seqdefer.settings import experiment_settings
+    from seqdefer.evaluation.settings import experiment_settings
 
     usual = experiment_settings(entry, USUAL)
     parser = task_parser(
@@ -180,7 +180,7 @@ def add_cache(commands: Any) -> None:
 
 
 def _list(chosen: argparse.Namespace) -> int:
-    from seqdefer.labelling.caches import contents, store_in
+    from seqdefer.labels.inventory import contents, store_in
 
     store = store_in(chosen.folder)
     found = contents(store)
@@ -208,7 +208,7 @@ def _rows(found: Contents) -> list[dict[str, Any]]:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    from seqdefer.labelling.caches import store_in, verify
+    from seqdefer.labels.inventory import store_in, verify
 
     store = store_in(chosen.folder)
     wrong = verify(store)
@@ -222,16 +222,20 @@ def _verify(chosen: argparse.Namespace) -> int:
 
 
 def _remove(chosen: argparse.Namespace) -> int:
-    from seqdefer.labelling import caches
+    from seqdefer.labels import inventory
 
-    store = caches.store_in(chosen.folder)
-    ways = {"--damaged": caches.remove_damaged, "--unfinished": caches.remove_unfinished, "--all": caches.remove_all}
+    store = inventory.store_in(chosen.folder)
+    ways = {
+        "--damaged": inventory.remove_damaged,
+        "--unfinished": inventory.remove_unfinished,
+        "--all": inventory.remove_all,
+    }
     asked = [way for flag, way in ways.items() if getattr(chosen, flag[2:])]
     if not (asked or chosen.names):
         raise OptionError(
             "nothing was named to remove; give names (seqdefer cache ls shows them), or " + ", ".join(ways)
         )
-    removed = caches.remove_labellings(store, chosen.names) if chosen.names else []
+    removed = inventory.remove_labellings(store, chosen.names) if chosen.names else []
     for way in asked:
         removed += way(store)
     if chosen.json:

@@ -31,9 +31,9 @@ from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
 
 if TYPE_CHECKING:
-    from seqdefer.calibration import Calibration, Setting
-    from seqdefer.deferring import DeferringModel
+    from seqdefer.budgets.calibration import Calibration, Setting
     from seqdefer.interfaces import TaskEntry
+    from seqdefer.model.deferring_model import DeferringModel
 
 
 USUAL_BUDGET = 0.2
@@ -72,7 +72,7 @@ The number after @ is the budget: the share of tokens that the expert writes.
 
 
 def fit(arguments: list[str]) -> int:
-    from seqdefer.fitting import fit_model, require_served
+    from seqdefer.model.fitting import fit_model, require_served
 
     entry = task_of("fit", arguments, needs="serve")
     require_served(entry)
@@ -95,7 +95,7 @@ def fit(arguments: list[str]) -> int:
 
 
 def _fit_parser(entry: TaskEntry) -> Parser:
-    from seqdefer.settings import experiment_settings
+    from seqdefer.evaluation.settings import experiment_settings
 
     parser = task_parser(
         "fit",
@@ -144,8 +144,8 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(chosen: argparse.Namespace) -> int:
-    from seqdefer.deferring import CHECKED, DeferringModel
-    from seqdefer.store import inputs_in, read_lines
+    from seqdefer.model.deferring_model import CHECKED, DeferringModel
+    from seqdefer.storage.files import inputs_in, read_lines
 
     if chosen.inputs < 2:
         raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
@@ -176,7 +176,7 @@ def _calibrate(chosen: argparse.Namespace) -> int:
 def _print_check(seen: tuple[Setting, ...], model: DeferringModel, n: int, *, as_json: bool) -> None:
     from rich.console import Console
 
-    from seqdefer.tables import check_table
+    from seqdefer.report.terminal import check_table
 
     if as_json:
         budgets = [{**dataclasses.asdict(one), "expected": model.setting(one.budget).share} for one in seen]
@@ -188,7 +188,7 @@ def _print_check(seen: tuple[Setting, ...], model: DeferringModel, n: int, *, as
 def _print_calibration(found: Calibration, *, as_json: bool) -> None:
     from rich.console import Console
 
-    from seqdefer.tables import calibration_table, shown_settings
+    from seqdefer.report.terminal import calibration_table, shown_settings
 
     if as_json:
         budgets = [{**dataclasses.asdict(one), "met": one.is_near(one.budget)} for one in shown_settings(found)]
@@ -217,8 +217,8 @@ def add_generate(commands: Any) -> None:
 def _generate(chosen: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from seqdefer.deferring import DeferringModel
-    from seqdefer.tables import written_lines
+    from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.report.terminal import written_lines
 
     if chosen.budget is not None and chosen.threshold is not None:
         raise OptionError("--budget and --threshold both decide what the expert writes; give one of them")
@@ -276,7 +276,7 @@ def add_serve(commands: Any) -> None:
 
 
 def _serve(chosen: argparse.Namespace) -> int:
-    from seqdefer.deferring import DeferringModel
+    from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.server.gate import check_key
     from seqdefer.server.limits import Limits
     from seqdefer.server.running import address_of, listen, require_extra, serve

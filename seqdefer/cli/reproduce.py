@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from seqdefer.cli.common import names, progress
 from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
-from seqdefer.store import writable_folder
+from seqdefer.storage.files import writable_folder
 
 if TYPE_CHECKING:
     pass
@@ -67,10 +67,10 @@ def add_reproduce(commands: Any) -> None:
 def _reproduce(chosen: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from seqdefer.reproduction.command import Choices, reproduce
-    from seqdefer.reproduction.records import Judgements, Study
-    from seqdefer.reproduction.writing import tables_of
-    from seqdefer.results import to_plain
+    from seqdefer.evaluation.results import to_plain
+    from seqdefer.paper.records import Judgements, Study
+    from seqdefer.paper.render.writing import tables_of
+    from seqdefer.paper.reproduce import Choices, reproduce
 
     choices = Choices(
         chosen.preset, chosen.seeds, chosen.instances, chosen.tasks, _set_options(chosen.set), chosen.device,

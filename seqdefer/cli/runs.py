@@ -25,15 +25,15 @@ from seqdefer.cli.common import (
 )
 from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
-from seqdefer.store import writable_folder
+from seqdefer.storage.files import writable_folder
 
 if TYPE_CHECKING:
+    from seqdefer.evaluation.results import Results
     from seqdefer.interfaces import TaskEntry
-    from seqdefer.results import Results
 
 
 def run(arguments: list[str]) -> int:
-    from seqdefer.experiment import run_task
+    from seqdefer.report.run import run_task
 
     entry = task_of("run", arguments)
     chosen = _run_parser(entry).parse_args(arguments[1:])
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_parser(entry: TaskEntry) -> Parser:
-    from seqdefer.settings import experiment_settings
+    from seqdefer.evaluation.settings import experiment_settings
 
     usual = experiment_settings(entry, USUAL)
     parser = task_parser(
@@ -77,7 +77,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
 def _print_table(results: Results) -> None:
     from rich.console import Console
 
-    from seqdefer.tables import results_table
+    from seqdefer.report.terminal import results_table
 
     Console().print(results_table(results))
 
@@ -112,7 +112,7 @@ def train_predictor(arguments: list[str]) -> int:
 
 
 def list_tasks(chosen: argparse.Namespace) -> int:
-    from seqdefer.experiment import find_tasks, load_task
+    from seqdefer.registry import find_tasks, load_task
 
     found = {name: load_task(name).summary for name in sorted(find_tasks())}
     if chosen.json:
@@ -124,9 +124,9 @@ def list_tasks(chosen: argparse.Namespace) -> int:
 
 
 def plot_again(chosen: argparse.Namespace) -> int:
-    from seqdefer.plots import write_plots
-    from seqdefer.report import panels_of, write_report
-    from seqdefer.results import load_results
+    from seqdefer.evaluation.results import load_results
+    from seqdefer.report.html import panels_of, write_report
+    from seqdefer.report.svg import write_plots
 
     results = load_results(chosen.folder)
     home = chosen.folder if chosen.folder.is_dir() else chosen.folder.parent

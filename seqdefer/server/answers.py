@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
-from seqdefer.calibration import LossCurve
-from seqdefer.deferring import DeferringModel
+from seqdefer.budgets.calibration import LossCurve
 from seqdefer.interfaces import Codec
-from seqdefer.rejectors import TokenNetwork
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.networks import TokenNetwork
 from seqdefer.server.cohorts import Read, Token
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.protocol import SEPARATOR

@@ -22,8 +22,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from seqdefer import __version__
-from seqdefer.deferring import BUDGET, DeferringModel
 from seqdefer.errors import OptionError
+from seqdefer.model.deferring_model import BUDGET, DeferringModel
 from seqdefer.server import schemas
 from seqdefer.server.answers import (
     CHAT,

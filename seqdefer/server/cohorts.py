@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from seqdefer.deferring import AUTHORS, DeferringModel
 from seqdefer.interfaces import Codec
-from seqdefer.rejectors import TokenNetwork
+from seqdefer.model.deferring_model import AUTHORS, DeferringModel
+from seqdefer.rejectors.networks import TokenNetwork
 from seqdefer.server.guarding import Caller, Guard
 from seqdefer.server.plans import ByToken, OneTime, Written
 from seqdefer.server.turns import Turns

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from seqdefer.deferring import DeferringModel
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.limits import Limits
 from seqdefer.server.protocol import name_pattern
 from seqdefer.server.schemas import Error

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.deferring import DeferringModel
-from seqdefer.engine import complete_drafts, draft, interleave
-from seqdefer.policies import by_position, choose_kept
-from seqdefer.rejectors import DraftNetwork, TokenNetwork
+from seqdefer.budgets.policies import by_position, choose_kept
+from seqdefer.engine.interleaved import complete_drafts, draft, interleave
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.networks import DraftNetwork, TokenNetwork
 from seqdefer.server.guarding import Caller, Guard, RowThresholds
 from seqdefer.types import Examples, Rollout
 

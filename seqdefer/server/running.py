@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from seqdefer.deferring import BUDGET, DeferringModel
 from seqdefer.errors import OptionError, missing_extra
+from seqdefer.model.deferring_model import BUDGET, DeferringModel
 from seqdefer.server.gate import is_loopback
 from seqdefer.server.limits import Limits
 from seqdefer.server.scheduler import ENDING

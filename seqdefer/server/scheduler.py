@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
-from seqdefer.deferring import DeferringModel
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.cohorts import Ask, Cohort, Encoded, Event, Failed, Listener, Token, read_inputs
 from seqdefer.server.faults import busy, fault_of, stopping
 from seqdefer.server.guarding import Caller, ExpertTimeout

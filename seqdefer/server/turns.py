@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from seqdefer.patience import Patience
+from seqdefer.remote.cancellation import Patience
 from seqdefer.server.guarding import Caller, ExpertTimeout
 
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqdefer.losses import Phi, Psi
+from seqdefer.rejectors.losses import Phi, Psi
 from seqdefer.testing.rules import name_of, require, require_tensor, require_text
 
 SLACK = 1e-9  # what rounding may do in float64

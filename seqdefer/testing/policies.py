@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.engine import draft, roll_out
+from seqdefer.engine.interleaved import draft, roll_out
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.testing.predictors import Stop, start, walk
 from seqdefer.testing.rules import (

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seqdefer.engine import draft
+from seqdefer.engine.interleaved import draft
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task
-from seqdefer.labels import hand_off_table
+from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.testing.experts import check_expert
 from seqdefer.testing.predictors import check_predictor
 from seqdefer.testing.rules import (

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import DataError
-from seqdefer.store import fingerprint
-from seqdefer.tasks.wheels import Source, fetch, read_content, wheel
+from seqdefer.storage.files import fingerprint
+from seqdefer.tasks.common.download import Source, fetch, read_content, wheel
 
 PHONEMES = (
     "AA", "AE", "AH", "AO", "AW", "AY", "B", "CH", "D", "DH", "EH", "ER", "EY", "F", "G", "HH", "IH", "IY", "JH", "K",

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError
-from seqdefer.interfaces import Meter, NextTokenExpert, Predictor
-from seqdefer.store import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.interfaces import NextTokenExpert, Predictor
+from seqdefer.progress import Meter
+from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
 from seqdefer.tasks.pronounce.data import END, LETTERS, SYMBOLS
 from seqdefer.types import Examples, Proposal
 

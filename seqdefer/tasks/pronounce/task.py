@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError
-from seqdefer.interfaces import Meter, Served, SplitName, Task, TaskEntry
-from seqdefer.markup import NBSP, number
-from seqdefer.store import read_json, write_json
-from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
-from seqdefer.tasks.options import check_ranges, option
+from seqdefer.interfaces import Served, SplitName, Task, TaskEntry
+from seqdefer.progress import Meter
+from seqdefer.report.markup import NBSP, number
+from seqdefer.storage.files import read_json, write_json
+from seqdefer.tasks.common.options import check_ranges, option
+from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.pronounce.codec import END_SIGN, PhonemeCodec
 from seqdefer.tasks.pronounce.data import (
     END,

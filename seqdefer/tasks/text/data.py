@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from seqdefer.errors import DataError, MissingExtraError, OptionError, missing_extra
 from seqdefer.interfaces import SplitName
-from seqdefer.store import fingerprint
+from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.hub import cache_alone_if_unknown
 from seqdefer.tasks.text.passes import PADDING
 

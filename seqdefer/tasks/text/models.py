@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError, DataError, OptionError, missing_extra
-from seqdefer.store import fingerprint
+from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.encodings import Encodings
 from seqdefer.tasks.text.passes import PADDING, DecoderOnly, EncoderDecoder, Network
 

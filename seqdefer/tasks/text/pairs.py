@@ -20,8 +20,8 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import BRANCHES, NextTokenExpert, Predictor
-from seqdefer.remote import Completions
-from seqdefer.store import fingerprint
+from seqdefer.remote.client import Completions
+from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.memory import Halving

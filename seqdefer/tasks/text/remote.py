@@ -15,8 +15,8 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import DraftExpert, NextTokenExpert
-from seqdefer.remote import Ask, Completion, Completions
-from seqdefer.store import fingerprint
+from seqdefer.remote.client import Ask, Completion, Completions
+from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.types import Examples, Sequences, SequenceSpec

@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.interfaces import Meter, Served, SplitName, Task, TaskEntry
-from seqdefer.markup import NBSP, number
-from seqdefer.remote import Completions, Endpoint, check_url, is_url, require_extra
-from seqdefer.store import fingerprint
-from seqdefer.tasks.colours import TokenDrawing, TokenExample, draw_tokens
-from seqdefer.tasks.options import check_ranges, option
+from seqdefer.interfaces import Served, SplitName, Task, TaskEntry
+from seqdefer.progress import Meter
+from seqdefer.remote.client import Completions, Endpoint, check_url, is_url, require_extra
+from seqdefer.report.markup import NBSP, number
+from seqdefer.storage.files import fingerprint
+from seqdefer.tasks.common.options import check_ranges, option
+from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.text.codec import END_SIGN, TextCodec
 from seqdefer.tasks.text.data import Document, Fields, filter_by_words, make_splits, read_corpus
 from seqdefer.tasks.text.loading import DTYPES, load_text_model

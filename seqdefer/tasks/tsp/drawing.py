@@ -16,7 +16,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from seqdefer.errors import ContractError
-from seqdefer.markup import NBSP, Markup, element, join, number
+from seqdefer.report.markup import NBSP, Markup, element, join, number
 
 Point = tuple[float, float]
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqdefer import cores
+from seqdefer import environment
 from seqdefer.errors import InputError, OptionError, unknown
 from seqdefer.interfaces import DraftExpert
 from seqdefer.tasks.tsp import search
@@ -89,7 +89,7 @@ class ExactExpert(TourExpert):
 
     def __init__(self, solver: ExactSolver, *, n_threads: int | None = None) -> None:
         self.solver = solver
-        self.n_threads = n_threads or cores.n_threads()
+        self.n_threads = n_threads or environment.n_threads()
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import Predictor
-from seqdefer.store import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
 from seqdefer.tasks.tsp.tours import distances
 from seqdefer.types import Proposal
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError
-from seqdefer.store import fingerprint, read_tensors, write_tensors
-from seqdefer.tasks.options import check_ranges, option
+from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
+from seqdefer.tasks.common.options import check_ranges, option
 from seqdefer.tasks.tsp.pointer import LARGEST, Encoded, PointerNet
 from seqdefer.tasks.tsp.tours import tour_lengths
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError, missing_extra, unknown
 from seqdefer.interfaces import Predictor
-from seqdefer.store import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
 from seqdefer.tasks.tsp.pointer import step_facts
 from seqdefer.tasks.tsp.tours import distances
 from seqdefer.types import Proposal

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from seqdefer import cores
+from seqdefer import environment
 from seqdefer.errors import DataError, OptionError, missing_extra
 
 EFFORT = 3  # perturbations per city that remains
@@ -171,7 +171,7 @@ def _run(
             runs += module.hand_offs(cities[i], drafts[i], kept(i), int(effort), int(seed), N_EXACT, stop, tours[i])
         return runs
 
-    n_threads = max(1, min(threads or cores.n_threads(), len(cities)))
+    n_threads = max(1, min(threads or environment.n_threads(), len(cities)))
     with ThreadPoolExecutor(n_threads) as pool:
         futures = [pool.submit(work) for _ in range(n_threads)]
         try:

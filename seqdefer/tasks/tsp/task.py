@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError, OptionError
-from seqdefer.interfaces import Meter, PredictorTraining, Served, SplitName, Task, TaskEntry
-from seqdefer.store import fingerprint, read_tensors, write_tensors
-from seqdefer.tasks.options import option
+from seqdefer.interfaces import PredictorTraining, Served, SplitName, Task, TaskEntry
+from seqdefer.progress import Meter
+from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
+from seqdefer.tasks.common.options import option
 from seqdefer.tasks.tsp.codec import TourCodec
 from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
 from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery

@@ -1,0 +1,1 @@
+"""What labels cost: counted, modelled and measured."""

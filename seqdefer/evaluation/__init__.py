@@ -1,0 +1,1 @@
+"""The main job: labelled splits, methods swept over test data, deferral curves, results."""

@@ -1,0 +1,375 @@
+"""Deferral curves: what a method does as its threshold moves, the area under that (AUDC), Random, Optimal, intervals.
+
+numpy in float64 throughout; tensors are welcome at the door. n test instances, T thresholds, R weightings of the
+instances (a bootstrap resample is a weighting). x is the mean number of deferred tokens per sequence, y the mean loss.
+Every curve of a test set runs from x = 0, the predictor alone, to the x of the expert alone, so that areas compare.
+
+>>> ends = Ends(predictor_loss=[4.0, 0.0], expert_loss=[0.0, 0.0], expert_deferred=[3, 3])
+>>> sweep = switch_sweep([0.9, 0.1], keep=([0, 0], [4.0, 0.0]), defer=([3, 3], [0.0, 0.0]))
+>>> curve, random = curve_of(sweep, ends), random_curve(ends)
+>>> curve.area, random.area, improvement(curve, random)
+(1.5, 3.0, 50.0)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from seqdefer.budgets.convex_hull import Floats, Integers, first_vertices, hull_edges, priced_steps
+from seqdefer.errors import DataError, OptionError, unknown
+from seqdefer.types import HandOffTable
+
+Values: TypeAlias = ArrayLike | Tensor
+Outcome: TypeAlias = tuple[Values, Values]  # tokens deferred (n,) and loss (n,) of one decision per instance
+
+BLOCK = 128  # resamples weighed at once: enough to vectorise, small enough for thousands of instances
+
+
+def _floats(values: Values) -> Floats:
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+
+
+def _require_same_shape(**arrays: Floats) -> None:
+    if len({array.shape for array in arrays.values()}) > 1:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise DataError(f"these arrays describe the same instances and need the same shape: {shapes}")
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Mean loss against mean deferred tokens, from the predictor alone to the expert alone, sorted by deferred."""
+
+    deferred: Floats  # (P,)
+    loss: Floats  # (P,)
+
+    @property
+    def area(self) -> float:
+        """AUDC: the area under the straight lines between the points; lower is better."""
+        return float(_areas(self.deferred, self.loss))
+
+    def at(self, deferred: Values) -> Floats:
+        """The loss at a mean number of deferred tokens, between two points by mixing them. Any shape.
+
+        Where points share an x: the last of them, in the order of `curve_of`. Outside the ends: the nearer end.
+        """
+        return np.asarray(np.interp(_floats(deferred), self.deferred, self.loss))
+
+    @property
+    def points(self) -> list[list[float]]:
+        """[[x, y], ...] for JSON."""
+        points: list[list[float]] = np.stack([self.deferred, self.loss], 1).tolist()
+        return points
+
+
+def _areas(x: Floats, y: Floats) -> Floats:
+    """Trapezoids along the last dimension. (..., P) -> (...)"""
+    return np.asarray(((y[..., 1:] + y[..., :-1]) / 2 * np.diff(x)).sum(-1))
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Ends:
+    """The two exact ends of every curve: the predictor alone (which defers nothing) and the expert alone."""
+
+    predictor_loss: Floats  # (n,)
+    expert_loss: Floats  # (n,)
+    expert_deferred: Floats  # (n,) tokens the expert writes on its own
+
+    def __init__(self, predictor_loss: Values, expert_loss: Values, expert_deferred: Values) -> None:
+        object.__setattr__(self, "predictor_loss", _floats(predictor_loss))
+        object.__setattr__(self, "expert_loss", _floats(expert_loss))
+        object.__setattr__(self, "expert_deferred", _floats(expert_deferred))
+        _require_same_shape(**vars(self))
+
+    def __len__(self) -> int:
+        return len(self.predictor_loss)
+
+    @classmethod
+    def of(cls, table: HandOffTable) -> Ends:
+        return cls(table.loss[:, -1], table.loss[:, 0], table.deferred[:, 0])
+
+    def means(self, weights: Floats) -> tuple[Floats, Floats, Floats]:
+        """Weighted means of the three, each (R, 1). weights: (R, n)"""
+        columns = np.stack([self.predictor_loss, self.expert_loss, self.expert_deferred], 1)
+        means = weights @ columns / weights.sum(1, keepdims=True)  # (R, 3)
+        return means[:, 0:1], means[:, 1:2], means[:, 2:3]
+
+
+class Sweep(ABC):
+    """What a method does to n test instances as its threshold moves.
+
+    Sums are taken before they are divided by the weights: counts of tokens then add up exactly, and thresholds that
+    defer equally much get equal x, whatever the order of the instances.
+    """
+
+    @abstractmethod
+    def curves(self, weights: Floats) -> tuple[Floats, Floats]:
+        """Weighted mean deferred and loss at every threshold, in any order. weights (R, n) -> x (R, T), y (R, T)"""
+
+
+@final
+class GridSweep(Sweep):
+    """Anything (token-level deferral): deferred (T, n) and loss (T, n) measured at each of T thresholds."""
+
+    def __init__(self, deferred: Values, loss: Values) -> None:
+        self.deferred = _floats(deferred)
+        self.loss = _floats(loss)
+        _require_same_shape(deferred=self.deferred, loss=self.loss)
+
+    def curves(self, weights: Floats) -> tuple[Floats, Floats]:
+        total = weights.sum(1, keepdims=True)
+        return weights @ self.deferred.T / total, weights @ self.loss.T / total
+
+
+@final
+class StepSweep(Sweep):
+    """Anything that goes step by step: as the threshold falls, steps are taken in the order of falling scores (E,),
+    equal scores together. Step e belongs to instance rows[e] and adds to what it defers and loses; `start` is the
+    outcome before any step. T is the number of distinct scores, and one for no step. A row's own steps must have
+    falling scores.
+    """
+
+    def __init__(self, scores: Values, rows: Values, change: Outcome, start: Outcome) -> None:
+        self.scores, self.rows = _floats(scores), _floats(rows).astype(np.int64)
+        self.change = (_floats(change[0]), _floats(change[1]))
+        self.start = (_floats(start[0]), _floats(start[1]))
+        _require_same_shape(scores=self.scores, deferred=self.change[0], loss=self.change[1])
+        _require_same_shape(start_deferred=self.start[0], start_loss=self.start[1])
+        if np.isnan(self.scores).any():
+            raise DataError(f"{int(np.isnan(self.scores).sum())} scores are NaN and have no place in the order")
+
+    def curves(self, weights: Floats) -> tuple[Floats, Floats]:
+        order = np.argsort(-self.scores, kind="stable")
+        falling = self.scores[order]
+        last = np.append(falling[:-1] != falling[1:], True) if len(order) else np.empty(0, bool)  # of equal scores
+        total = weights.sum(1, keepdims=True)
+
+        def path(start: Floats, change: Floats) -> Floats:
+            first = (weights @ start)[:, None]  # (R, 1)
+            gained = np.cumsum(weights[:, self.rows[order]] * change[order], axis=1)[:, last]
+            return np.asarray(np.hstack([first, first + gained]) / total)
+
+        return path(self.start[0], self.change[0]), path(self.start[1], self.change[1])
+
+
+def switch_sweep(scores: Values, keep: Outcome, defer: Outcome) -> StepSweep:
+    """Whole and one-time deferral by a threshold: instance i switches from `keep` to `defer` at scores[i]. (n,) each"""
+    arrays = {"scores": _floats(scores), "keep_deferred": _floats(keep[0]), "keep_loss": _floats(keep[1]),
+              "defer_deferred": _floats(defer[0]), "defer_loss": _floats(defer[1])}  # fmt: skip
+    _require_same_shape(**arrays)
+    change = (arrays["defer_deferred"] - arrays["keep_deferred"], arrays["defer_loss"] - arrays["keep_loss"])
+    return StepSweep(scores, np.arange(len(arrays["scores"])), change, keep)
+
+
+def curve_of(sweep: Sweep, ends: Ends) -> Curve:
+    """The curve of a method: the sweep's points sorted by x, between the two exact ends.
+
+    Points that share an x stand in the order of falling loss, so the curve does not depend on the order of thresholds
+    or instances; the exact ends stay outermost. A point that defers more than the expert alone (its tokens make the
+    predictor ramble on) is left out: the expert alone is the better choice there, and areas need one common range.
+    """
+    x, y = _full_curves(sweep, ends, np.ones((1, len(ends))))
+    return Curve(x[0], y[0])
+
+
+def _full_curves(sweep: Sweep, ends: Ends, weights: Floats) -> tuple[Floats, Floats]:
+    """`curve_of` for R weightings at once. Each (R, T + 2)"""
+    x, y = sweep.curves(weights)
+    first_y, last_y, last_x = ends.means(weights)
+    beyond = x > last_x  # made copies of the expert's end, behind all others there: as good as left out
+    x, y = np.where(beyond, last_x, x), np.where(beyond, last_y, y)
+    order = np.lexsort((-y, beyond, x), axis=-1)
+    x, y = np.take_along_axis(x, order, -1), np.take_along_axis(y, order, -1)
+    return np.hstack([np.zeros_like(last_x), x, last_x]), np.hstack([first_y, y, last_y])
+
+
+def random_curve(ends: Ends) -> Curve:
+    """Random defers whole sequences by a biased coin: the straight line between the ends."""
+    first_y, last_y, last_x = ends.means(np.ones((1, len(ends))))
+    return Curve(np.append(0.0, last_x), np.append(first_y, last_y))
+
+
+def improvement(curve: Curve, random: Curve) -> float:
+    """Per cent of Random's area that a curve saves: 100 (1 - AUDC / AUDC of Random).
+
+    0 where Random's area is 0: neither model ever errs, or the expert writes nothing, and there is nothing to save.
+    """
+    return float(_improvements(np.asarray(curve.area), np.asarray(random.area)))
+
+
+def _improvements(areas: Floats, random: Floats) -> Floats:
+    shares = np.divide(areas, random, out=np.ones_like(areas), where=random != 0)
+    return np.asarray(100 * (1 - shares))
+
+
+def whole_sweep(scores: Values, table: HandOffTable) -> StepSweep:
+    """Whole deferral: the instances of the highest scores (n,) go to the expert from the first token on."""
+    return _hand_off(scores, np.zeros(len(table), dtype=np.int64), table)
+
+
+def once_sweep(scores: Values, grid: Values, table: HandOffTable) -> StepSweep:
+    """One-time deferral by a rejector's scores (n, J) for the hand-offs `grid` (J,), whose last is no deferral.
+
+    An instance is kept while its no-deferral score, the last column of log_softmax(scores), exceeds the threshold;
+    otherwise it is handed off at its best-scored kept < L, the smallest among equals. The order is that of the log
+    odds of deferring: the same as by falling log_softmax, but it does not collapse into ties where softmax saturates.
+    """
+    allowed, scores = _allowed(grid, table), _floats(scores)
+    odds = scores[:, :-1] - scores[:, -1:]  # (n, J - 1)
+    return _hand_off(np.logaddexp.reduce(odds, axis=1), allowed[odds.argmax(1)], table)
+
+
+def once_cost_sweep(scores: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:
+    """One-time deferral by estimated losses: scores (n, J) are minus the loss expected of each hand-off in `grid` (J,).
+
+    At a price a token, the hand-off of the least estimated loss + price x tokens deferred is taken; as the price falls,
+    the choice walks along the lower hull of an instance's estimates. lengths (n,) are the drafts': what a hand-off will
+    defer is taken to be what the draft has left. -inf marks a hand-off that is none.
+    """
+    kept = np.append(_allowed(grid, table), table.loss.shape[1] - 1)
+    ahead = np.maximum(_floats(lengths)[:, None] - kept, 0.0)  # (n, J) tokens the draft has left
+    estimates, deferred, loss = -_floats(scores), _floats(table.deferred)[:, kept], _floats(table.loss)[:, kept]
+    if np.isnan(estimates).any():
+        raise DataError(f"{int(np.isnan(estimates).sum())} scores are NaN and have no place in the order")
+    prices, row, here, there = priced_steps(ahead, estimates)
+    change = deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]
+    rows, first = np.arange(len(table)), first_vertices(ahead, estimates)
+    return StepSweep(prices, row, change, (deferred[rows, first], loss[rows, first]))
+
+
+def once_confidence_sweep(uncertainty: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:
+    """One-time deferral by confidence (OneTimeScore, OneTimeEntropy): hand off before the least sure token.
+
+    uncertainty (n, L) of the draft's tokens, larger is less sure; lengths (n,) of the drafts. Among the allowed
+    kept < L within the draft, the one whose next token is least sure, the smallest among equals; instances switch in
+    the order of that uncertainty.
+    """
+    allowed = _allowed(grid, table)
+    inside = allowed < _floats(lengths)[:, None]  # (n, J - 1)
+    candidates = np.where(inside, _floats(uncertainty)[:, allowed], -np.inf)
+    return _hand_off(candidates.max(1), allowed[candidates.argmax(1)], table)
+
+
+def _allowed(grid: Values, table: HandOffTable) -> Integers:
+    """The hand-offs of a grid without its last, no deferral. int64 (J - 1,)"""
+    kept, length = _floats(grid).astype(np.int64), table.loss.shape[1] - 1
+    if len(kept) < 2 or kept[0] < 0 or kept[-1] != length or (np.diff(kept) <= 0).any():
+        raise OptionError(f"the grid of hand-offs must rise from 0 or more to {length} (no deferral): {kept.tolist()}")
+    return kept[:-1]
+
+
+def _hand_off(scores: Values, kept: Integers, table: HandOffTable) -> StepSweep:
+    """Instance i switches from the whole draft to a hand-off after kept[i] tokens."""
+    deferred, loss, rows = _floats(table.deferred), _floats(table.loss), np.arange(len(table))
+    return switch_sweep(scores, (deferred[:, -1], loss[:, -1]), (deferred[rows, kept], loss[rows, kept]))
+
+
+def optimal_curve(loss: Values, deferred: Values, until: float | None = None) -> Curve:
+    """The least mean loss at every budget, over all allowed decisions of each instance: loss (n, D), deferred (n, D).
+
+    An infinite loss marks padding. Choosing one decision per instance under a budget of tokens is a multiple-choice
+    knapsack; its linear relaxation takes the edges of all the instances' lower convex hulls, steepest first. The
+    relaxation is exact at its vertices, and between them it mixes two policies, as every curve here does.
+
+    A budget need not be spent: the curve never rises, and runs flat to `until`, the x of the expert alone (the mean
+    of the most each instance can defer, unless given; a curve that reaches further is cut there).
+    """
+    loss, deferred = _floats(loss), _floats(deferred)
+    _require_same_shape(loss=loss, deferred=deferred)
+    usable = np.isfinite(loss)
+    if not usable.any(1).all():
+        raise DataError("an instance has no decision of finite loss; every instance needs one at least")
+    start, edges = _falling_hulls(loss, deferred)
+    edges = edges[np.argsort(edges[:, 1] / edges[:, 0], kind="stable")]
+    path = np.cumsum(np.vstack([start, edges]), 0) / len(loss)  # (P, 2)
+    if until is None:
+        until = float(np.where(usable, deferred, -np.inf).max(1).mean())
+    inside = np.append(True, path[1:, 0] < until)
+    last = np.interp(until, path[:, 0], path[:, 1])
+    return Curve(np.append(path[inside, 0], until), np.append(path[inside, 1], last))
+
+
+def _falling_hulls(loss: Floats, deferred: Floats) -> tuple[Floats, Floats]:
+    """The falling part of each row's lower convex hull.
+
+    Returns the sum of the rows' leftmost points (2,), and all rows' edges (E, 2), each as (more deferred, loss change).
+    """
+    rows, first, edges = np.arange(len(loss)), first_vertices(deferred, loss), [np.empty((0, 2))]
+    for row, here, there in hull_edges(deferred, loss):
+        edge = np.stack([deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]], 1)
+        edges.append(edge[edge[:, 1] < 0])
+    return np.array([deferred[rows, first].sum(), loss[rows, first].sum()]), np.vstack(edges)
+
+
+def optimal_whole(table: HandOffTable) -> Curve:
+    """The best that whole deferral can do."""
+    return optimal_once(table, [0, table.loss.shape[1] - 1])
+
+
+def optimal_once(table: HandOffTable, grid: Values | None = None) -> Curve:
+    """The best that one-time deferral can do, with all hand-offs or those of a grid."""
+    deferred, loss = _floats(table.deferred), _floats(table.loss)
+    columns = slice(None) if grid is None else np.append(_allowed(grid, table), -1)
+    return optimal_curve(loss[:, columns], deferred[:, columns], until=float(deferred[:, 0].mean()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed: its test instances' ends, and the sweep of each method over the same instances in the same order."""
+
+    ends: Ends
+    sweeps: Mapping[str, Sweep]
+
+    def improvements(self, method: str, weights: Floats) -> Floats:
+        """% improvement over Random under R weightings of the instances. weights (R, n) -> (R,)"""
+        if method not in self.sweeps:
+            raise unknown("method", method, self.sweeps)
+        first_y, last_y, last_x = self.ends.means(weights)
+        random = _areas(np.hstack([np.zeros_like(last_x), last_x]), np.hstack([first_y, last_y]))
+        return _improvements(_areas(*_full_curves(self.sweeps[method], self.ends, weights)), random)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference in % improvement, and the interval that holds 95 % of its resamples."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def paired_bootstrap(
+    runs: Sequence[Run],
+    method_a: str,
+    method_b: str,
+    *,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    over_runs: bool = False,
+) -> Interval:
+    """How much better a is than b, in points of % improvement averaged over the runs, with a percentile interval.
+
+    Each resample draws the instances of every run anew, the same ones for both methods and for Random: how sure we are
+    of these very rejectors. `over_runs` draws the runs anew as well: how sure we are of the way they are trained, which
+    another seed may turn out better or worse.
+    """
+    generator = np.random.default_rng(seed)
+    plain, resampled = [], []
+    for run in runs:
+        n = len(run.ends)
+        draws = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples).astype(np.float64)
+        blocks = [np.ones((1, n)), *(draws[i : i + BLOCK] for i in range(0, n_resamples, BLOCK))]
+        differences = [run.improvements(method_a, block) - run.improvements(method_b, block) for block in blocks]
+        plain.append(differences[0][0])
+        resampled.append(np.concatenate(differences[1:]))
+    table = np.array(resampled)  # (runs, resamples)
+    if over_runs:
+        table = np.take_along_axis(table, generator.integers(len(runs), size=table.shape), 0)
+    low, high = np.percentile(table.mean(0), [2.5, 97.5])
+    return Interval(float(np.mean(plain)), float(low), float(high))

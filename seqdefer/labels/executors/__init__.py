@@ -1,0 +1,1 @@
+"""Who makes labels: this process, processes of this machine, or a Ray cluster."""

@@ -1,0 +1,1 @@
+"""A fitted pair at work: generate, stream, decide and calibrate at a budget."""

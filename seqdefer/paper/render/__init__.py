@@ -1,0 +1,1 @@
+"""The studies of `seqdefer.paper` as tables, LaTeX, figures and pages."""

@@ -1,0 +1,43 @@
+"""`seqdefer run`: prepare a task, run the experiment, write the results and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seqdefer.environment import choose_device
+from seqdefer.evaluation.experiment import Experiment
+from seqdefer.evaluation.results import Results, save_results
+from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.interfaces import TaskEntry
+from seqdefer.labels.executors.settings import EngineSettings
+from seqdefer.labels.label_store import open_labels
+from seqdefer.progress import Clock, Meter, Silent
+from seqdefer.report.html import PICTURES, panels_of, write_report
+from seqdefer.storage.files import write_text
+
+
+def run_task(
+    entry: TaskEntry,
+    options: Any,
+    settings: ExperimentSettings,
+    folder: Path,
+    *,
+    preset: str = "custom",
+    command: str = "",
+    device: str = "auto",
+    meter: Meter | None = None,
+    labelling: EngineSettings | None = None,
+) -> Results:
+    """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
+    clock = Clock(meter or Silent())
+    task = entry.prepare(options, folder, choose_device(device), clock)
+    labels = open_labels(labelling or EngineSettings(), entry, options, task, folder, device)
+    experiment = Experiment(task, settings, folder, clock, labels=labels)
+    results = experiment.run(preset=preset, command=command)
+    save_results(results, folder)
+    (folder / PICTURES).unlink(missing_ok=True)  # of an earlier run, which drew what this one may not
+    if experiment.drawn:
+        write_text(folder / PICTURES, experiment.drawn)
+    write_report(results, folder / "report.html", panels=panels_of(folder))
+    return results

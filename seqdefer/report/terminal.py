@@ -1,0 +1,114 @@
+"""What the terminal shows: the table at the end of a run, the budgets of a model, who wrote what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from seqdefer.budgets.calibration import BEYOND, Calibration, Setting
+from seqdefer.evaluation.results import Results, Summary
+from seqdefer.report.svg import BLOCKS, names_by_block
+
+
+def results_table(results: Results) -> Table:
+    runs = len(results.seeds)
+    table = Table(
+        title=f"{escape(results.task)}: mean (std) over {runs} run{'s' * (runs > 1)}; lower AUDC is better",
+        box=box.SIMPLE_HEAD,
+        caption=escape(
+            f"AUDC: area under the curve of loss, {results.units.loss}, against deferred {results.units.deferred}"
+        ),
+    )
+    table.add_column("method")
+    for heading in ("AUDC", "% over Random") + (("paper: % over Random",) if results.paper else ()):
+        table.add_column(heading, justify="right")
+    for block, names in names_by_block(results).items():
+        rows = {name: results.summary[name] for name in names}
+        table.add_row(f"[bold]{BLOCKS[block]}[/bold]")
+        best = max(row.improvement_mean for row in rows.values())
+        for name, row in rows.items():
+            table.add_row(*_cells(name, row, results, block != "reference" and row.improvement_mean == best))
+    return table
+
+
+def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str]:
+    cells = [
+        f"  {escape(name)}",
+        f"{row.audc_mean:.4g} ({row.audc_std:.2g})",
+        f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})",
+    ]
+    if results.paper:
+        figure = results.paper.get(name)
+        cells.append("" if figure is None else f"{figure.improvement:.2f} ({figure.improvement_std or 0:.2f})")
+    return [f"[bold]{cell}[/bold]" if is_best else cell for cell in cells]
+
+
+def calibration_table(found: Calibration) -> Table:
+    """What each budget comes to."""
+    table = _budget_table("budgets and what they spend", "threshold", f"{found.inputs} inputs")
+    for setting in shown_settings(found):
+        met = "" if setting.is_near(setting.budget) else "cannot be met"
+        table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), _spent(setting), met)
+    return table
+
+
+def check_table(seen: Sequence[Setting], expected: Sequence[float], inputs: int) -> Table:
+    """Budgets on inputs that they were not calibrated with."""
+    table = _budget_table("budgets, checked", "calibrated", f"{inputs} other inputs")
+    for one, share in zip(seen, expected, strict=True):
+        held = "" if one.is_near(one.budget) else f"off by {100 * abs(one.share - one.budget):.1f} points"
+        table.add_row(f"{one.budget:.2f}", f"{share:.3f}", _spent(one), held)
+    return table
+
+
+def _budget_table(title: str, beside: str, inputs: str) -> Table:
+    caption = f"share of the tokens that the expert wrote, of {inputs}; 95 % of resamples in brackets"
+    table = Table(title=title, box=box.SIMPLE_HEAD, caption=caption)
+    for heading in ("budget", beside, "spent"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    return table
+
+
+def _spent(setting: Setting) -> str:
+    return escape(f"{setting.share:.3f} [{setting.low:.3f}, {setting.high:.3f}]")
+
+
+def shown_settings(found: Calibration) -> tuple[Setting, ...]:
+    """Those of the budgets 0, 0.05, ..., 1."""
+    return found.settings[::5]
+
+
+def _threshold_text(threshold: float) -> str:
+    if abs(threshold) < BEYOND:
+        return f"{threshold:.4g}"
+    return "always" if threshold < 0 else "never"
+
+
+def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
+    """A sequence with what the expert wrote in colour, or where there are none in brackets; and what it took."""
+    text = Text()
+    for source, tokens in groupby(row["tokens"], key=lambda token: token["source"]):
+        written = _visible("".join(token["text"] for token in tokens))
+        if source == "expert":
+            word = written.lstrip() or written  # the space before a word is nobody's; a space alone is the word
+            text.append(written.removesuffix(word))
+            text.append(word if colours else f"[{word}]", style="bold magenta" if colours else "")
+        else:
+            text.append(written)
+    yield text
+    n, switches = row["expert_tokens"] + row["predictor_tokens"], row["switches"]
+    how = "coloured" if colours else "in brackets"
+    took = f"{row['expert_tokens']} of {n} tokens by the expert ({how}), {switches} switch{'es' * (switches != 1)}"
+    yield Text(took, style="dim" if colours else "")
+
+
+def _visible(text: str) -> str:
+    """What a model writes may hold escape sequences, which are not for the terminal to obey."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)

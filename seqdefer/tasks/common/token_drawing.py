@@ -1,0 +1,127 @@
+"""Sequences of words or symbols with two authors: each token in the colour of who wrote it, its score on hover.
+
+    rollout = TokenDrawing(("K", "AE", "T"), (False, True, False), (-2.1, 0.4, -3.0), "budget 10 %", "33 % wrong")
+    draw_tokens([TokenExample("cat", "K AE T", (rollout,))], separator=" ")
+
+Nothing is measured here. The predictor's tokens are plain, the expert's underlined besides, so that colour is not
+needed to tell them apart. Scores appear above a token that is pointed at; without a pointer they are not in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seqdefer.errors import ContractError
+from seqdefer.report.markup import Markup, element, escape, number
+
+_PREDICTOR, _EXPERT, _RULE, _INK, _PAPER = "#0062bd", "#c2500a", "#dfe4ea", "#1c2430", "#ffffff"
+
+
+@dataclass(frozen=True)
+class TokenDrawing:
+    """One sequence as it was written."""
+
+    tokens: Sequence[str]
+    by_expert: Sequence[bool]
+    scores: Sequence[float]  # what the policy thought of deferring each token
+    heading: str = ""  # such as its budget
+    caption: str = ""  # such as its loss
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        for name, values in {"by_expert": self.by_expert, "scores": self.scores}.items():
+            if len(values) != n:
+                raise ContractError(f"{name} has {len(values)} entries; {n} tokens need {n}")
+
+
+@dataclass(frozen=True)
+class TokenExample:
+    """An input, what was written for it, and what should have been."""
+
+    source: str
+    reference: str
+    drawings: Sequence[TokenDrawing]
+
+
+# All names begin with `tokens`, so that nothing else on the page is touched. Colours are the page's, if it has them.
+STYLE = f"""
+.tokens {{
+  --tokens-predictor: var(--token-0, {_PREDICTOR}); --tokens-expert: var(--once-0, {_EXPERT});
+  --tokens-rule: var(--rule, {_RULE}); --tokens-ink: var(--ink, {_INK}); --tokens-paper: var(--paper, {_PAPER});
+  overflow-x: clip;
+}}
+.tokens-legend {{
+  display: flex; flex-wrap: wrap; gap: 6px 24px; margin: 16px 0 0; padding: 0; list-style: none; font-size: 14px;
+}}
+.tokens-example {{ margin: 24px 0 0; break-inside: avoid; }}
+.tokens-source {{ margin: 0 0 6px; font-size: 15px; overflow-wrap: anywhere; }}
+.tokens-row {{
+  display: grid; grid-template-columns: 7em minmax(0, 1fr) auto; gap: 4px 16px; align-items: baseline;
+  padding: 5px 0; border-top: 1px solid var(--tokens-rule);
+}}
+.tokens-heading, .tokens-caption {{ font-size: 13.5px; color: var(--soft, inherit); }}
+.tokens-caption {{ text-align: right; }}
+.tokens-text {{ font-size: 16px; line-height: 1.6; white-space: pre-wrap; overflow-wrap: anywhere; }}
+.tokens-predictor, .tokens-expert {{ position: relative; }}
+.tokens-predictor {{ color: var(--tokens-predictor); }}
+.tokens-expert {{
+  color: var(--tokens-expert); font-weight: 600; text-decoration: underline; text-underline-offset: 3px;
+}}
+.tokens-row .tokens-predictor:hover, .tokens-row .tokens-expert:hover {{ background: var(--tokens-rule); }}
+.tokens-score {{
+  display: none; position: absolute; left: 0; bottom: 100%; z-index: 1; padding: 2px 7px; border-radius: 4px;
+  background: var(--tokens-ink); color: var(--tokens-paper); font-size: 12.5px; font-weight: 400; line-height: 1.4;
+  white-space: nowrap; pointer-events: none;
+}}
+:hover > .tokens-score {{ display: block; }}
+@media screen and (max-width: 640px) {{
+  .tokens-row {{ grid-template-columns: minmax(0, 1fr) auto; }}
+  .tokens-row .tokens-text {{ grid-column: 1 / -1; grid-row: 2; }}
+}}
+@media print {{ .tokens-text {{ font-size: 10pt; }} }}
+"""
+
+
+def draw_tokens(examples: Sequence[TokenExample], *, separator: str = "", legend: Sequence[str] = ()) -> Markup:
+    """A legend, and for every example its input, its sequences one below the other, and the reference beneath.
+
+    `separator` stands between tokens that do not bring their own spaces; `legend` explains what else is drawn."""
+    if not examples:
+        return Markup()
+    drawn = [_draw_example(example, separator) for example in examples]
+    return element("div", element("style", Markup(STYLE)), _legend(legend), *drawn, class_="tokens")
+
+
+def _legend(more: Sequence[str]) -> Markup:
+    entries = {"predictor": "the predictor’s tokens", "expert": "the expert’s tokens"}
+    items = [element("li", element("span", words, class_=f"tokens-{author}")) for author, words in entries.items()]
+    notes = [element("li", words) for words in ("point at a token for its score", *more)]
+    return element("ul", *items, *notes, class_="tokens-legend")
+
+
+def _draw_example(example: TokenExample, separator: str) -> Markup:
+    rows = [_row(drawing.heading, _draw_sequence(drawing, separator), drawing.caption) for drawing in example.drawings]
+    source = element("p", element("b", example.source), class_="tokens-source")
+    return element("div", source, *rows, _row("reference", example.reference, ""), class_="tokens-example")
+
+
+def _row(heading: str, text: str, caption: str) -> Markup:
+    return element(
+        "div",
+        element("span", heading, class_="tokens-heading"),
+        element("span", text, class_="tokens-text"),
+        element("span", caption, class_="tokens-caption"),
+        class_="tokens-row",
+    )
+
+
+def _draw_sequence(drawing: TokenDrawing, separator: str) -> Markup:
+    drawn = [_token(*parts) for parts in zip(drawing.tokens, drawing.by_expert, drawing.scores, strict=True)]
+    return Markup(escape(separator).join(drawn))
+
+
+def _token(text: str, by_expert: bool, score: float) -> Markup:
+    author = "expert" if by_expert else "predictor"
+    hint = element("span", f"{author}, score {number(score, 2)}", class_="tokens-score")
+    return element("span", text, hint, class_=f"tokens-{author}")

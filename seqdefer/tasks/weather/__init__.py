@@ -1,0 +1,1 @@
+"""The weather task: two hours of temperature in, the next hour out."""

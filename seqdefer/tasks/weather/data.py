@@ -1,0 +1,357 @@
+"""Temperature records every 10 minutes: read, cut into windows, split without leaks. Nothing here knows of models.
+
+A record is a CSV file, plain or gzip, with a column of times and one of degrees Celsius. A window is `n_in`
+observations and the `n_out` that follow; none crosses a gap. Parts of a split share no time stamp:
+
+    series = read_series(Path("jena_2020.csv.gz"))
+    splits = split_windows(make_windows(series), how="weeks", seed=0)
+    splits.train.inputs, splits.train.targets  # float32 (n, 12), (n, 6)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqdefer.errors import DataError, OptionError, unknown
+from seqdefer.storage.files import fingerprint
+from seqdefer.tasks.common.download import read_content
+
+Minutes = NDArray[np.int64]
+Reals = NDArray[np.float64]
+SplitMethod = Literal["weeks", "chronological"]
+
+STEP = 10  # minutes
+WEEK = 7 * 24 * 60  # minutes
+BLOCK = 20  # weeks within which the parts of a split are dealt out: about a season and a half
+SHARES = {"predictor": 35, "train": 35, "validation": 10, "test": 20}  # percent
+
+TIME_COLUMNS = ("Date Time", "date", "Timestamp", "datetime", "time")
+TEMPERATURE_COLUMNS = ("T (degC)", "T2m", "temperature", "temp", "air_temperature", "T")
+# No weather station has ever been outside: such values are codes for "missing" (-9999), or not in Celsius.
+COLDEST, HOTTEST = -100.0, 100.0
+
+_DAY_FIRST = re.compile(r"\d\d\.\d\d\.\d{4} \d\d:\d\d(:\d\d)?", re.ASCII)
+_YEAR_FIRST = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What reading did to the rows of a file, for provenance."""
+
+    rows: int  # in the file, the header and empty lines not counted
+    missing: int  # dropped: no number, or one that no thermometer shows
+    duplicates: int  # dropped: the time stamp had been seen
+    between: int  # dropped: between the 10-minute steps of a denser record
+    gaps: int  # places where the next observation is not 10 minutes later
+
+
+@dataclass(frozen=True)
+class Series:
+    """A cleaned temperature record."""
+
+    minutes: Minutes  # (n,) since 1970-01-01 00:00 in the record's own clock, strictly increasing
+    celsius: Reals  # (n,)
+    name: str
+    fingerprint: str  # of the minutes and the temperatures: the same record in another layout has the same
+    cleaning: Cleaning
+
+    def __len__(self) -> int:
+        return len(self.minutes)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Observations with what followed them."""
+
+    inputs: NDArray[np.float32]  # (n, n_in)
+    targets: NDArray[np.float32]  # (n, n_out)
+    minutes: Minutes  # (n,) time of the last observation
+
+    def __len__(self) -> int:
+        return len(self.minutes)
+
+    @property
+    def first_minutes(self) -> Minutes:
+        """Time of the first observation. (n,)"""
+        return np.asarray(self.minutes - STEP * (self.inputs.shape[1] - 1))
+
+    @property
+    def last_minutes(self) -> Minutes:
+        """Time of the last target. (n,)"""
+        return np.asarray(self.minutes + STEP * self.targets.shape[1])
+
+    def select(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Windows:
+        """The windows at `rows`: indices, or a mask (n,)."""
+        return Windows(self.inputs[rows], self.targets[rows], self.minutes[rows])
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Four parts that share no time stamp: the predictor is fitted on its own, the rejector on `train`."""
+
+    predictor: Windows
+    train: Windows
+    validation: Windows
+    test: Windows
+
+
+# --- reading ---
+
+
+def read_series(path: Path, column: str | None = None) -> Series:
+    """The record in a CSV file, plain or gzip. `column` names the temperatures where the header is not a known one.
+
+    Rows are sorted, rows without a temperature dropped, of equal time stamps the first kept. Denser records are
+    thinned to 10 minutes; a row whose time cannot be read is an error.
+    """
+    return parse_series(read_content(path), path.name, column)
+
+
+def parse_series(content: bytes, name: str, column: str | None = None) -> Series:
+    """`read_series` for bytes that are at hand; `name` stands for the file in messages and in the result."""
+    table = _read_table(content, name, column)
+    minutes, celsius = _minutes_of(table, name), np.array([_number(cell) for cell in table.temperatures])
+    rows = len(minutes)
+
+    plausible = (celsius >= COLDEST) & (celsius <= HOTTEST)  # False for NaN as well
+    minutes, celsius = minutes[plausible], celsius[plausible]
+    present = len(minutes)
+    minutes, first = np.unique(minutes, return_index=True)  # sorts, and keeps the first of equal ones
+    celsius = celsius[first]
+    if len(minutes) < 2:
+        raise DataError(
+            f"{name}: only {len(minutes)} of {rows} rows have a temperature between {COLDEST:g} and {HOTTEST:g} degrees"
+            f" Celsius in column {_quoted(table.column)}, at least 2 are needed: name another column, or convert its"
+            " unit"
+        )
+    distinct = len(minutes)
+    on_step = _on_step(minutes, name)
+    minutes, celsius = minutes[on_step], celsius[on_step]
+
+    cleaning = Cleaning(
+        rows=rows,
+        missing=rows - present,
+        duplicates=present - distinct,
+        between=distinct - len(minutes),
+        gaps=int((np.diff(minutes) != STEP).sum()),
+    )
+    content_name = fingerprint(minutes.astype("<i8").tobytes(), celsius.astype("<f8").tobytes())
+    return Series(minutes, celsius, name, content_name, cleaning)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The two columns that matter, as text, with the line each row ends on."""
+
+    times: list[str]
+    temperatures: list[str]
+    lines: list[int]
+    column: str
+
+
+def _read_table(content: bytes, name: str, column: str | None) -> _Table:
+    if content.startswith(b"PK\x03\x04"):
+        raise DataError(f"{name} is a zip archive: unpack it and give the CSV file inside")
+    text = _decode(content)
+    head = text.lstrip().partition("\n")[0]
+    delimiter = ";" if head.count(";") > head.count(",") else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        header = [cell.strip() for cell in next(filter(None, reader), [])]
+        time = _find_column(header, TIME_COLUMNS, "time", name)
+        temperature = _find_column(header, (column,) if column else TEMPERATURE_COLUMNS, "temperature", name)
+        table = _Table([], [], [], header[temperature])
+        for row in reader:
+            if row:
+                table.times.append(row[time].strip() if time < len(row) else "")
+                table.temperatures.append(row[temperature] if temperature < len(row) else "")
+                table.lines.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{name}, line {reader.line_num}: not a CSV file ({error})") from error
+    if delimiter == ";":  # then a comma can only be the decimal point
+        table.temperatures[:] = [cell.replace(",", ".") for cell in table.temperatures]
+    return table
+
+
+def _decode(content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:  # the station's own files are latin-1: degree signs, micrograms
+        return content.decode("latin-1")
+
+
+def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: str) -> int:
+    folded = [cell.casefold() for cell in header]
+    for candidate in wanted:
+        if candidate.casefold() in folded:
+            return folded.index(candidate.casefold())
+    raise DataError(f"{name} has no {kind} column: looked for {_listed(wanted)}; the columns are: {_listed(header)}")
+
+
+def _listed(cells: Iterable[str], most: int = 10) -> str:
+    """Names for a message."""
+    quoted = [_quoted(cell) for cell in cells]
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return (", ".join(quoted[:most]) or "none") + more
+
+
+def _quoted(cell: str, longest: int = 40) -> str:
+    """A cell for a message: a file can hold line ends, escape sequences and cells without end."""
+    return repr(cell if len(cell) <= longest else f"{cell[: longest - 1]}…")
+
+
+def _minutes_of(table: _Table, name: str) -> Minutes:
+    try:
+        stamps = [_year_first(time) for time in table.times]
+        return np.array(stamps, dtype="datetime64[m]").astype(np.int64)
+    except ValueError:
+        bad = next(row for row, time in enumerate(table.times) if not _is_time(time))
+        raise DataError(
+            f"{name}, line {table.lines[bad]}: cannot read the time {_quoted(table.times[bad])};"
+            " write yyyy-mm-dd HH:MM:SS or dd.mm.yyyy HH:MM:SS"
+        ) from None
+
+
+def _year_first(time: str) -> str:
+    # numpy would also take "now", a bare year and the like: only whole time stamps may pass.
+    if _YEAR_FIRST.fullmatch(time):
+        return time
+    if _DAY_FIRST.fullmatch(time):
+        return f"{time[6:10]}-{time[3:5]}-{time[:2]}T{time[11:]}"
+    raise ValueError(time)
+
+
+def _is_time(time: str) -> bool:
+    try:
+        np.datetime64(_year_first(time))
+    except ValueError:
+        return False
+    return True
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
+
+
+def _on_step(minutes: Minutes, name: str) -> NDArray[np.bool_]:
+    """Which rows to keep so that the usual step is 10 minutes: all of them unless the record is denser."""
+    steps, counts = np.unique(np.diff(minutes), return_counts=True)
+    step = int(steps[counts.argmax()])
+    if STEP % step != 0:
+        raise DataError(
+            f"{name} has an observation every {step} minutes, the task is made of {STEP}-minute steps: give a record"
+            f" of {STEP} minutes, or of 1, 2 or 5, which is thinned"
+        )
+    if step == STEP:  # whatever the phase, and even if the logger's clock was changed midway
+        return np.ones(len(minutes), dtype=np.bool_)
+    phase = np.bincount(minutes % STEP).argmax()
+    return np.asarray(minutes % STEP == phase)
+
+
+# --- windows ---
+
+
+def make_windows(series: Series, *, n_in: int = 12, n_out: int = 6, stride: int = 1) -> Windows:
+    """Every window without a gap, oldest first.
+
+    `stride` counts 10-minute steps of absolute time: with 6, the last observation is that of the full hour, whatever
+    was lost before it.
+    """
+    if min(n_in, n_out, stride) < 1:
+        raise OptionError(f"n_in, n_out and stride must be at least 1, not {n_in}, {n_out} and {stride}")
+    length = n_in + n_out
+    runs = np.cumsum(np.diff(series.minutes, prepend=series.minutes[:1]) != STEP)  # (n,) number of the gapless run
+    last_input = series.minutes[n_in - 1 : len(series) - n_out]  # (n - length + 1,), empty if the record is too short
+    whole = runs[length - 1 :] == runs[: len(last_input)]
+    rows = np.flatnonzero(whole & (last_input // STEP % stride == 0))
+    if len(rows) == 0:
+        hint = ": give a smaller stride" if whole.any() else ": give a longer record, or one with fewer gaps"
+        raise DataError(
+            f"{series.name}: {len(series)} rows, {series.cleaning.gaps} gaps and no window; one needs {length} rows"
+            f" without a gap ({n_in} in, {n_out} out){hint}"
+        )
+    cut = np.lib.stride_tricks.sliding_window_view(series.celsius.astype(np.float32), length)[rows]  # (n, length)
+    return Windows(cut[:, :n_in].copy(), cut[:, n_in:].copy(), last_input[rows])
+
+
+# --- splits ---
+
+
+def split_windows(windows: Windows, how: SplitMethod, seed: int) -> Splits:
+    """Windows in four parts by `SHARES`; those that straddle a border are dropped, so no time stamp is in two parts.
+
+    weeks          whole weeks dealt out at random, block by block, so that every part sees every season
+    chronological  the oldest windows to the predictor, the newest to the test; `seed` changes nothing
+
+    Both number the stretches of time between borders, then say which part each stretch belongs to.
+    """
+    if how == "weeks":
+        first, last = windows.first_minutes // WEEK, windows.last_minutes // WEEK
+    elif how == "chronological":
+        borders = _borders(windows)
+        first = np.searchsorted(borders, windows.first_minutes, side="right")
+        last = np.searchsorted(borders, windows.last_minutes, side="right")
+    else:
+        raise unknown("split", how, get_args(SplitMethod))
+    whole = first == last
+    stretches, stretch = np.unique(first[whole], return_inverse=True)
+    part_of = _deal_weeks(len(stretches), np.random.default_rng(seed)) if how == "weeks" else stretches
+    rows = np.flatnonzero(whole)
+    parts = [windows.select(rows[part_of[stretch] == part]) for part in range(len(SHARES))]
+    _check_none_is_empty(parts, windows)
+    return Splits(*parts)
+
+
+def _borders(windows: Windows) -> Minutes:
+    """Where the second, third and fourth part begin. Counted in windows, so that a long gap cannot swallow a part."""
+    starts = np.sort(windows.first_minutes)
+    before = np.cumsum(list(SHARES.values()))[:-1] * len(starts) // 100
+    return np.asarray(starts[before])
+
+
+def _deal_weeks(n_weeks: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """The part each week belongs to. (n_weeks,)"""
+    if n_weeks < len(SHARES):
+        raise DataError(
+            f"the windows lie in {n_weeks} weeks, a split by weeks needs at least {len(SHARES)}, one for each part:"
+            " give a longer record, or split it 'chronological'"
+        )
+    n_blocks = max(1, n_weeks // BLOCK)
+    ends = [n_weeks * block // n_blocks for block in range(n_blocks + 1)]
+    # What a block gets is what is due up to its end less what was given before, so that roundings do not add up.
+    counts = np.diff([_share_out(end) for end in ends], axis=0)  # (n_blocks, parts)
+    parts = np.arange(len(SHARES))
+    return np.concatenate([generator.permutation(np.repeat(parts, count)) for count in counts])
+
+
+def _share_out(n_weeks: int) -> list[int]:
+    """How many of `n_weeks` each part gets: at least one if there are four; those that rounding leaves over go to
+    whoever lacks most."""
+    counts = [max(min(1, n_weeks), n_weeks * share // 100) for share in SHARES.values()]
+    while sum(counts) < n_weeks:
+        lacking = [n_weeks * share - 100 * count for share, count in zip(SHARES.values(), counts, strict=True)]
+        counts[lacking.index(max(lacking))] += 1
+    return counts
+
+
+def _check_none_is_empty(parts: Sequence[Windows], windows: Windows) -> None:
+    empty = [name for name, part in zip(SHARES, parts, strict=True) if len(part) == 0]
+    if empty:
+        length = windows.inputs.shape[1] + windows.targets.shape[1]
+        needed = 100 * length // min(SHARES.values())
+        raise DataError(
+            f"{len(windows)} windows are too few to split: none is left for {', '.join(empty)}; at least {needed} of"
+            " stride 1 are needed: give a longer record, or a smaller stride"
+        )

@@ -1,0 +1,211 @@
+"""Multi-step weather prediction: two hours of temperature in (12 observations), the next hour out (6), in Celsius.
+
+The predictor is an LSTM encoder-decoder with dropout, trained on its own part of the record; the expert is a simulated
+human, who reads the true temperature off a thermometer with a Gaussian error. A token is a temperature; token loss and
+cost are squared errors, the sequence loss is their sum over the hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from seqdefer.errors import OptionError
+from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
+from seqdefer.progress import Meter
+from seqdefer.storage.files import fingerprint
+from seqdefer.tasks.common.options import check_ranges
+from seqdefer.tasks.weather.data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
+from seqdefer.tasks.weather.forecaster import ForecasterOptions, WeatherPredictor, load_or_train
+from seqdefer.tasks.weather.sources import default_series, official_jena_series
+from seqdefer.types import Examples, Sequences, SequenceSpec
+
+YEAR = 365.2425 * 24 * 60  # minutes
+DAY = 24 * 60
+FETCHED = ("mast", "jena")  # records that need no file
+# The least and the most of each whole number: beyond, memory or an integer of the machine would end the run.
+RANGES = {
+    "stride": (1, 10_080),
+    "hidden": (1, 4096),
+    "epochs": (1, 10_000),
+    "passes": (2, 1000),
+    "split_seed": (0, 2**63 - 1),
+}
+LARGEST_NOISE = 1000.0  # degrees
+
+
+@dataclass(frozen=True)
+class WeatherOptions:
+    """What can be chosen about the weather task."""
+
+    data: str = field(
+        default="mast",
+        metadata={
+            "help": "a CSV file (plain or gzip) with a time and a temperature column; or 'jena' to download the "
+            "official 2009-2016 record; or 'mast', a met-mast record fetched once with pip"
+        },
+    )
+    column: str | None = field(
+        default=None, metadata={"help": "name of the temperature column, if it is not a usual one"}
+    )
+    split: SplitMethod = field(
+        default="weeks",
+        metadata={"help": "'weeks' deals out whole weeks of the record; 'chronological' is the harder test"},
+    )
+    stride: int = field(default=1, metadata={"help": "10-minute steps between windows; 6 makes hourly windows"})
+    noise: float = field(
+        default=0.1,
+        metadata={"help": "standard deviation of the expert's error in degrees Celsius; a good thermometer has 0.1"},
+    )
+    facts: bool = field(
+        default=True,
+        metadata={"help": "let rejectors see what the window itself tells beside the predictor's states"},
+    )
+    hidden: int = field(default=32, metadata={"help": "units of the predictor's LSTM"})
+    epochs: int = field(default=30, metadata={"help": "epochs of training the predictor"})
+    passes: int = field(default=10, metadata={"help": "Monte Carlo dropout passes behind each variance"})
+    split_seed: int = field(default=0, metadata={"help": "seed of the split, the predictor and the expert's errors"})
+
+    def __post_init__(self) -> None:
+        check_ranges(self, RANGES)
+        if not 0 <= self.noise <= LARGEST_NOISE:
+            raise OptionError(
+                f"--noise is {self.noise}; it must be a number of degrees, 0 or more and at most {LARGEST_NOISE:g}"
+            )
+        if self.column is not None and self.data in FETCHED:
+            raise OptionError(
+                f"--column is {self.column!r}, but the column of the record {self.data!r} is known; leave it out, or "
+                "give a file with --data"
+            )
+
+
+class SimulatedHuman(NextTokenExpert["_Reading"]):
+    """Truth plus Gaussian noise. The noise belongs to (seed, example, position): asking again gives the same answer."""
+
+    reads_prefix = False
+
+    def __init__(self, noise: float, seed: int) -> None:
+        self.noise, self.seed = noise, seed
+
+    def start(self, examples: Examples) -> _Reading:
+        errors = gaussian_of(examples.ids, self.seed, examples.targets.shape[1]).to(examples.targets)
+        return _Reading(examples.targets + self.noise * errors, 0)
+
+    def next(self, state: _Reading, rows: Tensor) -> tuple[Tensor, _Reading]:
+        return state.values[rows, state.position], state
+
+    def append(self, state: _Reading, tokens: Tensor) -> _Reading:
+        return _Reading(state.values, state.position + 1)
+
+    def select(self, state: _Reading, rows: Tensor) -> _Reading:
+        return _Reading(state.values[rows], state.position)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    values: Tensor  # (B, L)
+    position: int
+
+
+def gaussian_of(ids: Tensor, seed: int, length: int) -> Tensor:
+    """Standard normal numbers that depend on (seed, id, position) alone, whatever the batch. float64 (n, length)"""
+    base = ids.cpu().numpy().astype(np.uint64)[:, None] * np.uint64(2 * length)
+    counters = base + np.arange(2 * length, dtype=np.uint64)[None, :]
+    uniform = (_mix(counters + _mix(np.full((1, 1), seed, np.uint64))) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:, :length]))  # Box-Muller; 1 - u is never 0
+    return torch.from_numpy(radius * np.cos(2 * math.pi * uniform[:, length:]))
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64-bit integers whose outputs look random (the finaliser of splitmix64)."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+class WeatherTask(Task):
+    name = "weather"
+    spec = SequenceSpec(length=6)
+    loss_unit = "squared error of the hour (°C²)"
+
+    def __init__(
+        self,
+        options: WeatherOptions,
+        series: Series,
+        parts: Mapping[SplitName, Examples],
+        predictor: WeatherPredictor,
+    ) -> None:
+        self.options, self.series, self.parts = options, series, parts
+        self.predictor, self.expert = predictor, SimulatedHuman(options.noise, options.split_seed)
+
+    def split(self, name: SplitName) -> Examples:
+        return self.parts[name]
+
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return (tokens - examples.targets.gather(1, prefixes.lengths[:, None]).squeeze(1)).square()
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        return (sequences.tokens - examples.targets).square().sum(1)
+
+    def describe(self) -> dict[str, str]:
+        cleaned = ", ".join(f"{count} {what}" for what, count in asdict(self.series.cleaning).items())
+        return {
+            "data": f"{self.series.name} ({self.series.fingerprint}): {cleaned}",
+            "windows": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
+            "predictor": f"LSTM encoder-decoder of {self.options.hidden} ({self.predictor.fingerprint})",
+            "expert": f"truth plus Gaussian noise of {self.options.noise} °C",
+        }
+
+
+def to_examples(windows: Windows) -> Examples:
+    """Inputs are 12 temperatures, then the time of day and of year of the last one, each in [0, 1)."""
+    day, year = (windows.minutes % DAY) / DAY, (windows.minutes % YEAR) / YEAR
+    inputs = np.concatenate([windows.inputs, day[:, None], year[:, None]], 1).astype(np.float32)
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(windows.targets), torch.from_numpy(windows.minutes))
+
+
+def load_series(options: WeatherOptions) -> Series:
+    if options.data == "mast":
+        return default_series()
+    if options.data == "jena":
+        return official_jena_series()
+    return read_series(Path(options.data), options.column)
+
+
+def prepare(options: WeatherOptions, folder: Path, device: torch.device, meter: Meter) -> WeatherTask:
+    with meter.stage("read the record", 1) as advance:
+        series = load_series(options)
+        advance(1)
+    splits = split_windows(make_windows(series, stride=options.stride), options.split, options.split_seed)
+    parts: dict[SplitName, Examples] = {
+        "train": to_examples(splits.train),
+        "validation": to_examples(splits.validation),
+        "test": to_examples(splits.test),
+    }
+    training = to_examples(splits.predictor)
+    wanted = ForecasterOptions(options.hidden, options.epochs, options.split_seed)
+    name = fingerprint(asdict(wanted), training.inputs, training.targets)
+    model = load_or_train(folder / f"predictor-{name}", training, wanted, device, meter)
+    predictor = WeatherPredictor(model, passes=options.passes, facts=options.facts)
+    return WeatherTask(options, series, parts, predictor)
+
+
+ENTRY = TaskEntry(
+    name="weather",
+    summary="forecast the next hour of temperature; the expert is a person with a thermometer",
+    presets={
+        "quick": WeatherOptions(stride=3, epochs=12),
+        "paper": WeatherOptions(),
+    },
+    prepare=prepare,
+)

@@ -1,0 +1,381 @@
+"""`seqdefer calibrate` and `seqdefer generate`: what goes where, colours or brackets, one line for what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from toy_pair import LetterCodec, Toy, numbers
+
+from seqdefer import cli
+from seqdefer.errors import DataError
+from seqdefer.interfaces import Served, TaskEntry
+from seqdefer.model import deferring_model
+from seqdefer.model.deferring_model import BudgetWarning, DeferringModel, Pairing
+from seqdefer.report.terminal import written_lines
+from seqdefer.storage.files import inputs_in, read_lines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Capture = pytest.CaptureFixture[str]
+
+
+class TypedCodec(LetterCodec):
+    """Numbers as they are typed."""
+
+    def encode(self, inputs: Any) -> Any:
+        return super().encode([int(one) if isinstance(one, str) and one.strip().isdigit() else one for one in inputs])
+
+
+@dataclass(frozen=True)
+class Options:
+    length: int = 6
+
+
+def serve(options: Options, *_: Any) -> Served:
+    return replace(Toy.of(length=options.length).served, codec=TypedCodec())
+
+
+@pytest.fixture(autouse=True)
+def toy_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    entry = TaskEntry("toy", "a toy", {"quick": Options()}, lambda *_: None, serve=serve)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(deferring_model, "load_task", {"toy": entry}.__getitem__)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    return
+
+
+@pytest.fixture(params=["TokenwiseModel"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    toy = Toy.of(length=6)
+    model = DeferringModel(toy.served, toy.rejector(request.param), None, Pairing("toy", {}, "toy-5-6-0", ""))
+    model.calibrate(numbers(80))
+    return model.save_pretrained(tmp_path / "model")
+
+
+def run(*arguments: str | Path | int) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def refused(capsys: Capture, *arguments: str | Path | int) -> str:
+    """The one line that a command ends with."""
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1, err
+    return err.removeprefix("seqdefer: ").rstrip("\n")
+
+
+# -- generate ------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_a_line_and_nothing_else(folder: Path, capsys: Capture) -> None:
+    assert run("generate", folder, 13, 7932, "--budget", 0.4, "--json") == 0
+    out, err = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    model = DeferringModel.from_pretrained(folder)
+    written = model.generate([13, 7932], 0.4)
+    assert rows == list(written.rows(model.served.codec))
+    assert set(rows[0]) == {"output", "tokens", "expert_tokens", "predictor_tokens", "switches", "cost"}
+    assert set(rows[0]["tokens"][0]) == {"token", "text", "source", "score"}
+    assert err == ""
+
+
+def test_a_budget_and_a_threshold_are_two_answers_to_one_question(folder: Path, capsys: Capture) -> None:
+    told = refused(capsys, "generate", folder, 13, "--budget", 0.4, "--threshold", 0.1)
+    assert told == "--budget and --threshold both decide what the expert writes; give one of them"
+
+
+def test_the_name_of_a_file_may_have_been_meant_for_its_content(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("13").write_text("7932")
+    assert run("generate", folder, 13, 14, "0" * 300, "--json") == 0
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        f"13 is a file here: what is read is its name; to read what is in it: seqdefer generate {folder} - < 13"
+    ]
+    assert run("generate", folder, 13, 14, "0" * 300, "--json", "--budget", 0.2) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_without_a_terminal_brackets_tell_authors_apart(folder: Path, capsys: Capture) -> None:
+    assert run("generate", folder, *numbers(6), "--budget", 0.4) == 0
+    out, err = capsys.readouterr()
+    model = DeferringModel.from_pretrained(folder)
+    written = model.generate(numbers(6), 0.4)
+    expected = []
+    for row in written.rows(model.served.codec):
+        text, before = "", "predictor"
+        for token in [*row["tokens"], {"source": "predictor", "text": ""}]:
+            text += {("predictor", "expert"): "[", ("expert", "predictor"): "]"}.get((before, token["source"]), "")
+            text, before = text + token["text"], token["source"]
+        expected.append(text)
+    assert out.splitlines()[::2] == expected
+    assert any("[" in text for text in expected)
+    first = written.switches[0]
+    told = f"{written.expert_tokens[0]} of {len(written.sources[0])} tokens by the expert (in brackets), {first} switch"
+    assert out.splitlines()[1].startswith(told)
+    assert "\x1b" not in out
+    assert err == ""
+
+
+def shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path | int) -> str:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    screen = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        assert run(*arguments, "--quiet") == 0
+    return screen.getvalue()
+
+
+def test_a_terminal_gets_colours_and_no_brackets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_on_a_terminal(monkeypatch, "generate", folder, *numbers(6), "--budget", 0.4)
+    assert "\x1b[1;35m" in shown
+    assert "[" not in shown.replace("\x1b[", "")
+    assert "(coloured)" in shown
+
+
+def test_no_color_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = shown_on_a_terminal(monkeypatch, "generate", folder, *numbers(6), "--budget", 0.4)
+    assert "\x1b" not in shown
+    assert "(in brackets)" in shown
+    assert "[" in shown
+
+
+def test_long_texts_are_not_broken_and_escapes_are_not_obeyed() -> None:
+    tokens = [{"text": "word " * 100, "source": "predictor"}, {"text": "\x1b[31mred\x07", "source": "expert"}]
+    row = {"tokens": tokens, "expert_tokens": 1, "predictor_tokens": 1, "switches": 1}
+    console = Console(width=40, soft_wrap=True, file=StringIO(), highlight=False)
+    with console.capture() as shown:
+        for line in written_lines(row, colours=False):
+            console.print(line)
+    assert shown.get() == ("word " * 100 + "[\\x1b[31mred\\x07]\n1 of 2 tokens by the expert (in brackets), 1 switch\n")
+
+
+def test_a_dash_reads_standard_input(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO("7932\n"))
+    assert run("generate", folder, "-", "--json") == 0
+    typed = capsys.readouterr().out
+    assert run("generate", folder, 7932, "--json") == 0
+    assert typed == capsys.readouterr().out
+
+
+def test_a_threshold_instead_of_a_budget(folder: Path, capsys: Capture) -> None:
+    (folder / "calibration.json").unlink()
+    assert "were not measured; do that with inputs like yours" in refused(capsys, "generate", folder, 13)
+    assert run("generate", folder, 13, "--threshold", "inf", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["expert_tokens"] == 0
+    assert run("generate", folder, 13, "--threshold=-inf", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["predictor_tokens"] == 0
+
+
+@pytest.mark.parametrize("folder", ["OneTimeModel"], indirect=True)
+def test_a_budget_that_cannot_be_met_is_told(folder: Path, capsys: Capture) -> None:
+    """As a warning, which the command puts on stderr in one line."""
+    with pytest.warns(BudgetWarning, match="a budget of 1 cannot be met: the nearest that this rejector comes is 0"):
+        assert run("generate", folder, 13, "--budget", 1, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["output"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([13, "--budget", 1.5], "budget is 1.5; it is the share of tokens the expert writes, from 0 to 1"),
+        ([13, "--budget", "nan"], "budget is nan; it is the share"),
+        ([13, "--budget", "much"], "argument --budget: invalid float value: 'much'"),
+        ([13, "--threshold", "nan"], "threshold is nan; it is a score"),
+        ([], "the following arguments are required: INPUT"),
+        (["abc"], "'abc' is no number; give one"),
+        ([13, "--device", "abacus"], "abacus"),
+        ([13, "--bugdet", 0.2], "unrecognized arguments: --bugdet"),
+    ],
+)
+def test_choices_that_cannot_be(arguments: list[Any], message: str, folder: Path, capsys: Capture) -> None:
+    assert message in refused(capsys, "generate", folder, *arguments)
+
+
+def test_folders_without_a_model(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert refused(capsys, "generate", nowhere, 13) == (
+        f"no deferring model in {nowhere}: it has no deferral.json; make one: seqdefer fit TASK"
+    )
+    (tmp_path / "data.txt").write_text("13\n14\n")
+    assert "no deferring model in" in refused(capsys, "calibrate", nowhere, "--data", tmp_path / "data.txt")
+    assert not nowhere.exists()
+
+
+# -- calibrate -----------------------------------------------------------------------------------------------------
+
+
+def write_numbers(path: Path, n: int) -> Path:
+    lines = "".join(json.dumps({"number": number}) + "\n\n" for number in numbers(n))  # empty lines are no inputs
+    path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz", "own.ndjson"])
+def test_budgets_are_measured_printed_and_kept(name: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = write_numbers(tmp_path / name, 50)
+    assert run("calibrate", folder, "--data", data, "--json") == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    kept = DeferringModel.from_pretrained(folder).calibration
+    assert kept is not None
+    assert found["inputs"] == kept.inputs == 50
+    assert [one["budget"] for one in found["budgets"]] == [step / 20 for step in range(21)]
+    for one in found["budgets"]:
+        assert kept.for_budget(one["budget"]).share == one["share"]
+        assert one["met"] == (abs(one["share"] - one["budget"]) <= 0.02)
+    model = Toy.of(length=6).model("TokenwiseModel")
+    assert model.calibrate(numbers(50)) == kept
+    assert err == ""
+
+
+def test_budgets_are_checked_on_other_inputs(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    before, others = (folder / "calibration.json").read_bytes(), numbers(70, first=500)
+    lines = "".join(json.dumps({"number": number}) + "\n" for number in others)
+    (tmp_path / "others.jsonl").write_text(lines, encoding="utf-8")
+    assert run("calibrate", folder, "--check", tmp_path / "others.jsonl", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    model = DeferringModel.from_pretrained(folder)
+    assert found["inputs"] == 70
+    assert [one["budget"] for one in found["checked"]] == [0.05, 0.1, 0.2, 0.3, 0.5, 0.8]
+    for one in found["checked"]:
+        assert one["share"] == pytest.approx(model.generate(others, one["budget"]).share)
+        assert one["low"] <= one["share"] <= one["high"]
+        assert one["expected"] == model.setting(one["budget"]).share
+    assert (folder / "calibration.json").read_bytes() == before
+    assert run("calibrate", folder, "--check", tmp_path / "others.jsonl", "--quiet") == 0
+    assert "of 70 other inputs" in capsys.readouterr().out
+    said = refused(capsys, "calibrate", folder)
+    assert "nothing to do: give --data FILE to calibrate with, --check FILE to see if budgets hold" in said
+
+
+def test_budgets_are_measured_and_checked_in_one_go(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = write_numbers(tmp_path / "own.jsonl", 50)
+    assert run("calibrate", folder, "--data", data, "--check", data, "--quiet") == 0
+    out = capsys.readouterr().out
+    assert "budgets and what they spend" in out
+    assert "off by" not in out  # on the very inputs they were calibrated with
+
+
+def test_plain_text_has_one_input_a_line(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "own.txt").write_text("\ufeff13\r\n\r\n14\n15\n", encoding="utf-8")
+    before = (folder / "rejector" / "model.safetensors").stat().st_mtime_ns
+    assert run("calibrate", folder, "--data", tmp_path / "own.txt", "--inputs", 2) == 0
+    shown = capsys.readouterr().out
+    assert "of 2 inputs" in " ".join(shown.split())
+    assert "never" in shown
+    assert (folder / "rejector" / "model.safetensors").stat().st_mtime_ns == before  # weights are left alone
+
+
+def test_another_field(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = write_numbers(tmp_path / "own.jsonl", 5)
+    data.write_text(data.read_text().replace("number", "n"))
+    said = refused(capsys, "calibrate", folder, "--data", data)
+    assert said == f"{data}, line 1: there is no 'number'; the fields are: 'n'; choose one with --field"
+    assert run("calibrate", folder, "--data", data, "--field", "n", "--quiet") == 0
+
+
+def test_a_calibration_of_other_weights_is_refused_and_mended(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = folder / "calibration.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rejector": "0123"}))
+    said = refused(capsys, "generate", folder, 13)
+    assert said == f"{path} belongs to another rejector; measure it again: seqdefer calibrate {folder} --data FILE"
+    assert run("calibrate", folder, "--data", write_numbers(tmp_path / "own.jsonl", 9), "--quiet") == 0
+    capsys.readouterr()
+    assert run("generate", folder, 13) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"number": 3}\n\n{no', "own.jsonl, line 3: not JSON ("),
+        (b"[3]\n", "own.jsonl, line 1: not an object; give one with the field 'number'"),
+        (b'{"number": 3}\n{}\n', "own.jsonl, line 2: there is no 'number'; the fields are: none"),
+        (b"", "own.jsonl is empty; give one input a line"),
+        (b"\n \n", "own.jsonl is empty; give one input a line"),
+        (b"\xff\xfe\x00", "cannot read"),
+        (b'{"number": 3}\n', "inputs to calibrate with: 1; give at least 2, and better some hundred"),
+        (b'{"number": 3}\n{"number": "x"}\n', "'x' is no number; give one"),
+        (b"[" * 100_000, "not JSON ("),
+    ],
+)
+def test_data_that_cannot_be_used(content: bytes, message: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    before = (folder / "calibration.json").read_bytes()
+    (tmp_path / "own.jsonl").write_bytes(content)
+    assert message in refused(capsys, "calibrate", folder, "--data", tmp_path / "own.jsonl")
+    assert (folder / "calibration.json").read_bytes() == before
+
+
+def test_files_that_cannot_be_read(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(b'{"number": 3}\n' * 1000)[:40])
+    plain = tmp_path / "plain.jsonl.gz"
+    plain.write_bytes(b'{"number": 3}\n')
+    for path in (tmp_path / "nowhere.jsonl", tmp_path, cut, plain):
+        said = refused(capsys, "calibrate", folder, "--data", path)
+        assert said.startswith(f"cannot read {path}: ")
+        assert said.endswith("; give JSONL or a text, plain or gzip")
+    said = refused(capsys, "calibrate", folder, "--data", plain, "--inputs", 1)
+    assert said == "--inputs is 1; it must be at least 2"
+
+
+def test_numbers_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    """Once those of the lines that are not empty."""
+    path = tmp_path / "own.jsonl"
+    path.write_text('\n{"a": 1}\n\n{"b": 2}\n')
+    assert read_lines(path) == [(2, '{"a": 1}'), (4, '{"b": 2}')]
+    with pytest.raises(DataError, match="line 4: there is no 'a'"):
+        inputs_in(read_lines(path), path, "a")
+
+
+# -- what help teaches ---------------------------------------------------------------------------------------------
+
+
+def help_of(command: str, capsys: Capture) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        run(command, "--help")
+    return capsys.readouterr().out
+
+
+def test_commands_on_a_model_begin_alike(capsys: Capture) -> None:
+    for command in ("calibrate", "generate", "serve"):
+        shown = help_of(command, capsys)
+        assert "what seqdefer fit wrote" in shown
+        assert "In parentheses: what is used if an option is not given." in " ".join(shown.split())
+
+
+def test_the_examples_of_serve_can_be_copied(capsys: Capture) -> None:
+    shown = help_of("serve", capsys)
+    (body,) = re.findall(r"-d '(.*)'", shown)
+    assert json.loads(body) == {"model": "pronounce@0.20", "prompt": "onomatopoeia"}
+    code = shown.split("(pip install openai):\n")[1].split("\nThe number")[0]
+    assert "client.completions.create(" in code
+    compile(textwrap.dedent(code), "help", "exec")
+
+
+def test_a_folder_may_be_moved(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert run("generate", folder, 13) == 0
+    before = capsys.readouterr().out
+    shutil.move(folder, tmp_path / "elsewhere")
+    assert run("generate", tmp_path / "elsewhere", 13) == 0
+    assert capsys.readouterr().out == before

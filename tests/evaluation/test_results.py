@@ -1,0 +1,207 @@
+"""The record of a run: what goes in comes out, what is wrong is named, and the averages are the schoolbook ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqdefer.errors import DataError, InputError
+from seqdefer.evaluation.results import (
+    Comparison,
+    ExpertCalls,
+    MethodResult,
+    PaperFigure,
+    Provenance,
+    Results,
+    SeedResult,
+    Units,
+    load_results,
+    save_results,
+    summarise,
+)
+
+LINE = ((0.0, 2.0), (1.0, 1.0), (2.0, 0.0))
+
+
+def method(audc: float, improvement: float) -> MethodResult:
+    return MethodResult("token", audc, improvement, LINE)
+
+
+@pytest.fixture
+def results() -> Results:
+    seeds = (
+        SeedResult(0, {"Random": MethodResult("reference", 2.0, 0.0, LINE), "TokenwiseModel": method(1.0, 50.0)}),
+        SeedResult(7, {"Random": MethodResult("reference", 4.0, 0.0, LINE), "TokenwiseModel": method(3.0, 25.0)}),
+    )
+    return Results(
+        task="weather",
+        preset="quick",
+        length=2,
+        seeds=seeds,
+        summary=summarise(seeds),
+        comparisons=(Comparison("TokenwiseModel", "Random", 37.5, 20.0, 55.0),),
+        paper={"TokenwiseModel": PaperFigure(None, None, 25.78, 1.33)},
+        units=Units(loss="squared error (°C²)"),
+        notes=("a note",),
+        provenance=Provenance(
+            "0.1.0", "seqdefer run weather", expert_calls=ExpertCalls(3, 4), settings={"rate": [0.1]}
+        ),
+    )
+
+
+def test_round_trip_through_a_directory(results: Results, tmp_path: Path) -> None:
+    path = save_results(results, tmp_path)
+    assert path == tmp_path / "results.json"
+    assert load_results(tmp_path) == load_results(str(path)) == results
+
+
+def test_json_has_the_documented_shape(results: Results) -> None:
+    value = results.to_json()
+    assert value["format"] == 1
+    assert value["seeds"][1]["methods"]["TokenwiseModel"] == {
+        "granularity": "token",
+        "audc": 3.0,
+        "improvement": 25.0,
+        "curve": [[0.0, 2.0], [1.0, 1.0], [2.0, 0.0]],
+    }
+    assert value["paper"]["TokenwiseModel"]["audc"] is None
+    assert value["provenance"]["expert_calls"] == {"made": 3, "saved": 4}
+
+
+def test_optional_fields_may_be_absent(results: Results) -> None:
+    value = results.to_json()
+    for name in ("comparisons", "paper", "units", "notes", "provenance"):
+        del value[name]
+    assert Results.from_json(value) == Results("weather", "quick", 2, results.seeds, results.summary)
+
+
+def test_summary_by_hand(results: Results) -> None:
+    row = results.summary["TokenwiseModel"]
+    assert (row.audc_mean, row.improvement_mean) == (2.0, 37.5)
+    assert row.audc_std == pytest.approx(math.sqrt(2))  # sample: ((1-2)^2 + (3-2)^2) / (2-1)
+    assert row.improvement_std == pytest.approx(25 / math.sqrt(2))
+
+
+def test_one_seed_has_no_spread(results: Results) -> None:
+    row = summarise(results.seeds[:1])["TokenwiseModel"]
+    assert (row.audc_mean, row.audc_std, row.improvement_std) == (1.0, 0.0, 0.0)
+
+
+def test_a_method_that_one_seed_lacks_is_averaged_over_the_others(results: Results) -> None:
+    seeds = (results.seeds[0], SeedResult(7, {"Plugin": method(5.0, 1.0)}))
+    assert summarise(seeds)["Plugin"].audc_mean == 5.0
+
+
+def test_numpy_scalars_become_plain_numbers(results: Results) -> None:
+    odd: Any = np.float32(0.5)
+    value = replace(results, length=np.int64(2), comparisons=(Comparison("a", "b", odd, odd, odd),)).to_json()  # type: ignore[arg-type]
+    assert type(value["length"]) is int
+    assert type(value["comparisons"][0]["low"]) is float
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_never_reaches_the_file(results: Results, bad: float, tmp_path: Path) -> None:
+    seeds = (SeedResult(0, {"ChowMean": MethodResult("whole", 1.0, 0.0, ((0.0, bad),))}),)
+    with pytest.raises(DataError, match=r"seeds\[0\].methods.ChowMean.curve\[0\]\[1\]"):
+        save_results(replace(results, seeds=seeds), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_values_json_cannot_hold_are_named(results: Results) -> None:
+    provenance = replace(results.provenance, settings={"device": object()})
+    with pytest.raises(DataError, match=r"provenance\.settings\.device"):
+        replace(results, provenance=provenance).to_json()
+
+
+def damage(value: Any, path: list[Any], new: Any) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    if new is ...:
+        del value[path[-1]]
+    else:
+        value[path[-1]] = new
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "words"),
+    [
+        (["format"], 2, "field 'format' is 2; this version of seqdefer reads format 1"),
+        (["format"], ..., "field 'format' is 'absent'"),
+        (["task"], ..., "field 'task' is missing"),
+        (["length"], "six", "field 'length' must be a whole number, not 'six'"),
+        (["length"], True, "field 'length' must be a number"),
+        (["seeds"], {}, "field 'seeds' must be a list, not {}"),
+        (["seeds", 0, "methods", "Random", "audc"], ..., "field 'seeds[0].methods.Random.audc' is missing"),
+        (["seeds", 0, "methods", "Random", "curve", 1], [1], "'seeds[0].methods.Random.curve[1]' must have 2 values"),
+        (["summary", "Random", "granularity"], "half", "is 'half'; available: whole, once, token, reference"),
+        (["paper", "TokenwiseModel", "improvement"], None, "'paper.TokenwiseModel.improvement' must be a number"),
+        (["provenance", "expert_calls"], 3, "field 'provenance.expert_calls' must be an object, not 3"),
+        (["notes"], [1], "field 'notes[0]' must be a string, not 1"),
+        (["length"], 0, "field 'length' is 0; it must be at least 1"),
+        (["length"], -6, "field 'length' is -6; it must be at least 1"),
+        (["length"], 10**400, "field 'length' is 1000"),
+        (["seeds", 0, "methods", "Random", "audc"], 10**400, "field 'seeds[0].methods.Random.audc' is 1000"),
+        (["seeds", 0, "methods", "Random", "curve", 1, 1], -1e308, "curve[1][1]' is -1e+308; every number must be"),
+        (
+            ["comparisons", 0, "low"],
+            1e308,
+            "field 'comparisons[0].low' is 1e+308; every number must be finite and below",
+        ),
+        (["provenance", "settings", "rate"], [1e308], "field 'provenance.settings.rate[0]' is 1e+308"),
+        (["provenance", "settings", "rate"], nested(60), "is nested more than 20 levels deep"),
+        (["length"], nested(900), "field 'length' must be a whole number, not a list"),
+    ],
+)
+def test_a_wrong_field_is_named_in_one_line(
+    results: Results, tmp_path: Path, path: list[Any], new: Any, words: str
+) -> None:
+    value = results.to_json()
+    damage(value, path, new)
+    (tmp_path / "results.json").write_text(json.dumps(value))
+    with pytest.raises(DataError) as caught:
+        load_results(tmp_path)
+    message = str(caught.value)
+    assert words in message
+    assert str(tmp_path) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["{", "", "\x00", '{"format": NaN}'])
+def test_broken_json(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(DataError, match="is not valid JSON"):
+        load_results(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_json_without_a_bottom(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(DataError, match="is nested too deeply"):
+        load_results(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null"])
+def test_json_that_is_no_record(text: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(DataError, match="field 'format' is 'absent'"):
+        load_results(tmp_path)
+
+
+def test_missing_directory_and_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere does not exist; give the directory"):
+        load_results(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"holds no results.json; make it with: seqdefer run TASK --out"):
+        load_results(tmp_path)

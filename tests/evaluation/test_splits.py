@@ -1,0 +1,213 @@
+"""Splits: labelled once, test instances disjoint, and test data kept out of whatever is fitted or chosen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import WithExpert, completing
+
+from seqdefer.engine.interleaved import draft
+from seqdefer.errors import ContractError, DataError
+from seqdefer.evaluation import splits as module
+from seqdefer.evaluation.experiment import Experiment
+from seqdefer.evaluation.splits import Held, Labelled, Splits, Studied, require_studied
+from seqdefer.interfaces import SplitName, Task
+from seqdefer.labels import jobs
+from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.labels.label_store import Labels
+from seqdefer.labels.trees import enumerate_trees
+from seqdefer.progress import Clock
+from seqdefer.storage.shards import Store
+from seqdefer.testing import ToyTask
+from tests.evaluation.test_experiment import TINY
+from tests.labels.test_exploration import by_prefix
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = ToyTask(n=40, length=3)
+
+
+def split_toy(folder: Path, task: Task = TASK, *, seeds: int = 2, instances: int = 12, **more: Any) -> Splits:
+    return Splits(task, folder, seeds=seeds, instances=instances, **more)
+
+
+# -- what is labelled ----------------------------------------------------------------------------------------------
+
+
+def test_each_split_is_labelled_once_and_only_when_it_is_asked_for(
+    tmp_path: Path, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    labelled, grown = spy(jobs, "hand_off_table"), spy(module, "enumerate_trees")
+    splits = split_toy(tmp_path)
+    splits.test_rows()
+    assert labelled == grown == []
+    names: list[SplitName] = ["validation", "train", "validation", "test", "train", "test"]
+    parts = [getattr(splits, name) for name in names]
+    assert (len(labelled), len(grown)) == (3, 3)
+    assert parts[0] is parts[2]
+    assert [type(part) for part in parts[:2]] == [Studied, Studied]
+    assert type(splits.test) is Held
+
+
+def test_labels_are_those_of_the_split(tmp_path: Path) -> None:
+    splits = split_toy(tmp_path)
+    for name, part in {"train": splits.train, "validation": splits.validation}.items():
+        examples = TASK.split(name)  # type: ignore[arg-type]
+        table, _ = hand_off_table(TASK, examples, draft(TASK.predictor, examples, TASK.spec), shortcut=False)
+        assert torch.equal(part.examples.ids, examples.ids)
+        assert torch.equal(part.table.loss, table.loss)
+        assert torch.equal(part.table.deferred, table.deferred)
+        assert part.trees is not None
+    assert len(splits.test.examples) == 24  # no more than the seeds need
+
+
+def test_hand_offs_that_somebody_asks_for(tmp_path: Path) -> None:
+    """Of test data all, which oracles look at."""
+    every, some = (split_toy(tmp_path / name, kept=kept) for name, kept in (("every", None), ("some", [3, 0])))
+    for part, whole in ((some.train, every.train), (some.validation, every.validation)):
+        assert torch.equal(part.table.loss[:, [0, 3]], whole.table.loss[:, [0, 3]])
+        assert bool(part.table.loss[:, [1, 2]].isnan().all())
+        assert torch.equal(part.draft.sequences.tokens, whole.draft.sequences.tokens)
+    assert torch.equal(some.test.table.loss, every.test.table.loss)
+    assert some.table_calls.made < every.table_calls.made
+
+
+def test_hand_offs_that_were_all_labelled_are_not_labelled_again(
+    tmp_path: Path, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    task = ToyTask(n=20, length=3)
+    task.expert.fingerprint = "toy expert"
+    every, labelled = split_toy(tmp_path, task, instances=4).train, spy(jobs, "hand_off_table")
+    some = split_toy(tmp_path, task, instances=4, kept=(1,))
+    assert torch.equal(some.train.table.loss, every.table.loss)
+    assert labelled == []
+    assert bool(some.validation.table.loss[:, 0].isnan().all())  # which nobody has labelled
+
+
+def test_trees_where_somebody_wants_them(tmp_path: Path) -> None:
+    """The oracle and confidence by token need those of the test data, whoever is fitted."""
+    splits = split_toy(tmp_path, by_token=False)
+    assert splits.train.trees is splits.validation.trees is None
+    assert splits.test.trees is not None
+    only_completes = split_toy(tmp_path, WithExpert(completing, n=30, length=3))
+    assert only_completes.train.trees is only_completes.test.trees is None
+    assert only_completes.grown == []
+
+
+def test_whole_trees_of_an_expert_with_a_name_are_kept(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
+    """By shards, here of three: in another order, and otherwise the same."""
+    task = ToyTask(n=10, length=4)
+    task.expert.fingerprint = "toy expert"
+    made = split_toy(tmp_path, task, seeds=1, instances=7, labels=Labels(task, Store(tmp_path), shard_size=3))
+    parts = [made.train, made.test]
+    asked = [spy(task.expert, "start"), spy(task.predictor, "start")]
+    found = split_toy(tmp_path, task, seeds=1, instances=7, labels=Labels(task, Store(tmp_path)))
+    for part, again in zip(parts, [found.train, found.test], strict=True):
+        assert part.trees is not None
+        assert again.trees is not None
+        assert again.trees.is_complete
+        assert by_prefix(again.trees) == by_prefix(part.trees)
+        assert again.trees.calls == part.trees.calls
+    assert asked == [[], []]
+    for part in parts:
+        whole = enumerate_trees(task, part.examples)
+        assert part.trees is not None
+        assert by_prefix(part.trees) == by_prefix(whole)
+        assert part.trees.calls == whole.calls
+
+
+def test_expert_calls_are_those_of_what_was_labelled(tmp_path: Path) -> None:
+    splits = split_toy(tmp_path)
+    assert (splits.calls.made, splits.calls.saved) == (0, 0)
+    _ = splits.train
+    table, trees = splits.table_calls, splits.train.trees
+    assert trees is not None
+    assert splits.calls == table + trees.calls
+    before = splits.calls.made
+    _ = splits.test
+    assert splits.calls.made > before
+
+
+# -- test instances ------------------------------------------------------------------------------------------------
+
+
+def test_seeds_have_disjoint_test_instances(tmp_path: Path) -> None:
+    splits = split_toy(tmp_path, seeds=3)
+    drawn = [splits.test.examples.ids[splits.rows(seed)].tolist() for seed in range(3)]
+    assert [len(set(ids)) for ids in drawn] == [12, 12, 12]
+    assert len({one for ids in drawn for one in ids}) == 36
+    assert {one for ids in drawn for one in ids} <= set(TASK.split("test").ids.tolist())
+
+
+def test_more_seeds_keep_the_instances_of_fewer(tmp_path: Path) -> None:
+    """Otherwise nothing measured on fewer could be used again."""
+    few, many = split_toy(tmp_path, seeds=1), split_toy(tmp_path, seeds=3)
+    assert torch.equal(many.test_rows()[:12], few.test_rows())
+    assert torch.equal(many.test.table.loss[many.rows(0)], few.test.table.loss[few.rows(0)])
+
+
+def test_too_few_test_instances_are_told_before_labelling(tmp_path: Path) -> None:
+    clock = Clock()
+    with pytest.raises(DataError, match="the test split has 40 examples, 4 seeds x 11 instances need more; lower"):
+        _ = split_toy(tmp_path, clock=clock, seeds=4, instances=11).test
+    assert clock.seconds == {}
+    assert len(split_toy(tmp_path, seeds=4, instances=10).test_rows()) == 40
+
+
+# -- test data is for the report alone -----------------------------------------------------------------------------
+
+
+def test_only_studied_splits_pass(tmp_path: Path) -> None:
+    splits = split_toy(tmp_path)
+    train, test = splits.train, splits.test
+    require_studied(train, splits.validation)
+    require_studied()
+    plain = Labelled(train.examples, train.draft, train.table, train.trees)
+    for parts in ([test], [train, test], [test, train], [plain]):
+        name = type(next(part for part in parts if part is not train)).__name__
+        with pytest.raises(ContractError, match=f"fitted or chosen with a {name} split; only Studied ones"):
+            require_studied(*parts)
+
+
+@pytest.mark.parametrize("places", [("train", "test"), ("test", "validation"), ("test", "test")])
+def test_nothing_is_fitted_with_test_data(places: tuple[str, str], tmp_path: Path) -> None:
+    experiment = Experiment(TASK, TINY, tmp_path)
+    parts = [getattr(experiment.splits, name) for name in places]
+    with pytest.raises(ContractError, match="test data is for the report alone"):
+        experiment.fit(*parts, 0)
+    assert not (tmp_path / "rejectors").exists()
+
+
+SNIPPET = """\
+from seqdefer.experiment import Experiment
+
+
+def choose(experiment: Experiment) -> None:
+    splits = experiment.splits
+    experiment.fit(splits.train, splits.validation, 0)
+    experiment.fit(splits.train, splits.test, 0)  # refused
+    experiment.fit(splits.test, splits.validation, 0)  # refused
+    experiment.alpha(splits.train)
+    experiment.alpha(splits.test)  # refused
+"""
+
+
+@pytest.mark.slow
+def test_type_checkers_refuse_test_data_where_something_is_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repository's cache makes this a second; without one, it takes many."""
+    pytest.importorskip("mypy")
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    monkeypatch.setenv("MYPYPATH", str(ROOT))
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path / "snippet.py")]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    refused = [number for number, line in enumerate(SNIPPET.splitlines(), 1) if line.endswith("# refused")]
+    errors = [line.split(":", 3) for line in checked.stdout.splitlines() if "snippet.py" in line and "error" in line]
+    assert [int(number) for _, number, *_ in errors] == refused, checked.stdout + checked.stderr
+    assert all('incompatible type "Held"; expected "Studied"' in words for *_, words in errors)

@@ -1,0 +1,70 @@
+"""Labelling that is killed: a worker, a driver, at several moments and for real. The same files come of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from labelling_toy import HAND_OFFS, TREES, Gate, end_of, files_in, is_gone, label_toy, started, until
+
+from seqdefer.labels.executors.processes import LostWorkerWarning
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+
+
+def test_a_worker_that_is_killed_is_replaced(
+    toy_labels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate.closed(tmp_path / "gate", stop=25)  # amid the hand-offs of the validation split
+    monkeypatch.setenv("SEQDEFER_TEST_GATE", str(gate.folder))
+
+    def kill() -> None:
+        os.kill(gate.waiting()[0], signal.SIGKILL)
+        gate.open()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.warns(
+        LostWorkerWarning, match=r"a worker died \(signal 9\) at shard .*; it is replaced, and the shard"
+    ):
+        label_toy(tmp_path, engine="local", workers=2)
+    killer.join()
+    assert files_in(tmp_path / "labels") == toy_labels
+    assert len(gate.attempts()) == HAND_OFFS + 1  # the one that was lost, and no other, was made again
+    assert gate.attempts().count(25) == 2
+    assert len(gate.processes()) == 3
+
+
+@pytest.mark.parametrize("stop", [0, 20, 35])
+def test_a_driver_that_is_killed_goes_on(stop: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+    """At the first shard, amid all, and late. Its workers end with it, and another engine may finish."""
+    gate = Gate.closed(tmp_path / "gate", stop)
+    with started(tmp_path, "local", 2, gate) as driver:
+        gate.waiting()
+        os.kill(driver.pid, signal.SIGKILL)
+        end_of(driver)
+    until(lambda: all(map(is_gone, gate.processes())))
+    kept = files_in(tmp_path / "labels") if (tmp_path / "labels").exists() else {}
+    assert kept.items() < toy_labels.items()
+    begun = len(gate.attempts())
+    made = label_toy(tmp_path)
+    assert sum(one.made for one in made) == HAND_OFFS + TREES - len([name for name in kept if "safetensors" in name])
+    # Again are those that two workers were at, and the one that the driver was writing.
+    assert sum(one.made for one in made if one.manifest.kind == "hand-offs") <= HAND_OFFS - begun + 2 + 1
+    assert files_in(tmp_path / "labels") == toy_labels
+
+
+def test_ctrl_c_ends_the_driver_and_all_workers(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+    gate = Gate.closed(tmp_path / "gate", stop=10)
+    with started(tmp_path, "local", 2, gate) as driver:
+        gate.waiting()
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: the driver and its workers get it
+        status, errors = end_of(driver)
+    assert status != 0
+    assert errors.count("Traceback") == errors.count("KeyboardInterrupt\n") == 1  # the driver's alone
+    until(lambda: all(map(is_gone, gate.processes())))
+    assert files_in(tmp_path / "labels").items() < toy_labels.items()

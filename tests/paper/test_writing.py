@@ -1,0 +1,444 @@
+"""What is written of a study: every number where it belongs, the paper's beside ours, whatever the tasks are called."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import made_up
+import pytest
+from rich.console import Console
+
+from seqdefer.errors import MissingExtraError, OptionError
+from seqdefer.evaluation.results import PaperFigure, Provenance
+from seqdefer.paper.records import (
+    Contrast,
+    Judgement,
+    Judgements,
+    Origins,
+    Row,
+    Study,
+    load_judgements,
+    load_study,
+    save,
+)
+from seqdefer.paper.render.grids import Cell, Column, Grid, Rows, figures, split_groups
+from seqdefer.paper.render.latex import latex_text
+from seqdefer.paper.render.layouts import layout_judgements, layout_study
+from seqdefer.paper.render.pages import results_page
+from seqdefer.paper.render.writing import (
+    csv_of,
+    judgements_csv_of,
+    latex_of,
+    markdown_of,
+    markdown_text,
+    rich_tables,
+    write_judgements,
+    write_study,
+)
+from seqdefer.report.markup import number
+
+HOSTILE = "a_b|<x>&%"
+each_study = pytest.mark.parametrize("name", made_up.STUDIES)
+
+
+def texts_of(grid: Grid) -> list[list[str]]:
+    return [[cell.text for cell in row] for band in grid.bands for row in band.rows]
+
+
+def column_of(grid: Grid, heading: str, group: str = "") -> list[Cell]:
+    place = next(i for i, column in enumerate(grid.columns) if (column.heading, column.group) == (heading, group))
+    return [row[place] for band in grid.bands for row in band.rows]
+
+
+def shown(mean: float, std: float | None) -> str:
+    return number(mean, 2) + ("" if std is None else f" ({number(std, 2)})")
+
+
+def ours_and_papers(row: Row) -> list[str]:
+    ours = shown(row.improvement_mean, row.improvement_std)
+    return [ours] + ([shown(row.paper.improvement, row.paper.improvement_std)] if row.paper else [])
+
+
+def printed(study: Study, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in rich_tables(layout_study(study), width):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table1", "table-handoffs", "figure-alpha", "table-ablation"])
+def test_every_number_is_in_its_row(name: str) -> None:
+    study = made_up.STUDIES[name]()
+    lines = [" | ".join(row) for grid in layout_study(study) for row in texts_of(grid)]
+    for row in study.rows:
+        wanted = ours_and_papers(row)
+        assert any(all(text in line for text in wanted) for line in lines), (row.task, row.method, row.varied)
+
+
+def test_table1_has_the_papers_blocks() -> None:
+    (grid,) = layout_study(made_up.table1())
+    assert [band.title for band in grid.bands] == ["Reference", "Whole sequence", "One-time", "Token-level"]
+    assert grid.groups == [("", 1), ("tsp", 3), ("xsum", 3), ("weather", 3)]
+    by_method = {row[0]: row for row in texts_of(grid)}
+    assert by_method["TokenwiseModel"][1:4] == ["–", "–", ""], "a solver cannot name the next city"
+    assert by_method["OneTimeModel"][3] == "11.52 (2.41)"
+
+
+def test_best_of_a_block_is_bold() -> None:
+    study = made_up.table1(["tsp"])
+    (grid,) = layout_study(study)
+    rows = {row.method: row for row in study.rows}
+    for heading in ("AUDC", "%"):
+        bold = [
+            row[0].text
+            for row, cell in zip(
+                [row for band in grid.bands for row in band.rows], column_of(grid, heading, "tsp"), strict=True
+            )
+            if cell.is_best
+        ]
+        for block in ("whole", "once"):
+            names = [name for name, row in rows.items() if row.granularity == block]
+            assert max(names, key=lambda name: rows[name].improvement_mean) in bold
+        assert len(bold) == 2, "the references are no contestants"
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([1.001, 1.004, 0.5], [True, True, False]),  # alike as printed
+        ([1.0, 1.0], [False, False]),  # nobody is better than anybody
+        ([1.0], [True]),
+        ([None, 2.0, 1.0], [False, True, False]),
+        ([None], [False]),
+    ],
+)
+def test_ties_are_bold_too(values: list[float | None], best: list[bool]) -> None:
+    strip = figures(Column("%"), [Rows(values)], lambda value: value, 2, max)
+    assert [cell.is_best for cell in strip.bands[0]] == best
+
+
+def test_curves_are_read_off_at_the_budgets() -> None:
+    study = made_up.curves(["tsp"])
+    (grid,) = layout_study(study)
+    assert [column.heading for column in grid.columns] == ["Method", "0 %", "10 %", "20 %", "50 %", "100 %"]
+    found = {row[0]: row[1:] for row in texts_of(grid)}
+    for line in study.lines:
+        assert found[line.method] == [shown(line.mean[step], line.std[step]) for step in (0, 10, 20, 50, 100)]
+    assert "% longer than the expert's tour" in grid.caption
+
+
+def test_hand_offs_mark_what_validation_data_chose() -> None:
+    grid = layout_study(made_up.hand_offs())[0]
+    sizes = [row[0] for row in texts_of(grid)]
+    assert sizes == ["5", "10", "15", "20", "25", "30", "35", "40", "45", "51 †"]
+    judged = [cell.text for cell in column_of(grid, "validation %", "OneTimeModel")]
+    assert [size for size, text in zip(sizes, judged, strict=True) if text.endswith("*")] == ["45"]
+    assert judged[0] == "9.05"
+    assert {cell.text for cell in column_of(grid, "paper %", "OneTimeCost")} == {""}, "it is not in the paper"
+    assert {cell.text for cell in column_of(grid, "paper %", "OneTimeScore")} == {"−6.00 (1.50)"}
+
+
+def test_alpha_has_both_costs_and_no_paper() -> None:
+    grid = layout_study(made_up.alpha(["tsp"]))[0]
+    assert not any("paper" in column.heading for column in grid.columns)
+    rule = next(row for row in texts_of(grid) if row[0].endswith("†"))
+    assert rule[:3] == ["0.83 †", "2.573", "0.05146"]
+    assert next(row for row in texts_of(grid) if row[0] == "2")[-1] == "10.00 *"
+    assert "†: the rule of thumb." in grid.caption
+
+
+def test_ablation_has_a_group_for_each_kind_of_inputs() -> None:
+    study = made_up.ablation()
+    (grid,) = layout_study(study)
+    assert grid.groups == [("", 1), ("inputs: states", 2), ("inputs: facts", 2), ("", 1)]
+    rows = {row[0]: row for row in texts_of(grid)}
+    assert list(rows)[:3] == ["LSTM, no teacher forcing", "LSTM, teacher forcing", "LSTM, scheduled sampling"]
+    assert rows["LSTM, teacher forcing"][-1] == "6.70 (1.00)"
+    assert rows["TokenwiseScore"][-1] == "5.50"
+    assert rows["TokenwiseScore"][1:3] == rows["TokenwiseScore"][3:5], "it sees no inputs"
+
+
+@pytest.mark.parametrize("name", ["table1", "table-handoffs", "table-ablation"])
+def test_paper_column_is_empty_where_the_paper_has_none(name: str) -> None:
+    study = made_up.STUDIES[name]()
+    study = replace(study, rows=tuple(replace(row, paper=None) for row in study.rows))
+    for grid in layout_study(study):
+        papers = [place for place, column in enumerate(grid.columns) if column.heading == "paper %"]
+        assert papers
+        assert all(row[place] == "" for row in texts_of(grid) for place in papers)
+
+
+def test_one_run_has_no_spread() -> None:
+    study = replace(made_up.table1(["pronounce"]), seeds=1)
+    (grid,) = layout_study(study)
+    assert not any("(" in text for row in texts_of(grid) for text in row)
+    assert grid.caption.startswith("From 1 run of 100 test instances")
+
+
+def test_judgements_have_a_row_for_each_task() -> None:
+    (grid,) = layout_judgements(made_up.judgements())
+    first, second, third = texts_of(grid)
+    assert first[:4] == [
+        "Partial deferral beats whole deferral",
+        "tsp",
+        "holds",
+        "OneTimeModel over ChowMean: +5.34 [3.10, 7.25]",
+    ]
+    assert second[0] == "", "the statement stands once"
+    assert second[3].split("\n")[1] == "OneTimeModel, |J| = 5 over ChowSum: +0.50 [−1.00, 2.00]"
+    assert third[2:] == ["undecided", "", "Too few runs"]
+    assert len(grid.bands) == 2
+
+
+def test_the_contrast_that_decides_is_shown() -> None:
+    """Wide intervals that reach lower stood in its place, and the verdict seemed to follow from nothing."""
+    wide = [Contrast("tsp", "OneTimeModel", f"wide {place}", 0.0, -20.0 - place, 20.0) for place in range(4)]
+    against = Contrast("tsp", "OneTimeModel", "ChowSum", -2.0, -3.0, -1.0)
+    judged = Judgement("claim", "It is better", "tsp", "does not hold", (*wide, against))
+    (grid,) = layout_judgements(Judgements("paper", 3, (judged,)))
+    assert texts_of(grid)[0][3].split("\n") == [
+        "OneTimeModel over ChowSum: −2.00 [−3.00, −1.00]",
+        "OneTimeModel over wide 3: 0.00 [−23.00, 20.00]",
+        "OneTimeModel over wide 2: 0.00 [−22.00, 20.00]",
+        "and 2 stronger ones",
+    ]
+
+
+def test_unknown_study() -> None:
+    with pytest.raises(OptionError, match="unknown study 'table9'; available: figure-alpha"):
+        layout_study(replace(made_up.table1(), name="table9"))
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+@each_study
+def test_csv_reads_back_exactly(name: str) -> None:
+    study = made_up.STUDIES[name]()
+    lines = list(csv.DictReader(io.StringIO(csv_of(study), newline="")))
+    if study.lines:
+        points = [point for line in study.lines for point in zip(line.deferred, line.mean, line.std, strict=True)]
+        assert [tuple(float(one[key]) for key in ("deferred", "loss_mean", "loss_std")) for one in lines] == points
+        return
+    assert len(lines) == len(study.rows)
+    for line, row in zip(lines, study.rows, strict=True):
+        assert (line["task"], line["method"], line["granularity"]) == (row.task, row.method, row.granularity)
+        for field in ("audc_mean", "audc_std", "improvement_mean", "improvement_std"):
+            assert float(line[field]) == getattr(row, field)
+        assert tuple(map(float, line["improvements"].split(";"))) == row.improvements
+        assert {key: line[key] for key in row.varied} == {key: str(value) for key, value in row.varied.items()}
+        assert line["paper_improvement"] == ("" if row.paper is None else str(row.paper.improvement))
+        assert line["validation"] == ("" if row.validation is None else str(row.validation))
+        assert line["is_chosen"] == str(row.is_chosen).lower()
+
+
+def test_csv_is_rfc_4180() -> None:
+    name = 'a "b", c\nd'
+    row = replace(made_up.table1(["tsp"]).rows[0], task=name, paper=PaperFigure(None, None, 1.0, None))
+    text = csv_of(made_up.make_study("table1", [name], [row]))
+    assert text.count("\r\n") == 2
+    assert '"a ""b"", c\nd"' in text
+    (line,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert line["task"] == name
+    assert line["paper_audc"] == ""
+
+
+def test_judgements_csv_has_a_line_for_each_contrast() -> None:
+    lines = list(csv.DictReader(io.StringIO(judgements_csv_of(made_up.judgements()), newline="")))
+    assert [line["difference"] for line in lines] == ["5.336", "-1.5", "0.5", ""]
+    assert [line["verdict"] for line in lines] == ["holds", "does not hold", "does not hold", "undecided"]
+
+
+# --- LaTeX -----------------------------------------------------------------------------------------------------------
+
+
+def check_latex(text: str) -> None:
+    """Braces and environments are balanced, and every row of a table has as many cells as the table has columns."""
+    plain = re.sub(r"\\[\\{}&%$#_]|(?<!\\)%.*", lambda found: r"\\" if found[0] == r"\\" else "", text)
+    depth, opened = 0, []
+    for token in re.finditer(r"\\begin\{([a-z*]+)\}|\\end\{([a-z*]+)\}|[{}]", plain):
+        if token[1]:
+            opened.append(token[1])
+        elif token[2]:
+            assert opened.pop() == token[2]
+        else:
+            depth += 1 if token[0] == "{" else -1
+            assert depth >= 0
+    assert depth == 0
+    assert not opened
+    assert plain.count("$") % 2 == 0
+    for shape, body in re.findall(r"\\begin\{tabular\}\{([^\n]*)\}\n(.*?)\\end\{tabular\}", plain, re.DOTALL):
+        columns = len(re.findall("[lrp]", re.sub(r"\\[a-z]+", "", shape)))
+        for row in body.split(r"\\")[:-1]:
+            spans = [int(count) for count in re.findall(r"\\multicolumn\{(\d+)\}", row)]
+            assert row.count("&") + 1 + sum(spans) - len(spans) == columns, row
+
+
+@each_study
+@pytest.mark.parametrize("tasks", [["tsp"], ["xsum", "weather"], [HOSTILE]])
+def test_latex_is_balanced(name: str, tasks: list[str]) -> None:
+    text = latex_of(layout_study(made_up.STUDIES[name](tasks)))
+    check_latex(text)
+    assert text.isascii()
+    labels = re.findall(r"\\label\{(.*)\}", text)
+    assert len(set(labels)) == len(labels) == text.count(r"\caption{")
+    assert all(re.fullmatch("tab:[a-z0-9-]+", label) for label in labels)
+
+
+def test_latex_of_judgements_is_balanced() -> None:
+    text = latex_of(layout_judgements(made_up.judgements()))
+    check_latex(text)
+    assert r"OneTimeModel, $|\mathcal{J}|$ = 5 over ChowSum: +0.50 {[}$-$1.00, 2.00{]}" in text
+
+
+def test_latex_has_the_best_in_bold_and_a_rule_between_blocks() -> None:
+    study = made_up.table1(["tsp"])
+    text = latex_of(layout_study(study))
+    best = next(row for row in study.rows if row.method == "OneTimeModel")
+    assert rf"\textbf{{{shown(best.improvement_mean, best.improvement_std)}}}" in text
+    assert text.count(r"\midrule") == 3
+    assert r"\multicolumn{3}{c}{tsp}" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        (HOSTILE, r"a\_b\textbar{}\textless{}x\textgreater{}\&\%"),
+        ("\\input{x}", r"\textbackslash{}input\{x\}"),
+        ("α₁ ≥ 5 °C² ~ #1 $^", r"$\alpha_1$ $\geq$ 5 $^\circ$C$^2$ \textasciitilde{} \#1 \$\textasciicircum{}"),
+        ("*[0]", "{*}{[}0{]}"),  # after the end of a row these would be read as its options
+        ("Zoë 東\x07", "Zoë {[}U+6771{]}{[}U+0007{]}"),
+    ],
+)
+def test_latex_escapes(text: str, escaped: str) -> None:
+    assert latex_text(text) == escaped
+
+
+# --- Markdown and the terminal ---------------------------------------------------------------------------------------
+
+
+@each_study
+def test_markdown_rows_have_the_same_cells(name: str) -> None:
+    text = markdown_of(layout_study(made_up.STUDIES[name]([HOSTILE])))
+    assert r"a\_b\|&lt;x&gt;&amp;%" in text
+    assert "<x>" not in text
+    for table in text.split("\n\n")[1::3]:
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(counts) == 1
+
+
+def test_markdown_text() -> None:
+    assert markdown_text("**b** `c` [d](e)\n~~f~~ $g$") == (
+        r"\*\*b\*\* \`c\` \[d\](e)<br>&#126;&#126;f&#126;&#126; &#36;g&#36;"
+    )
+
+
+def test_markdown_has_the_best_in_bold() -> None:
+    study = made_up.table1(["tsp"])
+    best = next(row for row in study.rows if row.method == "OneTimeModel")
+    text = markdown_of(layout_study(study))
+    assert f"| **{shown(best.improvement_mean, best.improvement_std)}** | 11.52 (2.41) |" in text
+    assert "| *One-time* |" in text
+
+
+def test_terminal_shows_names_as_they_are() -> None:
+    text = printed(made_up.table1(["[red]x", HOSTILE]), 200)
+    assert "[red]x" in text
+    assert HOSTILE in text
+
+
+def test_wide_tables_come_apart_on_a_narrow_terminal() -> None:
+    study = made_up.table1()
+    assert printed(study, 200).count("ChowMean") == 1
+    narrow = printed(study, 80)
+    assert narrow.count("ChowMean") == 3
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert all(text in narrow for row in study.rows for text in ours_and_papers(row))
+    (grid,) = layout_study(study)
+    assert [part.groups for part in split_groups(grid)] == [[("", 1), (task, 3)] for task in study.tasks]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@each_study
+def test_equal_studies_give_equal_files(name: str, tmp_path: Path) -> None:
+    """A study that went through its file is the study that was made."""
+    study = made_up.STUDIES[name]()
+    first = write_study(study, tmp_path / "first", figures=False)
+    assert [path.name for path in first] == [f"{name}.json", f"{name}.csv", f"{name}.tex"]
+    second = write_study(load_study(first[0]), tmp_path / "second", figures=False)
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_judgements_are_written(tmp_path: Path) -> None:
+    first = write_judgements(made_up.judgements(), tmp_path / "first")
+    assert [path.name for path in first] == ["verdicts.json", "verdicts.csv", "verdicts.tex", "verdicts.md"]
+    second = write_judgements(load_judgements(first[0]), tmp_path / "second")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_without_matplotlib_the_tables_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'seqdefer\[figures\]'"):
+        write_study(made_up.table1(), tmp_path)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json", ".tex"]
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    for name in ("table-ablation", "table1"):
+        save(made_up.STUDIES[name](), tmp_path / f"{name}.json")
+    save(made_up.judgements(), tmp_path / "verdicts.json")
+    provenance = Provenance(
+        version="1.2",
+        data={"data": "jena | 8 years"},
+        models={"predictor": "an LSTM"},
+        machine={"device": "cpu", "cores": "2"},
+        seconds={"fit": 1234.6, "labels": 10.0},
+    )
+    save(Origins("seqdefer reproduce all", {"weather": provenance}), tmp_path / "origins.json")
+    return tmp_path
+
+
+def test_page_has_what_is_there(records: Path) -> None:
+    page = results_page(records)
+    headings = re.findall("^## (.*)$", page, re.MULTILINE)
+    assert headings == [
+        "The paper's claims, and what our intervals say of them",
+        "Made up table1",
+        "Made up table-ablation",
+        "Where the figures come from",
+    ]
+    assert "![Made up table1](results/table1.svg)" in page
+    assert "```sh\nseqdefer reproduce table1 --preset paper\n```" in page
+    assert "- The networks are the paper's." in page
+    assert "| 12.05 (1.90)" in page or "**12.05 (1.90)**" in page
+
+
+def test_page_tells_where_the_figures_come_from(records: Path) -> None:
+    page = results_page(records)
+    assert "```sh\nseqdefer reproduce all\n```" in page
+    assert r"| data | data: jena \| 8 years |" in page
+    assert "| models | predictor: an LSTM |" in page
+    assert "| machine | device: cpu; cores: 2 |" in page
+    assert "| seconds | 1245 (fit: 1235 s; labels: 10 s) |" in page
+    assert page.count("[below](#where-the-figures-come-from)") == 2
+
+
+def test_page_of_an_empty_folder(tmp_path: Path) -> None:
+    assert "There are none yet" in results_page(tmp_path)
+    save(Judgements("paper", 5, ()), tmp_path / "verdicts.json")
+    results_page(tmp_path)

@@ -1,0 +1,171 @@
+"""The training loop: which epoch it keeps, in which steps it learns, and the settings it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seqdefer.errors import OptionError, SeqdeferError
+from seqdefer.rejectors.training import PRESETS, History, Settings, fit
+
+QUICK = Settings(1e-2, 5, "draft_mlp", 1, 16, 0.0, 30, 0.0, 0, batch_size=64)
+
+
+def follow(
+    validation: list[float], *, patience: int = 3, delta: float = 0.1
+) -> tuple[nn.Linear, History, list[Tensor]]:
+    """Fits a network whose validation losses are written down beforehand; also its weights after each epoch."""
+    torch.manual_seed(0)
+    network, script, weights = nn.Linear(2, 1), iter(validation), []
+
+    def scripted() -> Tensor:
+        weights.append(network.weight.detach().clone())
+        return torch.tensor(next(script))
+
+    settings = replace(QUICK, patience=patience, delta=delta, epochs=len(validation), batch_size=4)
+    data = torch.randn(12, 2)
+    history = fit(network, 12, lambda rows: network(data[rows]).square().mean(), scripted, settings, seed=0)
+    return network, history, weights
+
+
+@pytest.mark.parametrize(
+    ("validation", "best", "epochs"),
+    [
+        ([5.0, 4.0, 3.0, 2.0, 1.0], 4, 5),  # better to the last
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 0, 4),  # never better than after the first epoch: that one, not the start
+        ([5.0, 1.0, 2.0, 3.0, 0.0], 4, 5),  # better again just before patience ends
+        ([5.0, 1.0, 2.0, 3.0, 4.0, 0.0], 1, 5),  # patience ends before it gets better
+        ([5.0, 1.0, 2.0, 0.5, 2.0, 2.0, 2.0, 0.0], 3, 7),  # patience starts anew
+        ([1.0, 0.95, 0.91, 0.92], 0, 4),  # none is better by delta
+        ([1.0, 0.95, 0.91, 0.85, 0.8], 3, 5),  # in sum they are: delta counts from the best, not from the last
+        ([math.nan, 2.0, 1.0, math.nan], 2, 4),  # not a number is not better
+        ([2.0, math.nan, math.nan, math.nan, 1.0], 0, 4),
+    ],
+)
+def test_the_best_epoch_is_kept(validation: list[float], best: int, epochs: int) -> None:
+    network, history, weights = follow(validation)
+    assert len(weights) == len(history.training) == len(history.validation) == epochs
+    assert history.best == best
+    assert torch.equal(network.weight.detach(), weights[best])
+    assert not any(torch.equal(weights[best], other) for epoch, other in enumerate(weights) if epoch != best)
+    assert not network.training
+
+
+def test_no_rejector_comes_from_a_validation_that_is_no_number() -> None:
+    """It once came back with its initial weights, as if they were those of the first epoch."""
+    with pytest.raises(SeqdeferError, match="validation loss"):
+        follow([math.nan, math.nan, math.inf])
+
+
+def test_gradients_are_clipped() -> None:
+    network = nn.Linear(3, 1)
+    norms: list[float] = []
+
+    def after_epoch(_: int) -> None:
+        norms.append(float(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]).norm()))
+
+    def steep(rows: Tensor) -> Tensor:
+        return 1e3 * network(torch.ones(len(rows), 3)).sum()
+
+    settings = replace(QUICK, epochs=2, clip_norm=0.5, patience=9)
+    fit(network, 8, steep, lambda: torch.zeros(()), settings, seed=0, progress=after_epoch)
+    assert norms == pytest.approx([0.5, 0.5], rel=1e-4)
+
+
+def test_every_epoch_sees_every_example_once_in_the_order_of_the_seed() -> None:
+    def orders(seed: int) -> list[list[int]]:
+        seen: list[list[int]] = []
+        network = nn.Linear(1, 1)
+
+        def loss(rows: Tensor) -> Tensor:
+            seen[-1].extend(rows.tolist())
+            return network(torch.ones(len(rows), 1)).mean()
+
+        settings = replace(QUICK, epochs=3, batch_size=4, patience=9)
+        fit(network, 10, loss, lambda: torch.zeros(()), settings, seed=seed, before_epoch=lambda _: seen.append([]))
+        return seen
+
+    first = orders(0)
+    assert [sorted(epoch) for epoch in first] == [list(range(10))] * 3
+    assert first[0] != first[1]
+    assert orders(0) == first
+    assert orders(1) != first
+
+
+def test_the_training_loss_is_the_mean_over_examples() -> None:
+    """Also when the last batch is a small one."""
+    network, values = nn.Linear(1, 1), torch.arange(10.0)
+    settings = replace(QUICK, epochs=1, batch_size=4)
+    history = fit(network, 10, lambda rows: values[rows].mean() + 0 * network(torch.ones(1, 1)).sum(),
+                  lambda: torch.zeros(()), settings, seed=0)  # fmt: skip
+    assert history.training == pytest.approx([4.5])
+
+
+def test_dropout_is_on_in_training_and_off_in_validation() -> None:
+    network, modes = nn.Linear(1, 1), []
+
+    def loss(rows: Tensor) -> Tensor:
+        modes.append(network.training)
+        return network(torch.ones(1, 1)).sum()
+
+    def validation() -> Tensor:
+        modes.append(network.training)
+        assert not torch.is_grad_enabled()
+        return torch.zeros(())
+
+    fit(network, 4, loss, validation, replace(QUICK, epochs=2), seed=0)
+    assert modes == [True, False, True, False]
+
+
+def test_presets_are_the_papers_table() -> None:
+    columns = ("tsp-once", "xsum-token", "xsum-once", "mwp-token", "mwp-once")
+    table: dict[str, tuple[Any, ...]] = {
+        "learning_rate": (5e-4, 1e-3, 5e-4, 5e-4, 5e-4),
+        "patience": (20, 7, 20, 7, 20),
+        "delta": (1e-4, 1e-4, 1e-4, 1e-4, 1e-4),
+        "architecture": ("draft_mlp", "lstm", "draft_mlp", "lstm", "draft_mlp"),
+        "layers": (1, 3, 1, 2, 1),
+        "units": (8, 128, 8, 64, 8),
+        "dropout": (0.2, 0.4, 0.2, 0.4, 0.2),
+        "epochs": (200, 100, 200, 100, 200),
+        "samples": (2400, 800, 2400, 70080, 70080),
+        "clip_norm": (1.0, 1.0, 1.0, 1.0, 1.0),
+        "weight_decay": (0.005, 0.001, 0.005, 0.001, 0.005),
+    }
+    assert set(PRESETS) == set(columns)
+    for name, row in table.items():
+        assert tuple(getattr(PRESETS[column], name) for column in columns) == row, name
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"architecture": "tree"}, {"learning_rate": 0.0}, {"learning_rate": math.nan}, {"epochs": 0}, {"batch_size": 0},
+     {"layers": 0}, {"units": -1}, {"patience": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"dropout": math.nan},
+     {"least_steps": 0}],
+)  # fmt: skip
+def test_settings_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(wrong))}"):
+        replace(QUICK, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("least_steps", "expected"),
+    [(16, [10] + [20] * 16 + [256] * 25), (32, [10] + [16] * 20 + [200] * 32), (1, [10, 256, 64] + [256] * 25)],
+)
+def test_little_data_is_cut_into_smaller_batches(least_steps: int, expected: list[int]) -> None:
+    sizes: list[int] = []
+    network = nn.Linear(1, 1)
+
+    def loss(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return network(torch.ones(1, 1)).sum()
+
+    settings = replace(QUICK, epochs=1, batch_size=256, least_steps=least_steps)
+    for n in (10, 320, 6400):
+        fit(network, n, loss, lambda: torch.zeros(()), settings, seed=0)
+    assert sizes == expected

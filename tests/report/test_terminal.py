@@ -1,0 +1,23 @@
+"""What the terminal shows of who wrote what."""
+
+from __future__ import annotations
+
+import pytest
+
+from seqdefer.report.terminal import written_lines
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([("P", "predictor"), (" IH", "expert"), (" N", "expert")], "P [IH N]"),
+        ([("a", "expert"), (" b", "predictor"), ("\n c", "expert")], "[a] b\n [c]"),
+        ([("a", "predictor"), (" ", "expert"), ("b", "predictor")], "a[ ]b"),
+        ([("a", "predictor"), ("", "expert")], "a[]"),
+    ],
+)
+def test_the_space_before_a_word_is_not_the_experts(pieces: list[tuple[str, str]], shown: str) -> None:
+    tokens = [{"text": text, "source": source} for text, source in pieces]
+    row = {"tokens": tokens, "expert_tokens": 1, "predictor_tokens": 1, "switches": 1}
+    assert next(written_lines(row, colours=False)).plain == shown
+    assert next(written_lines(row, colours=True)).plain == "".join(text for text, _ in pieces)

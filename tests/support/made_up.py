@@ -1,0 +1,163 @@
+"""Records of studies that nobody ran: for the tests of what is written of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from seqdefer.evaluation.published import PAPER
+from seqdefer.evaluation.results import Block, PaperFigure, mean_and_std
+from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study, Task
+from seqdefer.report.svg import block_of
+
+SEEDS = 3
+TASKS = {
+    "tsp": Task(50, "% longer than the expert's tour"),
+    "xsum": Task(20, "100 × (1 − ROUGE-1)"),
+    "weather": Task(6, "squared error of the sequence (°C²)"),
+}
+METHODS: dict[str, Block] = {
+    "Random": "reference",
+    "OptimalToken": "reference",
+    "OptimalOneTime": "reference",
+    "ChowMean": "whole",
+    "ChowSum": "whole",
+    "ChowQuantile0.0": "whole",
+    "ChowQuantile0.4": "whole",
+    "ChowQuantile0.8": "whole",
+    "ChowQuantile1.0": "whole",
+    "WholeModelEmbed": "whole",
+    "OneTimeModel": "once",
+    "OneTimeCost": "once",
+    "OneTimeScore": "once",
+    "OneTimeEntropy": "once",
+    "TokenwiseModel": "token",
+    "TokenwiseScore": "token",
+    "TokenwiseEntropy": "token",
+}
+
+
+def make_row(task: str, method: str, around: float, chance: random.Random, **more: Any) -> Row:
+    """Improvements that scatter around a value."""
+    improvements = tuple(around + chance.gauss(0, 1 + abs(around) / 10) * (method != "Random") for _ in range(SEEDS))
+    areas = [300 * (1 - one / 100) for one in improvements]
+    granularity = block_of(method, METHODS[method])
+    return Row(task, method, granularity, *mean_and_std(areas), *mean_and_std(improvements), improvements, **more)
+
+
+def make_study(name: str, tasks: Sequence[str], rows: Sequence[Row], **more: Any) -> Study:
+    counts = dict.fromkeys(tasks, 100)
+    known = {task: TASKS.get(task, Task(10, "loss")) for task in tasks}
+    return Study(name, f"Made up {name}", "paper", SEEDS, counts, known, tuple(rows), **more)
+
+
+def table1(tasks: Sequence[str] = tuple(TASKS), name: str = "table1", **more: Any) -> Study:
+    chance = random.Random(0)
+    rows = []
+    for task in tasks:
+        papers = PAPER.get(task, {})
+        for method in METHODS if task not in TASKS else [m for m in METHODS if m in papers or m == "OneTimeCost"]:
+            paper = papers.get(method)
+            around = 1.5 * paper.improvement + 1 if paper and method != "Random" else 0.0
+            rows.append(make_row(task, method, around, chance, is_default=True, paper=paper))
+    return make_study(name, tasks, rows, **more)
+
+
+def curves(tasks: Sequence[str] = tuple(TASKS)) -> Study:
+    study = table1(tasks)
+    lines = [make_line(row, study.tasks[row.task].length) for row in study.rows]
+    return table1(tasks, "figure-curves", lines=tuple(lines))
+
+
+def make_line(row: Row, length: int) -> Line:
+    """Sags below the straight line by as much as the method is better than Random."""
+    shares = [step / 100 for step in range(101)]
+    sag = row.improvement_mean / 100 * 6
+    mean = tuple(12 * (1 - share) * (1 - sag * share / 2) + 2 for share in shares)
+    std = tuple(0.8 * share * (1 - share) + 0.4 * (1 - share) for share in shares)
+    return Line(row.task, row.method, row.granularity, tuple(length * share for share in shares), mean, std)
+
+
+def hand_offs(tasks: Sequence[str] = ("tsp", "xsum")) -> Study:
+    chance = random.Random(1)
+    rows = []
+    for task in tasks:
+        for size in (5, 10, 15, 20, 25, 30, 35, 40, 45, 51) if task == "tsp" else (3, 4, 5, 7, 10, 13, 15, 17, 21):
+            for method, around in {
+                "OneTimeModel": 9.0,
+                "OneTimeCost": 11.0,
+                "OneTimeScore": -4.0,
+                "OneTimeEntropy": -5.0,
+            }.items():
+                rows.append(
+                    make_row(
+                        task,
+                        method,
+                        around - 10 / size,
+                        chance,
+                        varied={"hand_offs": size},
+                        validation=around + size / 100,
+                        is_default=size in (51, 21),
+                        is_chosen=size == {"tsp": 45}.get(task, 10) and method in ("OneTimeModel", "OneTimeCost"),
+                        paper=PaperFigure(None, None, around - 2, 1.5) if method != "OneTimeCost" else None,
+                    )
+                )
+    return make_study("table-handoffs", tasks, rows)
+
+
+def alpha(tasks: Sequence[str] = tuple(TASKS)) -> Study:
+    chance = random.Random(2)
+    rows = []
+    for task in tasks:
+        for times in (0.0, 0.0625, 0.25, 0.5, 0.83, 1.0, 2.0, 4.0, 16.0):
+            rows.append(
+                make_row(
+                    task,
+                    "OneTimeModel",
+                    10 - abs(times - 1),
+                    chance,
+                    varied={"times": times, "alpha": 3.1 * times, "alpha_token": 0.062 * times},
+                    validation=10 - abs(times - 2),
+                    is_default=times == 0.83,
+                    is_chosen=times == 2,
+                )
+            )
+    return make_study("figure-alpha", tasks, rows)
+
+
+def ablation(tasks: Sequence[str] = ("xsum",), inputs: Sequence[str] = ("states", "facts")) -> Study:
+    chance = random.Random(3)
+    rows = []
+    for task in tasks:
+        for shown in inputs:
+            for architecture in ("lstm", "mlp"):
+                for strategy in ("free", "teacher", "scheduled"):
+                    varied = {"inputs": shown, "architecture": architecture, "strategy": strategy}
+                    paper = PaperFigure(1340.0, 20.0, 6.0 + len(strategy) / 10, 1.0)
+                    rows.append(make_row(task, "TokenwiseModel", 5, chance, varied=varied, paper=paper))
+        for method in ("TokenwiseScore", "TokenwiseEntropy"):
+            rows.append(make_row(task, method, 3, chance, is_default=True, paper=PaperFigure(None, None, 5.5, None)))
+    return make_study("table-ablation", tasks, rows, notes=("The networks are the paper's.",))
+
+
+STUDIES = {
+    "table1": table1,
+    "figure-curves": curves,
+    "table-handoffs": hand_offs,
+    "figure-alpha": alpha,
+    "table-ablation": ablation,
+}
+
+
+def judgements() -> Judgements:
+    holds = Contrast("tsp", "OneTimeModel", "ChowMean", 5.336, 3.1, 7.25)
+    fails = Contrast("xsum", "OneTimeModel", "ChowMean", -1.5, -3.0, -0.25)
+    several = (fails, Contrast("xsum", "OneTimeModel, |J| = 5", "ChowSum", 0.5, -1.0, 2.0))
+    statement = "Partial deferral beats whole deferral"
+    rows = (
+        Judgement("partial-beats-whole", statement, "tsp", "holds", (holds,)),
+        Judgement("partial-beats-whole", statement, "xsum", "does not hold", several, "The expert hardly helps"),
+        Judgement("fewer-points", "Fewer hand-off points do better", "tsp", "undecided", (), "Too few runs"),
+    )
+    return Judgements("paper", SEEDS, rows)

@@ -1,0 +1,476 @@
+"""The task of pronouncing words: networks that keep the contract and their promises, losses, and a whole small run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from seqdefer import cli
+from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.errors import CheckpointError, DataError, InputError, OptionError
+from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.progress import Silent
+from seqdefer.rejectors.training import Settings
+from seqdefer.report.html import is_harmless
+from seqdefer.report.run import run_task
+from seqdefer.tasks.pronounce import model as module
+from seqdefer.tasks.pronounce.codec import PhonemeCodec
+from seqdefer.tasks.pronounce.data import LENGTH, SYMBOLS, encode_words, parse_dictionary, spelling
+from seqdefer.tasks.pronounce.model import (
+    BEGIN,
+    Speaker,
+    SpeakerOptions,
+    SpeakingExpert,
+    SpeakingPredictor,
+    load_or_train,
+    name_of,
+    train_speaker,
+)
+from seqdefer.tasks.pronounce.task import ENTRY, FEE, PronounceOptions, PronounceTask, prepare
+from seqdefer.testing import check_expert, check_predictor, check_task
+from seqdefer.types import Examples, Sequences, SequenceSpec
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+SPEC = SequenceSpec(LENGTH, end=0)
+SAID = dict(zip("abcdefghij", "AH B K D EH F G HH IH JH".split(), strict=True))  # noqa: SIM905
+TINY = PronounceOptions(predictor_hidden=6, predictor_epochs=1, expert_hidden=12, expert_epochs=3)
+
+
+def made_up_dictionary(n: int = 900) -> str:
+    """A language that is written as it is said, but for double letters, which are said once."""
+    generator, lines = torch.Generator().manual_seed(0), {}
+    for index in range(n):
+        letters = ["abcdefghij"[i] for i in torch.randint(10, (3 + index % 8,), generator=generator).tolist()]
+        said = [SAID[letter] for place, letter in enumerate(letters) if letters[place - 1 : place] != [letter]]
+        lines["".join(letters)] = f"{''.join(letters)} {' '.join(said)}"
+        if index % 10 == 0:
+            lines[f"{''.join(letters)}(2)"] = f"{''.join(letters)}(2) {' '.join(said[:-1])} Z"
+    return "\n".join(lines.values()) + "\n"
+
+
+@pytest.fixture(scope="module")
+def dictionary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dictionary") / "made-up.dict"
+    path.write_text(made_up_dictionary())
+    return path
+
+
+@pytest.fixture(scope="module")
+def task(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> PronounceTask:
+    return prepare(replace(TINY, data=str(dictionary)), tmp_path_factory.mktemp("task"), CPU, Silent())
+
+
+def words(n: int = 200) -> tuple[Tensor, Tensor]:
+    inputs, targets = encode_words([entry for entry in parse_dictionary(made_up_dictionary(n).encode(), "x").entries
+                                    if len(entry.pronunciations) == 1])  # fmt: skip
+    return inputs, targets[:, 0]
+
+
+def speaker(hidden: int = 7, *, sharp: float = 3.0) -> Speaker:
+    """Untrained, with weights large enough to say different things of different words."""
+    torch.manual_seed(3)
+    model = Speaker(hidden, embedding=5)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(sharp)
+    return model
+
+
+def examples(n: int = 6) -> Examples:
+    inputs, targets = words(60)
+    return Examples(inputs[:n], targets[:n, None].expand(-1, 4, -1), torch.arange(n))
+
+
+# -- the networks --------------------------------------------------------------------------------------------------
+
+
+def test_padding_changes_nothing() -> None:
+    model, (letters, targets) = speaker(), words(60)
+    together = model(letters, targets)
+    for row in range(8):
+        n = int((letters[row] > 0).sum())
+        short = model(letters[row : row + 1, :n], targets[row : row + 1])
+        torch.testing.assert_close(short[0], together[row], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_steps_are_the_forward_pass() -> None:
+    """Training feeds the truth back in one pass; the predictor and the expert go step by step."""
+    model, batch = speaker().eval(), examples()
+    targets = batch.targets[:, 0]
+    logits = model(batch.inputs, targets)
+    predictor, expert = SpeakingPredictor(model), SpeakingExpert(model)
+    state, _ = predictor.start(batch.inputs)
+    silent = expert.start(batch)
+    for position in range(LENGTH):
+        proposal = predictor.propose(state)
+        assert torch.equal(proposal.tokens, logits[:, position].argmax(1))
+        torch.testing.assert_close(proposal.uncertainty, -logits[:, position].log_softmax(1).amax(1))
+        distribution = torch.distributions.Categorical(logits=logits[:, position])
+        torch.testing.assert_close(proposal.entropy, distribution.entropy(), rtol=1e-4, atol=1e-5)
+        named, _ = expert.next(silent, torch.arange(len(batch)))  # it has read nothing before
+        assert torch.equal(named, proposal.tokens)
+        state, silent = (
+            predictor.append(state, targets[:, position]),
+            expert.append(silent, targets[:, position]),
+        )
+
+
+def test_both_keep_the_contract() -> None:
+    batch, other = examples(), SpeakingExpert(speaker(9))
+    blank = Sequences(torch.zeros(len(batch), LENGTH, dtype=torch.long), torch.zeros(len(batch), dtype=torch.long))
+    drafts = other.complete(batch, blank, SPEC)
+    check_predictor(SpeakingPredictor(speaker()), batch.inputs, SPEC)
+    check_predictor(SpeakingPredictor(speaker()), batch.inputs, SPEC, paths=drafts)
+    check_expert(SpeakingExpert(speaker()), batch, SPEC, drafts=drafts)
+
+
+def test_the_expert_reads_what_it_must_and_when(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
+    model, batch = speaker(), examples()
+    expert, encoded, read = SpeakingExpert(model), spy(model, "encode"), spy(model, "read")
+    state = expert.start(batch)
+    for token in (3, 1, 4):
+        state = expert.append(state, torch.full((len(batch),), token))
+    assert not encoded
+    assert not read
+    _, state = expert.next(state, torch.tensor([4, 1]))
+    assert torch.equal(encoded[0][0], batch.inputs[[1, 4]])
+    assert [call[2].tolist() for call in read] == [[BEGIN] * 2, [3] * 2, [1] * 2, [4] * 2]
+    state = expert.append(state, torch.full((len(batch),), 5))
+    read.clear()
+    _, state = expert.next(state, torch.tensor([1, 0]))
+    assert torch.equal(encoded[1][0], batch.inputs[[0]])
+    assert [call[2].tolist() for call in read] == [[BEGIN], [3], [1], [4], [5, 5]]
+    expert.next(expert.select(state, torch.tensor([0, 1, 0])), torch.arange(3))
+    assert len(encoded) == 2
+    assert len(read) == 5
+
+
+def test_branches_of_a_word_share_its_letters() -> None:
+    predictor, batch = SpeakingPredictor(speaker()), examples()
+    state, _ = predictor.start(batch.inputs)
+    assert predictor.select(state, torch.tensor([2, 2, 2])).memory is state.memory
+
+
+# -- training ------------------------------------------------------------------------------------------------------
+
+
+def test_training_learns_and_repeats() -> None:
+    letters, targets = words(500)
+    options = SpeakerOptions(hidden=24, embedding=16, epochs=12, learning_rate=2e-2, batch_size=32)
+    seen: list[int] = []
+    model = train_speaker(letters, targets, options, CPU, seen.append)
+    assert seen == [1] * 12
+    right = (model(letters, targets).argmax(2) == targets)[targets > 0].float().mean()
+    assert right > 0.7
+    again = train_speaker(letters[:50], targets[:50], replace(options, epochs=1), CPU)
+    same = train_speaker(letters[:50], targets[:50], replace(options, epochs=1), CPU)
+    other = train_speaker(letters[:50], targets[:50], replace(options, epochs=1, seed=1), CPU)
+    assert SpeakingPredictor(again).fingerprint == SpeakingPredictor(same).fingerprint
+    assert SpeakingPredictor(again).fingerprint != SpeakingPredictor(other).fingerprint
+
+
+def test_every_word_is_in_one_batch() -> None:
+    letters, targets = words(100)
+    lengths = (targets > 0).sum(1) + 1
+    batches = list(module._batches(letters, lengths, 8, torch.Generator().manual_seed(0)))
+    assert sorted(torch.cat(batches).tolist()) == list(range(len(letters)))
+    assert all(len(batch) <= 8 for batch in batches)
+
+
+def test_networks_are_kept_and_found(tmp_path: Path) -> None:
+    class Noting(Silent):
+        stages: list[tuple[str, int]] = []  # noqa: RUF012
+
+        @contextmanager
+        def stage(self, name: str, total: int) -> Any:
+            self.stages.append((name, total))
+            yield lambda _: None
+
+    meter, options, some = Noting(), SpeakerOptions(hidden=4, embedding=3, epochs=2), words(30)
+    home = tmp_path / name_of("predictor", some, options)
+    first = load_or_train(home, "predictor", some, options, CPU, meter)
+    second = load_or_train(home, "predictor", some, options, CPU, meter)
+    assert meter.stages == [("train the predictor", 2)]
+    for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    others = [
+        ("expert", some, options),
+        ("predictor", words(20), options),
+        ("predictor", some, replace(options, seed=1)),
+    ]
+    assert len({home.name, *(name_of(*other) for other in others)}) == 4
+    (home / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_or_train(home, "predictor", some, options, CPU, meter)
+    safetensors.torch.save_file({"weight": torch.zeros(2)}, home / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_or_train(home, "predictor", some, options, CPU, meter)
+    (home / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="does not belong to these options"):
+        load_or_train(home, "predictor", some, options, CPU, meter)
+
+
+# -- the task ------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_keeps_the_contract(task: PronounceTask) -> None:
+    check_task(task)
+
+
+def test_no_word_teaches_and_tests(task: PronounceTask, dictionary: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """What the networks are trained on, and the splits, share no word."""
+    taught = []
+
+    def note(folder: Path, who: str, words: tuple[Tensor, Tensor], *_: Any) -> Speaker:
+        taught.append(words[0])
+        return speaker()
+
+    monkeypatch.setattr("seqdefer.tasks.pronounce.task.load_or_train", note)
+    prepare(replace(TINY, data=str(dictionary)), tmp_path, CPU, Silent())
+    parts = [*taught, *(task.split(name).inputs for name in ("train", "validation", "test"))]
+    everyone = torch.cat(parts)
+    assert len(torch.unique(everyone, dim=0)) == len(everyone)
+    assert min(map(len, parts)) > 20
+
+
+def test_caps_keep_the_other_splits(task: PronounceTask, dictionary: Path, tmp_path: Path) -> None:
+    small = prepare(replace(TINY, data=str(dictionary), train=10, validation=5), tmp_path, CPU, Silent())
+    assert [len(small.split(name)) for name in ("train", "validation")] == [10, 5]
+    assert torch.equal(small.split("test").inputs, task.split("test").inputs)
+
+
+def test_token_losses_add_to_the_error_rate(task: PronounceTask) -> None:
+    targets = torch.tensor([[[5, 6, 7, 8] + [0] * 8, [5, 9] + [0] * 10]])
+    batch = Examples(torch.ones(1, 12, dtype=torch.long), targets, torch.arange(1))
+
+    def after(position: int) -> Sequences:
+        return Sequences(torch.zeros(1, position, dtype=torch.long), torch.tensor([position]))
+
+    def loss(position: int, token: int) -> float:
+        return float(task.token_loss(batch, after(position), torch.tensor([token])))
+
+    assert [loss(0, 5), loss(0, 6)] == [0.0, 25.0]
+    assert [loss(1, 6), loss(1, 9), loss(1, 7)] == [0.0, 0.0, 25.0]  # either pronunciation
+    assert [loss(4, 0), loss(2, 0), loss(1, 0), loss(9, 0), loss(9, 3)] == [0.0, 0.0, 25.0, 0.0, 25.0]
+    costs = task.token_cost(batch, after(0), torch.tensor([6]))
+    assert costs.tolist() == [25.0 + FEE]
+
+
+def test_what_it_says_of_itself(task: PronounceTask) -> None:
+    described = task.describe()
+    assert described["data"].startswith("made-up.dict (")
+    assert described["words"].startswith("train ")
+    for who in ("predictor", "expert"):
+        assert "% of phonemes and" in described[who]
+        assert "% of words wrong in validation" in described[who]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_hidden": 1}, "--expert-hidden is 1; it must be at least 2"),
+        ({"predictor_epochs": 0}, "--predictor-epochs is 0; it must be at least 1"),
+        ({"train": 10**12}, "--train is 1000000000000; it must be at most"),
+        ({"seed": -1}, "--seed is -1; it must be at least 0"),
+    ],
+)
+def test_options_out_of_range(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        PronounceOptions(**changes)
+
+
+def test_a_dictionary_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "bad.dict"
+    path.write_text("cat K AE1 T\ndog D OG1\n")
+    with pytest.raises(DataError, match=r"bad\.dict:2: unknown phoneme 'OG1'"):
+        prepare(PronounceOptions(data=str(path)), tmp_path, CPU, Silent())
+    path.write_text("cat K AE1 T\n")
+    with pytest.raises(DataError, match="1 usable words are too few"):
+        prepare(PronounceOptions(data=str(path)), tmp_path, CPU, Silent())
+
+
+# -- drawing, and everything at once -------------------------------------------------------------------------------
+
+
+def test_drawing_shows_words_tokens_and_reference(task: PronounceTask) -> None:
+    some = task.split("test").select(torch.arange(3))
+    drafted = draft(task.predictor, some, task.spec)
+    rollouts = {
+        budget: roll_out(task.predictor, task.expert, some, HandOff(torch.full((3,), kept)), task.spec)
+        for budget, kept in {0.0: LENGTH, 0.5: 2}.items()
+    }
+    html = task.draw(some, rollouts)
+    assert is_harmless(html)
+    assert html.count('class="tokens-example"') == 3
+    assert html.count("tokens-score") >= sum(int(rollout.sequences.lengths.sum()) for rollout in rollouts.values())
+    first = drafted.sequences.tokens[0, : int(drafted.sequences.lengths[0])].tolist()
+    assert all(f">{SYMBOLS[token] or '∎'}<" in html for token in first)
+    assert task.draw(some.select(torch.arange(0)), rollouts) == ""
+
+
+def test_a_small_run(dictionary: Path, tmp_path: Path) -> None:
+    rejector = Settings(1e-2, 3, "mlp", 1, 4, 0.0, 2, 0.0, 100)
+    by_draft = replace(rejector, architecture="draft_mlp")
+    settings = ExperimentSettings(seeds=1, instances=8, token=rejector, once=by_draft, cost=by_draft, resamples=10)
+    options = replace(TINY, data=str(dictionary), train=24, validation=8)
+    results = run_task(ENTRY, options, settings, tmp_path, device="cpu")
+    assert {"OptimalToken", "TokenwiseModel", "TokenwiseEntropy", "OneTimeCost", "WholeModelEmbed"} < set(
+        results.summary
+    )
+    assert results.units.loss == "phoneme error rate (%)"
+    best, model, random = (results.summary[name].audc_mean for name in ("OptimalToken", "TokenwiseModel", "Random"))
+    assert best <= min(model, random)
+    report = (tmp_path / "report.html").read_text()
+    assert 'class="tokens-example"' in report
+    again = run_task(ENTRY, options, settings, tmp_path, device="cpu")
+    assert again.summary == results.summary
+
+
+# -- words of users' own -------------------------------------------------------------------------------------------
+
+
+def test_words_become_letters_and_tokens_phonemes() -> None:
+    codec = PhonemeCodec()
+    encoded = codec.encode(["cat", " Onomatopoeia\n", "O\N{RIGHT SINGLE QUOTATION MARK}Brien"])
+    assert [spelling(row) for row in encoded.inputs] == ["cat", "onomatopoeia", "o'brien"]
+    expected, _ = encode_words(parse_dictionary(b"cat K AE1 T", "x").entries)
+    assert torch.equal(encoded.inputs[:1], expected)
+    assert codec.encode(["cat"]).inputs.tolist() == expected[:, :3].tolist()  # no padding: its width is its length
+    tokens = [SYMBOLS.index(symbol) for symbol in ("K", "AE", "T", "")]
+    assert codec.decode(tokens) == codec.text(tokens) == "K AE T"
+    assert codec.pieces(tokens) == ["K", " AE", " T", "∎"]
+    assert [codec.text(tokens[:n]) for n in range(4)] == ["", "K", "K AE", "K AE T"]
+    assert (codec.kind, codec.field) == ("tokens", "word")
+    assert len(codec.encode([codec.hint])) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("hello world", "input 2 of 2 has ' ', which is no letter from a to z; give one word, such as 'onomatopoeia'"),
+        ("naïve", "input 2 of 2 has 'ï', which is no letter from a to z"),
+        ("b2b", "input 2 of 2 has '2', which is no letter"),
+        ("at", "input 2 of 2 has 2 letters; give a word of 3 to 12"),
+        ("", "input 2 of 2 has 0 letters; give a word of 3 to 12"),
+        ("thirteenlette", "input 2 of 2 has 13 letters"),
+        ("'''", "without a letter; give a word"),
+        (None, "input 2 of 2 is a NoneType; give a word"),
+        (["cat"], "input 2 of 2 is a list; give a word"),
+    ],
+)
+def test_what_is_no_word_is_refused(word: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PhonemeCodec().encode(["cat", word])
+
+
+def test_the_schema_of_an_input_is_what_is_read() -> None:
+    pattern = PhonemeCodec().schema()["pattern"]
+    read = ("cat", " O'Brien ", "ONOMATOPOEIA", "it\N{RIGHT SINGLE QUOTATION MARK}s")
+    assert all(re.search(pattern, word) for word in read)
+    assert not any(re.search(pattern, word) for word in ("at", "", "two words", "naïve", "thirteenlette", "b2b"))
+
+
+def fit_tiny(dictionary: Path, out: Path, *more: str) -> Path:
+    sizes = {"predictor-hidden": 6, "predictor-epochs": 1, "expert-hidden": 12, "expert-epochs": 3, "train": 40}
+    options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    command = ["fit", "pronounce", "--data", str(dictionary), *options, "--validation", "24", "--architecture", "mlp"]
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as told:
+        assert cli.main([*command, *more, "--device", "cpu", "--quiet", "--out", str(out)]) == 0
+    assert f"seqdefer generate {out} onomatopoeia --budget 0.2\nor: seqdefer serve {out}\n" in told.getvalue()
+    return out
+
+
+@pytest.fixture(scope="module")
+def fitted(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nobody may change it."""
+    return fit_tiny(dictionary, tmp_path_factory.mktemp("fitted") / "model")
+
+
+def test_a_fitted_pair_needs_no_dictionary_and_may_be_moved(
+    fitted: Path, dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.dict"
+    shutil.copy(dictionary, own)
+    model = fit_tiny(own, tmp_path / "here")
+    own.unlink()
+    shown = []
+    for folder in (fitted, shutil.move(model, tmp_path / "there")):
+        for options in (["--budget", "0.2", "--json"], ["--budget", "1"]):
+            assert cli.main(["generate", str(folder), "abacab", "jade", "--device", "cpu", "--quiet", *options]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "by the expert" in shown[0]
+
+
+def test_the_ends_are_the_networks_alone(fitted: Path, task: PronounceTask) -> None:
+    model, some = DeferringModel.from_pretrained(fitted, device="cpu"), ["abacab", "jade", "bad", "fee"]
+    served, examples = model.served, task.codec.encode(some)
+    nothing = torch.zeros(len(some), LENGTH, dtype=torch.long)
+    alone = served.expert.complete(examples, Sequences(nothing, nothing[:, 0]), SPEC)
+    for budget, sequences in {0.0: draft(served.predictor, examples, SPEC).sequences, 1.0: alone}.items():
+        written = model.generate(some, budget)
+        rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+        assert written.outputs == [task.codec.text(tokens[:length]) for tokens, length in rows]
+        assert written.share == budget
+        for one, output in zip(some, written.outputs, strict=True):
+            assert "".join(piece.text for piece in model.stream(one, budget)) == output
+
+
+def spoil(work: Path, what: str) -> None:
+    match what:
+        case "no networks":
+            shutil.rmtree(work)
+        case "no names":
+            (work / "pair.json").write_text("[]")
+        case "no names of folders":
+            (work / "pair.json").write_text('{"predictor": 5}')
+        case "no expert":
+            shutil.rmtree(next(work.glob("expert-*")))
+        case "half an expert":
+            (next(work.glob("expert-*")) / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no networks", r"the two networks are not in .*work: it has no pair\.json; copy the folder that fit wrote"),
+        ("no names", r"pair\.json does not name the predictor; copy the folder"),
+        ("no names of folders", r"pair\.json does not name the predictor; copy the folder"),
+        ("no expert", "the expert is not in .*work: there is no 'expert-.*'; copy the folder"),
+        ("half an expert", r"cannot read .*config\.json"),
+    ],
+)
+def test_networks_that_are_missing(what: str, message: str, fitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(fitted, tmp_path / "model")
+    spoil(tmp_path / "model" / "work", what)
+    with pytest.raises(CheckpointError, match=message):
+        DeferringModel.from_pretrained(tmp_path / "model", device="cpu")
+
+
+def test_the_pair_of_the_last_fit_is_served(fitted: Path, dictionary: Path, tmp_path: Path) -> None:
+    """A folder may hold the networks of several fits: which two belong together is written down."""
+    shutil.copytree(fitted, tmp_path / "model")
+    fit_tiny(dictionary, tmp_path / "model", "--seed", "1")
+    assert len(list((tmp_path / "model" / "work").glob("predictor-*"))) == 2
+    one, other = (DeferringModel.from_pretrained(folder, device="cpu") for folder in (fitted, tmp_path / "model"))
+    assert one.served.predictor.fingerprint != other.served.predictor.fingerprint
+
+
+def test_both_presets_are_there() -> None:
+    assert set(ENTRY.presets) == {"quick", "paper"}
+    assert experiment_settings(ENTRY, "quick").seeds >= 1

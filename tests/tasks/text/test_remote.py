@@ -1,0 +1,452 @@
+"""Experts at an endpoint: a tiny model behind seqdefer's own server, or a scripted one, as another pair's expert."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers", reason="needs the extra 'text'")
+pytest.importorskip("httpx", reason="needs the extra 'remote'")
+
+from tiny_models import generated, random_documents, tiny, tiny_text_model, write_lines
+
+from seqdefer import cli
+from seqdefer.engine.interleaved import draft
+from seqdefer.errors import OptionError
+from seqdefer.interfaces import Served
+from seqdefer.labels.hand_offs import Calls, hand_off_table
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.losses import hand_off_grid
+from seqdefer.rejectors.networks import DraftMLP, LSTMRejector, Sizes, load_rejector, step_inputs
+from seqdefer.remote.client import KEY, Completion, Completions, Endpoint
+from seqdefer.tasks.text.models import TextModel, text_model
+from seqdefer.tasks.text.pairs import RemotePair, TextPair
+from seqdefer.tasks.text.remote import DOCUMENTS, PROMPT, ExpertCallsWarning, RemoteTokenExpert, Script
+from seqdefer.tasks.text.task import TextOptions, TextTask, codec_of
+from seqdefer.testing import check_expert
+from seqdefer.types import Examples, Sequences, SequenceSpec
+from tests.remote.test_client import SECRET, Handler, Misbehaving, completion, server, status  # noqa: F401, server is a fixture
+from tests.tasks.text.test_refusals import refused
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Spy = Callable[[Any, str], list[tuple[Any, ...]]]
+Capture = pytest.CaptureFixture[str]
+LENGTH = 8
+calls_are_told = pytest.mark.filterwarnings("ignore::seqdefer.tasks.text.remote.ExpertCallsWarning")
+TEXTS = [" ".join(one.document.split()[:4]) for one in random_documents(6, seed=5)]
+
+
+@cache
+def pieces(kind: str) -> Any:
+    """A tokenizer of 60 pieces: of bytes, as GPT-2's, or of texts that begin with a space, as T5's and Llama's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = Tokenizer(models.BPE(unk_token=None if kind == "bytes" else "<unk>"))
+    tokens.pre_tokenizer = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False) if kind == "bytes" else pre_tokenizers.Metaspace()
+    )
+    tokens.decoder = decoders.ByteLevel() if kind == "bytes" else decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<pad>", "</s>", "<unk>"], show_progress=False)
+    tokens.train_from_iterator([one.document for one in random_documents(200)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
+def made_of(kind: str, family: str, n_layers: int, seed: int) -> TextModel:
+    return text_model(tiny(family, n_layers, seed), pieces(kind), family)
+
+
+def remote_pair(
+    url: str, predictor: TextModel, *, by_token: bool = False, prompt: str = PROMPT, **patience: Any
+) -> RemotePair:
+    client = Completions(Endpoint(url, "toy", **patience))
+    return RemotePair.of(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
+
+
+def served_of(pair: TextPair | RemotePair) -> Served:
+    options = TextOptions(length=LENGTH, input_tokens=50)
+    spec = SequenceSpec(LENGTH, pair.predictor.end)
+    return Served(pair.predictor, pair.expert, spec, codec_of(options, pair))
+
+
+def with_rejector(served: Served, kind: str) -> DeferringModel:
+    """Random weights; budgets are not known yet."""
+    drafted = draft(served.predictor, served.codec.encode(TEXTS), served.spec)
+    torch.manual_seed(0)
+    context, features = drafted.context.shape[1], drafted.features.shape[2]
+    common: dict[str, Any] = {"layers": 1, "units": 8, "dropout": 0.0}
+    steps = step_inputs(drafted.features, drafted.uncertainty, drafted.entropy)
+    if kind == "token":
+        network: Any = LSTMRejector(Sizes(context, features, LENGTH, True, **common), served.predictor.fingerprint)
+        network.standardise(drafted.context, steps[:, 0])
+    else:
+        grid = tuple(hand_off_grid(LENGTH, 4).tolist())
+        sizes = Sizes(context, features, LENGTH, True, hand_offs=grid, rule="cost", **common)
+        network = DraftMLP(sizes, served.predictor.fingerprint)
+    return DeferringModel(served, network.eval())
+
+
+@pytest.fixture(scope="module")
+def expert() -> TextModel:
+    """What is behind the endpoint."""
+    return made_of("bytes", "gpt2", 2, 6)
+
+
+@pytest.fixture(scope="module")
+def endpoint(expert: TextModel) -> Iterator[str]:
+    """seqdefer's own server, whose expert writes all. Nobody may change it."""
+    pytest.importorskip("fastapi", reason="needs the extra 'server'")
+    from tests.server.test_app import running
+
+    pair = TextPair.of(made_of("bytes", "gpt2", 1, 1), expert, "facts")
+    model = with_rejector(served_of(pair), "token")
+    model.calibrate(TEXTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        with running(model, budget=1.0) as found:
+            yield f"{found.address}/v1"
+
+
+def alone(expert: TextModel, prompt: str, n_tokens: int) -> str:
+    """What the expert writes here, by `generate` of transformers."""
+    inputs, _ = expert.encode([prompt])
+    (row,) = generated(expert, inputs, n_tokens)
+    text: str = expert.tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
+
+
+# -- texts and tokens ------------------------------------------------------------------------------------------------
+
+
+def read(script: Script, inputs: tuple[int, ...], written: tuple[int, ...]) -> str:
+    return script._text(written if script.model.is_encoder_decoder else inputs + written)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_tokens_read_on_as_the_expert_wrote(data: st.DataObject) -> None:
+    """Wherever the predictor stopped, within a word too, and whatever pieces the expert goes on with. Where an
+    encoder-decoder has shown nothing yet (a piece may be a space that begins a text), a text by itself begins."""
+    kind, family = data.draw(st.sampled_from([("bytes", "gpt2"), ("spaces", "llama"), ("spaces", "t5")]))
+    script = Script(made_of_once(kind, family), 1)
+    piece = st.integers(3, 59)
+    inputs, written = (tuple(data.draw(st.lists(piece, min_size=1, max_size=6))) for _ in range(2))
+    text = data.draw(st.lists(st.sampled_from(["w", " w", "7", "41", " w3", " w25"]), min_size=1, max_size=5))
+    answer = Completion("".join(text), is_finished=True)
+    before, new = read(script, inputs, written), script.tokens(inputs, written, answer)
+    added = answer.text.lstrip() if script.model.is_encoder_decoder and not before else answer.text
+    assert read(script, inputs, (*written, *new)) == before + added
+    assert script.prompt(inputs, written).endswith(before[-5:])
+
+
+@cache
+def made_of_once(kind: str, family: str) -> TextModel:
+    return made_of(kind, family, 1, 1)
+
+
+@pytest.mark.parametrize(("kind", "family"), [("bytes", "gpt2"), ("spaces", "llama"), ("spaces", "t5")])
+def test_a_text_begins_where_the_prompt_ends(kind: str, family: str) -> None:
+    model = made_of_once(kind, family)
+    script, tokenizer = Script(model, 1), model.tokenizer
+    inputs = tuple(tokenizer("w3 w41")["input_ids"])
+    assert script.prompt(inputs, ()) == "w3 w41"
+    begun = tuple(script.tokens(inputs, (), Completion(" w25 w7", is_finished=False)))
+    assert script._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
+    assert script.prompt(inputs, begun) == "w3 w41 w25 w7"
+    new = tuple(script.tokens(inputs, begun, Completion("8 w3", is_finished=False)))
+    assert script.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
+
+
+def test_half_letters_and_ends_in_a_text() -> None:
+    script = Script(made_of_once("bytes", "gpt2"), 1)
+    assert script.tokens((13,), (), Completion("\ufffd", is_finished=False)) == []
+    assert script._text(script.tokens((13,), (), Completion("7\ufffd", is_finished=False))) == "7"
+    assert script._text(script.tokens((13,), (), Completion("7</s>8", is_finished=True))) == "7"
+    assert script.tokens((13,), (), Completion("", is_finished=True)) == []
+
+
+def test_a_prompt_of_ones_own() -> None:
+    model = made_of_once("spaces", "t5")
+    inputs = tuple(model.tokenizer("w3 w4")["input_ids"])
+    script = Script(model, 1, "News: {input}\nIn short:{written}")
+    assert script.prompt(inputs, ()) == "News: w3 w4\nIn short:"
+    assert script.prompt(inputs, tuple(model.tokenizer("w5")["input_ids"])) == "News: w3 w4\nIn short: w5"
+    for bad in ("", "{input}", "{written}", "{written}{input}", "{input}{written} ", "{input}{written}{written}"):
+        with pytest.raises(OptionError, match=r"must hold \{input\} and end with \{written\}"):
+            TextOptions(expert_prompt=bad)
+
+
+# -- a model behind a server -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "family"), [("bytes", "gpt2"), ("spaces", "llama"), ("spaces", "t5")])
+def test_completions_are_what_the_model_writes_here(kind: str, family: str, endpoint: str, expert: TextModel) -> None:
+    """Of a predictor with the expert's tokens, and of two with others."""
+    pair = remote_pair(endpoint, made_of(kind, family, 1, 3))
+    served = served_of(pair)
+    examples = served.codec.encode(TEXTS)
+    drafts = draft(pair.predictor, examples, served.spec).sequences
+    rows, script, n_ended = range(len(TEXTS)), pair.expert.script, 0
+    for kept in (0, 1, 3, 7):
+        prefixes = drafts.truncate(torch.full_like(drafts.lengths, kept))
+        completed = pair.expert.complete(examples, prefixes, served.spec)
+        for row in rows:
+            inputs = tuple(int(token) for token in examples.inputs[row] if token >= 0)
+            before = tuple(prefixes.tokens[row, : int(prefixes.lengths[row])].tolist())
+            after = tuple(completed.tokens[row, : int(completed.lengths[row])].tolist())
+            assert after[: len(before)] == before
+            if before[-1:] == (1,):
+                assert after == before
+                continue
+            expected = alone(expert, script.prompt(inputs, before), LENGTH - len(before))
+            found, whole = read(script, inputs, after), read(script, inputs, before) + expected
+            whole = whole if before or family != "t5" else whole.lstrip()
+            n_ended += after[-1] == 1
+            assert found == whole if after[-1] == 1 else whole.startswith(found) and len(after) == LENGTH
+    assert n_ended
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_the_contract_is_kept(by_token: bool, endpoint: str) -> None:
+    pair = remote_pair(endpoint, made_of("bytes", "gpt2", 1, 3), by_token=by_token)
+    served = served_of(pair)
+    examples = served.codec.encode(TEXTS[:3])
+    check_expert(pair.expert, examples, served.spec, drafts=draft(pair.predictor, examples, served.spec).sequences)
+    assert pair.expert.waits
+    assert not pair.expert.deterministic
+
+
+def test_next_tokens_are_the_beginnings_of_the_experts(endpoint: str, expert: TextModel, spy: Spy) -> None:
+    pair = remote_pair(endpoint, made_of("bytes", "gpt2", 1, 3), by_token=True)
+    assert isinstance(pair.expert, RemoteTokenExpert)
+    served, script = served_of(pair), pair.expert.script
+    examples = served.codec.encode(TEXTS)
+    calls, state = spy(Completions, "_post"), pair.expert.start(examples)
+    rows = torch.tensor([4, 0, 4])
+    for _ in range(3):
+        named, state = pair.expert.next(state, rows)
+        for row, token in zip(rows.tolist(), named.tolist(), strict=True):
+            inputs, written = state.inputs[row], state.written[row]
+            text = alone(expert, script.prompt(inputs, written), 1)
+            assert text.startswith(script._text([token]))
+            assert text or token == 1
+        assert named[0] == named[2]
+        again, state = pair.expert.next(state, rows)
+        assert again.tolist() == named.tolist()
+        state = pair.expert.append(state, torch.full((len(TEXTS),), 36))
+    assert len(calls) == 3 * 2
+
+
+def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
+    """Labelling asks once at each place where a draft goes on, and an endpoint that is never the same is labelled."""
+    pair = remote_pair(endpoint, made_of("bytes", "gpt2", 1, 3))
+    thirds: Any = {name: random_documents(9)[place::3] for place, name in enumerate(("train", "validation", "test"))}
+    task = TextTask("text", TextOptions(length=LENGTH, input_tokens=40), pair, thirds)
+    examples = task.split("train")
+    drafted = draft(task.predictor, examples, task.spec)
+    calls = spy(Completions, "_post")
+    table, counted = hand_off_table(task, examples, drafted)
+    assert len(calls) == int(drafted.sequences.lengths.sum()) == counted.made
+    plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
+    assert torch.equal(table.loss, plain.loss)
+    assert torch.equal(table.deferred, plain.deferred)
+    assert naive == Calls(counted.made, 0)
+
+
+def test_sequences_that_all_begin_alike_still_do(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
+    """BART's first token is always the same: nobody is asked about it."""
+    calls, model = spy(Completions, "_post"), tiny_text_model("bart", 1, 1)
+    pair = remote_pair(server.url, model, by_token=True)
+    assert isinstance(pair.expert, RemoteTokenExpert)
+    server.behaviours = [completion("w9 w8")] * 2
+    examples = Examples(torch.tensor([[3, 4]]), torch.tensor([[3]]), torch.tensor([0]))
+    named, state = pair.expert.next(pair.expert.start(examples), torch.tensor([0]))
+    assert (named.tolist(), len(calls)) == ([5], 0)
+    named, _ = pair.expert.next(pair.expert.append(state, named), torch.tensor([0]))
+    assert (named.tolist(), len(calls)) == ([9], 1)
+    nothing = Sequences(torch.zeros(1, LENGTH, dtype=torch.long), torch.tensor([0]))
+    completed = pair.expert.complete(examples, nothing, SequenceSpec(LENGTH, 1))
+    assert completed.tokens[0, : int(completed.lengths[0])].tolist() == [5, 9, 8, 1]
+
+
+def test_a_token_that_is_half_a_letter_is_asked_for_with_the_rest(server: Misbehaving) -> None:  # noqa: F811
+    pair = remote_pair(server.url, made_of("bytes", "gpt2", 1, 3), by_token=True, at_once=1)
+    assert isinstance(pair.expert, RemoteTokenExpert)
+    server.behaviours = [completion("\ufffd", "length"), completion("", "stop"), completion("41", "length")]
+    examples = Examples(torch.tensor([[13, 4], [13, 5]]), torch.tensor([[3], [3]]), torch.arange(2))
+    named, _ = pair.expert.next(pair.expert.start(examples), torch.arange(2))
+    assert pair.expert.script._text(named[:1].tolist()) == "41"
+    assert named[1] == 1
+    assert [request.body["max_tokens"] for request in server.asked] == [1, 1, 4]
+
+
+def test_a_predictor_that_never_ends_is_refused(server: Misbehaving) -> None:  # noqa: F811
+    network, tokenizer = tiny("gpt2", 1, 1), pieces.__wrapped__("bytes")
+    network.generation_config.eos_token_id, tokenizer.eos_token = None, None
+    with pytest.raises(OptionError, match="endless has no end token"):
+        remote_pair(server.url, text_model(network, tokenizer, "endless"))
+
+
+# -- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("remote")
+    tiny("gpt2", 1, 3).save_pretrained(folder / "predictor")
+    pieces("bytes").save_pretrained(folder / "predictor")
+    write_lines(folder / "train.jsonl", random_documents(24))
+    (folder / "inputs.txt").write_text("\n".join(TEXTS))
+    return folder
+
+
+def fit(place: Path, out: Path, url: str, *more: str) -> list[str]:
+    return [
+        "fit", "text", "--predictor", str(place / "predictor"), "--expert", url, "--expert-model", "toy",
+        "--train", str(place / "train.jsonl"), "--test-documents", "1", "--length", str(LENGTH), "--input-tokens", "40",
+        "--device", "cpu", "--quiet", "--out", str(out), "--expert-retries", "0", *more,
+    ]  # fmt: skip
+
+
+def test_fit_calibrate_and_generate(
+    place: Path, endpoint: str, tmp_path: Path, spy: Spy, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, SECRET)
+    calls, out = spy(Completions, "_post"), tmp_path / "model"
+    with pytest.warns(ExpertCallsWarning, match=r"may call http.* 184 times \(8 hand-offs of 23 documents\)"):
+        assert cli.main(fit(place, out, endpoint)) == 0
+    assert 23 < len(calls) <= 184
+    pairing = json.loads((out / "deferral.json").read_text())
+    assert pairing["options"]["expert"] == endpoint
+    assert load_rejector(out / "rejector").notes["method"] == "OneTimeCost"
+    calls.clear()
+    assert cli.main(["calibrate", str(out), "--data", str(place / "inputs.txt"), "--quiet", "--device", "cpu"]) == 0
+    assert 0 < len(calls) <= LENGTH * len(TEXTS)
+    calls.clear()
+    capsys.readouterr()
+    assert cli.main(["generate", str(out), *TEXTS, "--budget", "0", "--json", "--quiet", "--device", "cpu"]) == 0
+    assert calls == []
+    assert cli.main(["generate", str(out), *TEXTS, "--budget", "1", "--json", "--quiet", "--device", "cpu"]) == 0
+    assert len(calls) == len(TEXTS)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {token["source"] for row in rows[: len(TEXTS)] for token in row["tokens"]} == {"predictor"}
+    assert {token["source"] for row in rows[len(TEXTS) :] for token in row["tokens"]} == {"expert"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not any(SECRET.encode() in path.read_bytes() for path in files)
+
+
+@calls_are_told
+def test_by_token_when_asked_for(place: Path, endpoint: str, tmp_path: Path, capsys: Capture) -> None:
+    out, options = tmp_path / "model", ["--length", "3", "--train-documents", "6", "--validation-documents", "3"]
+    said = refused(capsys, *fit(place, out, endpoint, *options, "--method", "TokenwiseModel"))
+    assert "completes sequences and names no next token" in said
+    with pytest.warns(ExpertCallsWarning, match="for every token that it writes: up to 3 times a sequence"):
+        assert cli.main(fit(place, out, endpoint, *options, "--expert-by-token")) == 0
+    with pytest.warns(ExpertCallsWarning) as said_once:
+        model = DeferringModel.from_pretrained(out, device="cpu")
+    assert len(said_once) == 1
+    assert isinstance(model.served.expert, RemoteTokenExpert)
+    assert model.rejector.notes["method"] == "TokenwiseModel"
+    written = model.generate(TEXTS[:2], 1.0)
+    assert {source for row in written.sources for source in row} == {"expert"}
+
+
+@calls_are_told
+def test_what_was_answered_is_not_asked_again(
+    place: Path,
+    server: Misbehaving,  # noqa: F811
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    """An endpoint that dies midway takes the answers for one batch of documents with it, and no more."""
+    whole, lived = tmp_path / "whole", 60
+    assert cli.main(fit(place, whole, server.url)) == 0
+    total = len(server.asked)
+    assert total > 2 * lived
+    server.asked.clear()
+    server.behaviours = [*[completion("fine")] * lived, *[status(402, "no money left")] * 100]
+    said = refused(capsys, *fit(place, tmp_path / "model", server.url))
+    assert "refused the call for 'toy' (status 402, 'no money left')" in said
+    server.behaviours.clear()
+    server.asked.clear()
+    assert cli.main(fit(place, tmp_path / "model", server.url)) == 0
+    assert total - lived <= len(server.asked) <= total - lived + DOCUMENTS * LENGTH
+    server.asked.clear()
+    assert cli.main(fit(place, tmp_path / "model", server.url)) == 0
+    assert server.asked == []
+
+
+def test_options_are_checked(capsys: Capture, place: Path, tmp_path: Path) -> None:
+    url = "https://host/v1"
+    with pytest.raises(OptionError, match="--expert-model is missing: name the model at https://host/v1"):
+        TextOptions(expert=url)
+    for more in ({"expert_model": "m"}, {"expert_by_token": True}):
+        with pytest.raises(OptionError, match="need --expert https://HOST/v1; it is 'models/large'"):
+            TextOptions(expert="models/large", **more)  # type: ignore[arg-type]
+    for bad, match in (
+        ({"expert_retries": -1}, "--expert-retries is -1; it must be at least 0"),
+        ({"expert_at_once": 1000}, "--expert-at-once is 1000; it must be at most 256"),
+        ({"expert_seconds": 0.0}, "more than 0"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            TextOptions(expert=url, expert_model="m", **bad)  # type: ignore[arg-type]
+    for more in ([], ["--expert-model", ""]):
+        said = refused(capsys, *fit(place, tmp_path / "model", "https://me:hush@host/v1", *more))
+        assert KEY in said
+        assert "hush" not in said
+
+
+def test_a_fingerprint_knows_all_but_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prints = made_of_once("bytes", "gpt2"), list[str]()
+    for key in ("one", "two"):
+        monkeypatch.setenv(KEY, key)
+        for url in ("https://host/v1", "https://other/v1"):
+            prints += [remote_pair(url, model, prompt=prompt).expert.fingerprint for prompt in (PROMPT, "x" + PROMPT)]
+    assert prints[:4] == prints[4:]
+    assert len({*prints}) == 4
+    same = [remote_pair("https://host/v1", model, by_token=choice, retries=choice) for choice in (False, True)]
+    assert {pair.expert.fingerprint for pair in same} == {prints[0]}
+
+
+# -- served ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_predictor_finishes_where_the_endpoint_dies(
+    server: Misbehaving,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("fastapi", reason="needs the extra 'server'")
+    from tests.server.test_app import running
+
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv(KEY, SECRET)
+    pair = remote_pair(server.url, made_of("bytes", "gpt2", 1, 3), retries=0)
+    model = with_rejector(served_of(pair), "once")
+    model.calibrate(TEXTS)
+    alone = model.generate(TEXTS[:1], 0.0).outputs[0]
+    with running(model) as front:
+        server.behaviours = [completion(" w41 w5", "stop"), *[status(500, f"it was {SECRET}")] * 10]
+        answers = [front.post("/v1/completions", {"model": "toy@1", "prompt": TEXTS[0]}).json() for _ in range(2)]
+        assert answers[0]["choices"][0]["text"] == " w41 w5"
+        assert answers[0]["deferral"]["degraded"] is False
+        assert answers[1]["choices"][0]["text"] == alone
+        assert answers[1]["deferral"]["degraded"] is True
+        assert answers[1]["deferral"]["reason"] == "the expert failed (EndpointError)"
+        n = len(server.asked)
+        unasked = front.post("/v1/completions", {"model": "toy@0", "prompt": TEXTS[0]}).json()
+        assert unasked["deferral"]["degraded"] is False
+        assert len(server.asked) == n
+    assert server.asked[-1].headers["authorization"] == f"Bearer {SECRET}"
+    assert "the expert failed, the predictor finished" in caplog.text
+    assert SECRET not in caplog.text + json.dumps(answers)

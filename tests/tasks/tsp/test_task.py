@@ -1,0 +1,564 @@
+"""The traveling salesman task from end to end: its labels are those of brute force, its command keeps its promises."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqdefer import cli
+from seqdefer.engine.interleaved import draft
+from seqdefer.errors import OptionError
+from seqdefer.evaluation import experiment
+from seqdefer.evaluation.results import Results, load_results
+from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.progress import Silent
+from seqdefer.rejectors.losses import hand_off_grid
+from seqdefer.rejectors.networks import load_rejector
+from seqdefer.tasks.tsp import task as module
+from seqdefer.tasks.tsp.data import gaussian_instances, normalise
+from seqdefer.tasks.tsp.experts import SearchExpert, UnprovenTourWarning, make_expert
+from seqdefer.tasks.tsp.pointer import PointerNet, save_pointer
+from seqdefer.tasks.tsp.task import ENTRY, TSPOptions, TSPTask, greedy_tours, own_tours, prepare, shipped_pointer
+from seqdefer.tasks.tsp.tours import is_tour, percent_over, tour_lengths
+from seqdefer.testing import check_task
+from seqdefer.types import Sequences
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+PACKAGES = {"gurobi": "gurobipy", "highs": "highspy", "search": "numba"}
+each_expert = pytest.mark.parametrize("name", PACKAGES)
+Capture = pytest.CaptureFixture[str]
+
+
+def need(expert: str) -> None:
+    pytest.importorskip(PACKAGES[expert], reason="needs the extra tsp")
+
+
+@pytest.fixture(scope="module")
+def poor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A predictor that was never trained: its tours leave much to mend."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("poor")
+    save_pointer(PointerNet(6), folder, {})
+    return folder
+
+
+def make_task(expert: str, predictor: Path, folder: Path, *, n: int = 5, cities: int = 7, **options: Any) -> TSPTask:
+    need(expert)
+    chosen = TSPOptions(
+        cities=cities, expert=expert, predictor=str(predictor), train=n, validation=n, test=n, **options
+    )
+    return prepare(chosen, folder, CPU, Silent())
+
+
+# -- against brute force -------------------------------------------------------------------------------------------
+
+
+def losses_by_brute_force(cities: Tensor, tour: Tensor) -> list[float]:
+    """For every prefix of a tour, how many per cent the shortest of all tours that begin so is longer than the best."""
+    n = len(cities)
+    everything = torch.tensor(list(permutations(range(n))))
+    lengths = tour_lengths(cities.expand(len(everything), -1, -1), everything)
+    shortest = [float(lengths[(everything[:, :kept] == tour[:kept]).all(1)].min()) for kept in range(n + 1)]
+    return [100 * (length / shortest[0] - 1) for length in shortest]
+
+
+@each_expert
+def test_labels_are_those_of_brute_force(name: str, poor: Path, tmp_path: Path) -> None:
+    task = make_task(name, poor, tmp_path)
+    examples = task.split("test")
+    drafted = draft(task.predictor, examples, task.spec)
+    table, calls = hand_off_table(task, examples, drafted)
+    expected = [losses_by_brute_force(*pair) for pair in zip(examples.inputs, drafted.sequences.tokens, strict=True)]
+    torch.testing.assert_close(table.loss, torch.tensor(expected), rtol=1e-4, atol=1e-3)
+    assert table.loss.mean() > 1  # or there was nothing to see
+    assert (table.loss[:, :2] == 0).all(), "one city kept is none: a tour may begin anywhere"
+    assert (table.loss.diff(dim=1) > -1e-4).all(), "a longer prefix leaves fewer tours to choose from"
+    own = task.sequence_loss(examples, drafted.sequences)
+    assert torch.equal(table.loss[:, -1], own)
+    assert torch.equal(own, percent_over(examples.inputs, drafted.sequences.tokens, examples.targets))
+    assert torch.equal(table.deferred, torch.arange(7, -1, -1).expand(5, -1))
+    plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
+    torch.testing.assert_close(plain.loss, table.loss, rtol=0, atol=1e-4)
+    assert torch.equal(plain.deferred, table.deferred)
+    assert calls.made < naive.made == 5 * 7
+    assert calls.made + calls.saved == 5 * 7
+
+
+@each_expert
+def test_targets_are_the_shortest_tours(name: str, poor: Path, tmp_path: Path) -> None:
+    task = make_task(name, poor, tmp_path, n=3)
+    for examples in task.parts.values():
+        for cities, tour in zip(examples.inputs, examples.targets, strict=True):
+            assert losses_by_brute_force(cities, tour)[-1] == pytest.approx(0, abs=1e-5)
+
+
+@each_expert
+def test_contract(name: str, poor: Path, tmp_path: Path) -> None:
+    """Among other things, that no example is in two parts: ids of all parts began at 0."""
+    check_task(make_task(name, poor, tmp_path, n=3, cities=6), n=2)
+
+
+def test_the_loss_is_relative_to_the_experts_tour(poor: Path, tmp_path: Path) -> None:
+    task = make_task("search", poor, tmp_path)
+    examples = task.split("train")
+    tours = torch.stack([torch.randperm(7, generator=torch.Generator().manual_seed(row)) for row in range(5)])
+    loss = task.sequence_loss(examples, Sequences(tours, torch.full((5,), 7)))
+    longer, best = (tour_lengths(examples.inputs, each) for each in (tours, examples.targets))
+    torch.testing.assert_close(loss.double(), 100 * (longer - best) / best, rtol=1e-5, atol=1e-5)
+    assert (loss > 0).all()
+    assert (task.sequence_loss(examples, Sequences(examples.targets.flip(1), torch.full((5,), 7))) == 0).all()
+
+
+# -- the expert's own tours ----------------------------------------------------------------------------------------
+
+
+def test_own_tours_are_kept_as_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    need("search")
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    cities, expert = gaussian_instances(10, 8, seed=1), make_expert("search")
+    solved = spy(module, "_solve")
+    tours = own_tours(expert, cities, tmp_path, Silent(), "solve")
+    assert [len(call[1]) for call in solved] == [4, 4, 2]
+    assert is_tour(tours).all()
+    assert torch.equal(own_tours(expert, cities, tmp_path, Silent(), "solve"), tours)
+    assert len(solved) == 3
+    next(tmp_path.iterdir()).write_bytes(b"damaged")
+    assert torch.equal(own_tours(expert, cities, tmp_path, Silent(), "solve"), tours)
+    assert len(solved) == 4
+    assert torch.equal(own_tours(expert, cities[:8], tmp_path, Silent(), "solve"), tours[:8])
+    assert len(solved) == 4, "the first of many are the same"
+    own_tours(make_expert("search", effort=1), cities, tmp_path, Silent(), "solve")
+    assert len(solved) == 7, "another expert has tours of its own"
+
+
+def test_stopped_solving_keeps_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("search")
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    cities, expert, solve, calls = gaussian_instances(10, 8, seed=1), make_expert("search"), module._solve, []
+
+    def stop(*arguments: Any) -> Tensor:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return solve(*arguments)
+
+    monkeypatch.setattr(module, "_solve", stop)
+    with pytest.raises(KeyboardInterrupt):
+        own_tours(expert, cities, tmp_path / "stopped", Silent(), "solve")
+    resumed = own_tours(expert, cities, tmp_path / "stopped", Silent(), "solve")
+    assert len(calls) == 4
+    assert torch.equal(resumed, own_tours(expert, cities, tmp_path / "fresh", Silent(), "solve"))
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+SIZES = ["--cities", "8", "--train", "40", "--validation", "20", "--test", "20", "--seeds", "2", "--instances", "10"]
+SMALL = [*SIZES, "--expert", "search", "--device", "cpu", "--quiet"]
+FAST = ["--draft-architecture", "draft_mlp", "--methods", "ChowMean,OneTimeCost"]  # little to fit
+FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost")
+
+
+def run(*arguments: str | Path) -> int:
+    return cli.main([str(argument) for argument in ("run", "tsp", *arguments)])
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    """The results without what differs from run to run: seconds, and the name of the folder."""
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    del found["provenance"]["seconds"], found["provenance"]["command"]
+    return found
+
+
+def finished(folder: Path, *options: str) -> Path:
+    need("search")
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        assert run(*SMALL, *options, "--out", folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run from end to end. Nobody may change it."""
+    return finished(tmp_path_factory.mktemp("done") / "run")
+
+
+@pytest.fixture(scope="module")
+def done_fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("fast") / "run", *FAST)
+
+
+@pytest.fixture
+def results(done: Path) -> Results:
+    return load_results(done)
+
+
+def test_files_of_a_run(done: Path) -> None:
+    assert {path.name for path in done.iterdir() if path.is_file()} == {"results.json", "report.html", "examples.html"}
+    assert {path.name for path in (done / "rejectors").iterdir()} == {
+        f"{name}-seed{seed}" for name in FITTED for seed in (0, 1)
+    }
+    assert [len(list((done / name).iterdir())) for name in ("tours", "labels")] == [3, 6]  # and a manifest each
+    assert not list(done.rglob(".*"))
+
+
+def test_methods_are_those_of_an_expert_that_only_completes(results: Results) -> None:
+    assert not [name for name in results.summary if "Token" in name]
+    assert {"OneTimeModel", "OneTimeCost", "OneTimeScore", "OneTimeEntropy", "ChowSum"} <= set(results.summary)
+    for seed in results.seeds:
+        for name, method in seed.methods.items():
+            oracle = "OptimalWhole" if method.granularity == "whole" else "OptimalOneTime"
+            assert seed.methods[oracle].audc <= method.audc + 1e-6, name
+
+
+def test_curves_run_from_the_predictors_gap_to_nothing(results: Results) -> None:
+    """Recomputed here from the seeds alone."""
+    cities = gaussian_instances(20, 8, seed=0, stream="test")
+    drawn = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    tours = greedy_tours(shipped_pointer(CPU), cities, CPU)
+    gaps = torch.tensor([losses_by_brute_force(*pair)[-1] for pair in zip(cities, tours, strict=True)])[drawn]
+    for seed, part in zip(results.seeds, gaps.split(10), strict=True):
+        (zero, first), (length, last) = seed.methods["Random"].curve
+        assert (zero, length, last) == (0, 8, 0)
+        assert first == pytest.approx(float(part.mean()), rel=1e-4)
+        assert first > 0
+
+
+def test_provenance(results: Results) -> None:
+    told = results.provenance
+    assert told.data["data"] == "Gaussian instances of 8 cities, seed 0"
+    assert told.data["instances"] == "train 40, validation 20, test 20"
+    assert told.models["expert"] == make_expert("search").fingerprint
+    assert told.expert_calls.made + told.expert_calls.saved == 80 * 8
+    assert 0 < told.expert_calls.made < 80 * 8 / 2
+    assert told.settings["task"]["cities"] == 8
+
+
+def test_the_report_draws_tours(done: Path) -> None:
+    """Three instances at four budgets each: the more may be spent, the earlier the expert comes in."""
+    page = (done / "report.html").read_text()
+    drawings = re.findall(r'<svg [^>]*class="tour">.*?</svg>', page)
+    assert len(drawings) == 12
+    for drawing in drawings:
+        assert len(re.findall(r'class="tour-(?:predictor|expert)-city"', drawing)) == 8
+        assert drawing.count('class="tour-road"') == 1
+    deferred = [int(count) for count in re.findall(r"expert wrote (\d+) of 8 cities", page)]
+    over = [float(value) for value in re.findall(r"<b>([\d.]+)\s%</b> over the expert", page)]
+    assert [drawing.count('class="tour-expert-city"') for drawing in drawings] == deferred
+    assert len(over) == 12
+    assert max(deferred) > 0
+    for row in range(0, 12, 4):
+        assert all(one <= two for one, two in pairwise(deferred[row : row + 4]))
+        assert all(one >= two for one, two in pairwise(over[row : row + 4]))
+    assert (done / "examples.html").read_text() in page
+    assert "<img" not in page
+
+
+def test_a_run_that_is_resumed_asks_the_expert_nothing(
+    done: Path, tmp_path: Path, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    """But for the few tours that are drawn."""
+    folder = tmp_path / "copy"
+    shutil.copytree(done, folder)
+    (folder / "results.json").unlink()
+    labelled, solved = spy(SearchExpert, "_hand_offs"), spy(module, "_solve")
+    fits = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost")]
+    finished(folder)
+    assert (labelled, solved, fits) == ([], [], [[], [], []])
+    assert found_in(folder) == found_in(done)
+    changed = [name for name, value in content(done).items() if content(folder)[name] != value]
+    assert set(changed) <= {"results.json", "report.html"}
+
+
+def test_a_fresh_run_is_the_same(done_fast: Path, tmp_path: Path) -> None:
+    assert found_in(finished(tmp_path / "fresh", *FAST)) == found_in(done_fast)
+
+
+KILLED = """
+import os, signal, sys
+from seqdefer import cli, store
+from seqdefer.tasks.tsp import search
+owner, name, left = {"solving": (search, "complete", 2), "labelling": (search, "hand_offs", 2),
+                     "writing": (store.os, "replace", 5)}[sys.argv[1]]
+work, out = getattr(owner, name), sys.argv[-1]
+def killed(*arguments, **options):
+    global left
+    left -= name != "replace" or str(arguments[1]).startswith(out)
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return work(*arguments, **options)
+setattr(owner, name, killed)
+cli.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+@pytest.mark.parametrize(("during", "tours", "labels"), [("solving", 1, 0), ("labelling", 3, 1), ("writing", 3, 1)])
+def test_a_killed_run_goes_on(
+    during: str, tours: int, labels: int, done_fast: Path, tmp_path: Path, spy: Callable[[Any, str], list[Any]]
+) -> None:
+    """No warning, no clean-up: what was finished is whole, and the rest is made as if nothing had been."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, during, "run", "tsp", *SMALL, *FAST, "--out", str(folder)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
+    kept = {name: list((folder / name).glob("*.safetensors")) for name in ("tours", "labels")}
+    assert (len(kept["tours"]), len(kept["labels"])) == (tours, labels)
+    assert not (folder / "results.json").exists()
+    before = content(folder)
+    labelled, solved = spy(SearchExpert, "_hand_offs"), spy(module, "_solve")
+    finished(folder, *FAST)
+    assert found_in(folder) == found_in(done_fast)
+    assert (len(solved), len(labelled)) == (3 - tours, 3 - labels)
+    assert all(content(folder)[name] == value for name, value in before.items())
+
+
+@pytest.mark.parametrize("size", range(5, 52))
+def test_hand_offs_of_any_number(size: int) -> None:
+    grid = hand_off_grid(50, size).tolist()
+    assert (len(grid), grid[0], grid[-1]) == (size, 0, 50)
+    gaps = [two - one for one, two in pairwise(grid)]
+    assert min(gaps) >= 1
+    assert max(gaps) - min(gaps) <= 1
+
+
+@pytest.mark.parametrize("size", [5, 51])
+def test_hand_offs_of_fifty_cities(size: int, tmp_path: Path) -> None:
+    sizes = ["--cities", "50", "--train", "6", "--validation", "4", "--test", "4", "--seeds", "1", "--instances", "4"]
+    few = ["--methods", "OneTimeModel,OneTimeScore", "--effort", "0"]
+    finished(tmp_path, *sizes, *few, "--hand-offs", str(size), "--draft-architecture", "draft_mlp")
+    notes = load_rejector(tmp_path / "rejectors" / "OneTimeModel-seed0").notes
+    assert notes["grid"] == hand_off_grid(50, size).tolist()
+    assert {"OneTimeModel", "OneTimeScore"} <= set(load_results(tmp_path).summary)
+
+
+# -- files of cities -----------------------------------------------------------------------------------------------
+
+
+def tsplib(cities: Tensor, kind: str = "EUC_2D", name: str = "TSP") -> str:
+    rows = "\n".join(f"{number} {x} {y}" for number, (x, y) in enumerate(cities.tolist(), 1))
+    head = f"NAME : made\nTYPE : {name}\nDIMENSION : {len(cities)}\nEDGE_WEIGHT_TYPE : {kind}"
+    return f"{head}\nNODE_COORD_SECTION\n{rows}\nEOF\n"
+
+
+def table_of(instances: Tensor) -> str:
+    rows = [f"{number},{x},{y}" for number, cities in enumerate(instances.tolist()) for x, y in cities]
+    return "\n".join(["instance,x,y", *rows, ""])
+
+
+def write_map(path: Path) -> Path:
+    path.write_text(tsplib(1000 * gaussian_instances(1, 60, seed=4)[0]))
+    return path
+
+
+def write_folder(path: Path) -> Path:
+    path.mkdir()
+    for number, cities in enumerate(gaussian_instances(80, 8, seed=4)):
+        (path / f"{number}.tsp").write_text(tsplib(cities))
+    return path
+
+
+def write_table(path: Path) -> Path:
+    path.write_text(table_of(7 + 3 * gaussian_instances(80, 8, seed=4)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "source"),
+    [
+        ("map.tsp", write_map, "8 cities of the 60 in map.tsp, drawn at random, seed 0"),
+        ("folder", write_folder, "80 instances of 8 cities in folder, split by seed 0"),
+        ("table.csv", write_table, "80 instances of 8 cities in table.csv, split by seed 0"),
+    ],
+)
+def test_data_of_ones_own(name: str, write: Callable[[Path], Path], source: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name)
+    finished(tmp_path / "out", "--data", str(path), "--methods", "ChowMean")
+    told = load_results(tmp_path / "out").provenance
+    assert told.data == {"data": source, "instances": "train 40, validation 20, test 20"}
+    options = TSPOptions(data=str(path), cities=8, expert="search", train=40, validation=20, test=20)
+    parts = prepare(options, tmp_path / "out", CPU, Silent()).parts
+    shown = torch.cat([part.inputs for part in parts.values()])
+    torch.testing.assert_close(shown.mean(1), torch.zeros(80, 2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(shown.square().mean((1, 2)), torch.ones(80), atol=1e-4, rtol=0)
+    if name != "map.tsp":  # every instance of the file is in one part
+        given = normalise(gaussian_instances(80, 8, seed=4))
+        nearest = (shown.flatten(1)[:, None] - given.flatten(1)).norm(dim=2).min(1)
+        assert nearest.values.max() < 1e-5
+        assert nearest.indices.sort().values.tolist() == list(range(80))
+
+
+# -- what the user can mend ----------------------------------------------------------------------------------------
+
+
+def fails_with(capsys: Capture, out: Path, *arguments: str | Path) -> str:
+    """A run that must fail: status 2, one line on stderr, nothing on stdout, no result, nothing written aside."""
+    assert run(*SMALL, *arguments, "--out", out) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("seqdefer: ")
+    assert shown.err.count("\n") == 1
+    names = set(content(out)) if out.is_dir() else set()
+    assert all(re.fullmatch(r"(tours|labels)/[0-9a-f]+\.safetensors", name) for name in names), names
+    assert names or not out.exists()
+    return shown.err
+
+
+BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
+    "three cities": (["--cities", "3"], "--cities is 3; it must be at least 4"),
+    "no cities": (["--cities", "-8"], "--cities is -8; it must be at least 4"),
+    "no instances to train on": (["--train", "0"], "--train is 0; it must be at least 1"),
+    "seed negative": (["--seed", "-1"], "--seed is -1; it must be at least 0"),
+    "unknown expert": (["--expert", "concorde"], "unknown expert 'concorde'; available: gurobi, highs, search"),
+    "effort negative": (["--effort", "-1"], "effort -1: must be from 0"),
+    "effort too large": (["--effort", str(2**70)], f"effort {2**70}: must be from 0 to 1000000"),
+    "no time": (["--expert", "highs", "--time-limit", "0"], "time limit 0.0: must be above 0 seconds"),
+    "time not a number": (["--expert", "highs", "--time-limit", "nan"], "time limit nan"),
+    "time without end": (["--expert", "highs", "--time-limit", "inf"], "time limit inf"),
+    "no such predictor": (["--predictor", "nowhere"], "no pointer network in nowhere"),
+    "no such data": (["--data", "nowhere.tsp"], "cannot read nowhere.tsp"),
+    "past the licence": (
+        ["--cities", "70", "--expert", "gurobi"],
+        "70 cities are 2,415 edges, and Gurobi without a licence of your own takes at most 2,000 variables (63 cities);"
+        " get a licence, or take another expert: highs, search",
+    ),
+    "hand-offs too many": (["--hand-offs", "10"], "cannot place 10 hand-offs over a length of 8; choose from 2 to 9"),
+    "hand-offs too few": (["--hand-offs", "1"], "choose from 2 to 9"),
+    "test instances too few": (["--seeds", "3"], "the test split has 20 examples, 3 seeds x 10 instances need more"),
+    "a method by token": (
+        ["--methods", "TokenwiseModel"],
+        "method 'TokenwiseModel' does not apply to task 'tsp'; available: ChowMean,",
+    ),
+    "a score by token": (["--methods", "ChowMean,TokenwiseEntropy"], "method 'TokenwiseEntropy' does not apply"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options(options: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:
+    need(options[options.index("--expert") + 1] if options[-1] in PACKAGES else "search")
+    assert message in fails_with(capsys, tmp_path / "out", *options)
+
+
+def twice(cities: Tensor) -> None:
+    cities[5] = cities[2]
+
+
+def no_number(cities: Tensor) -> None:
+    cities[5, 1] = torch.nan
+
+
+def changed(cities: Tensor, change: Callable[[Tensor], None] = no_number) -> Tensor:
+    copy = cities.clone()
+    change(copy)
+    return copy
+
+
+def broken(change: Callable[[Tensor], None]) -> str:
+    """Forty instances of eight cities, the 30th of them changed."""
+    instances = gaussian_instances(40, 8, seed=4)
+    instances[30] = changed(instances[30], change)
+    return table_of(instances)
+
+
+CITIES = gaussian_instances(1, 40, seed=4)[0]
+BAD_FILES: dict[str, tuple[str, str, str]] = {
+    "three cities": ("a.csv", "x,y\n0,0\n1,0\n0,1\n", "a.csv: 3 cities; a tour needs at least 4"),
+    "two cities at one place": ("a.csv", broken(twice), "a.csv, instance '30': the cities on lines 244 and 247 are"),
+    "not a number": ("a.csv", broken(no_number), "a.csv, line 247: the coordinate 'nan' is not finite"),
+    "distances of another kind": ("a.tsp", tsplib(CITIES, "ATT"), "EDGE_WEIGHT_TYPE is 'ATT'; supported is EUC_2D"),
+    "on the globe": ("a.tsp", tsplib(CITIES, "GEO"), "EDGE_WEIGHT_TYPE is 'GEO'; supported is EUC_2D"),
+    "not symmetric": ("a.tsp", tsplib(CITIES, name="ATSP"), "TYPE is 'ATSP'; supported is TSP"),
+    "not a number in TSPLIB": ("a.tsp", tsplib(changed(CITIES)), "a.tsp, line 11: the coordinate 'nan' is not finite"),
+    "cut short": ("a.tsp", "\n".join(tsplib(CITIES).splitlines()[:-9]), "DIMENSION is '40', but 32 cities stand"),
+    "a map too small": ("a.tsp", tsplib(CITIES[:8]), "holds one instance of 8 different cities, and --cities is 8"),
+    "another size": ("a.csv", table_of(gaussian_instances(40, 9, 4)), "have 9 cities, and --cities is 8: give"),
+    "empty": ("a.csv", "", "a.csv is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_files(name: str, text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
+    need("search")
+    (tmp_path / name).write_text(text)
+    assert message in fails_with(capsys, tmp_path / "out", "--data", tmp_path / name)
+    assert not (tmp_path / "out").exists()
+
+
+@each_expert
+def test_a_solver_that_is_not_installed(
+    name: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    line = fails_with(capsys, tmp_path / "out", "--expert", name)
+    assert f"the expert '{name}' needs the package '{PACKAGES[name]}'" in line
+    assert "pip install 'seqdefer[tsp]'" in line
+    assert all(other in line.split("another expert")[1] for other in PACKAGES if other != name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_predictor(poor: Path, tmp_path: Path, capsys: Capture) -> None:
+    need("search")
+    shutil.copytree(poor, tmp_path / "mine")
+    weights = tmp_path / "mine" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:60])
+    assert str(weights) in fails_with(capsys, tmp_path / "out", "--predictor", tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["gurobi", "highs"])
+def test_time_that_is_over_is_said(name: str, tmp_path: Path) -> None:
+    """The best tour is kept; the provenance tells of how many that holds."""
+    need(name)
+    sizes = ["--cities", "30", "--train", "4", "--validation", "3", "--test", "3", "--seeds", "1", "--instances", "3"]
+    with pytest.warns(UnprovenTourWarning, match="may not be the shortest: the time was over"):
+        finished(tmp_path, *sizes, "--expert", name, "--time-limit", "1e-9", "--methods", "ChowMean")
+    expert = load_results(tmp_path).provenance.models["expert"]
+    told = re.fullmatch(rf"tsp-{name}-1 time_limit=1e-09, (\d+) tours not proven shortest", expert)
+    assert told is not None
+    assert int(told[1]) > 10
+    for seed in load_results(tmp_path).seeds:
+        assert all(y >= 0 for method in seed.methods.values() for _, y in method.curve)
+
+
+def test_presets() -> None:
+    assert set(ENTRY.presets) == {"quick", "paper", "large"}
+    paper = ENTRY.presets["paper"]
+    assert (paper.cities, paper.train, paper.expert) == (50, 2400, "gurobi")
+    assert ENTRY.presets["large"] == replace(paper, expert="search", train=24_000, validation=2400)
+    with pytest.raises(OptionError, match="unknown expert"):
+        prepare(replace(paper, expert="x"), Path("nowhere"), CPU, Silent())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(tmp_path: Path) -> None:
+    need("search")
+    options = TSPOptions(cities=7, expert="search", train=4, validation=4, test=4)
+    tasks = [prepare(options, tmp_path, torch.device(device), Silent()) for device in ("cpu", "cuda")]
+    check_task(tasks[1])
+    tables = []
+    for task in tasks:
+        examples = task.split("test")
+        tables.append(hand_off_table(task, examples, draft(task.predictor, examples, task.spec))[0].loss)
+    torch.testing.assert_close(*tables, rtol=1e-4, atol=1e-4)
+    finished(tmp_path / "out", *FAST, "--device", "cuda")
+    assert (tmp_path / "out" / "report.html").read_text().count('class="tour"') == 12
