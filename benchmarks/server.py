@@ -25,12 +25,14 @@ from benchmarks.text import BUDGET, NEAR, TRIALS, Choice, Decoding, decoding_of,
 from benchmarks.weather import Bench
 from seqdefer.budgets.calibration import BEYOND, BUDGETS, Calibration, Setting
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.interleaved import draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import MissingExtraError
 from seqdefer.evaluation.settings import STARTING_POINTS
 from seqdefer.interfaces import Codec, Served
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.networks import TOKEN_NETWORKS, Sizes, TokenNetwork
+from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.tasks.text.models import transformers
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING

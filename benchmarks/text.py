@@ -32,7 +32,8 @@ from torch import Tensor
 from benchmarks.measure import Row, Seconds, require_same
 from benchmarks.weather import SEED, Bench
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.environment import choose_device, machine
 from seqdefer.errors import DataError, MissingExtraError
 from seqdefer.interfaces import Policy

@@ -19,17 +19,21 @@ from torch import Tensor
 
 from benchmarks.measure import Row, Seconds, peak_gigabytes, race, require_same
 from seqdefer.budgets.policies import Threshold, TokenSweep, sweep_thresholds, threshold_for
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.evaluation.curves import StepSweep, whole_sweep
 from seqdefer.evaluation.oracle import all_outcomes
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Policy, SplitName, Task
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
 from seqdefer.progress import Silent
+from seqdefer.rejectors.base import NETWORKS
 from seqdefer.rejectors.confidence import ChowSum
 from seqdefer.rejectors.losses import Phi, get_phi, token_surrogate
-from seqdefer.rejectors.networks import NETWORKS, TokenNetwork
-from seqdefer.rejectors.training import PRESETS, History, Settings, fit, fit_token
+from seqdefer.rejectors.token import TokenNetwork
+from seqdefer.rejectors.token_training import fit_token
+from seqdefer.rejectors.training import PRESETS, History, fit
 from seqdefer.storage.files import write_text
 from seqdefer.tasks.weather.task import WeatherOptions, WeatherTask, prepare
 from seqdefer.types import Examples, HandOffTable, Proposal, Rollout, Sequences

@@ -3,12 +3,12 @@
 __version__: str
 
 from .budgets.policies import Threshold as Threshold
-from .budgets.policies import once_threshold_for as once_threshold_for
-from .budgets.policies import sweep_thresholds as sweep_thresholds
-from .budgets.policies import threshold_for as threshold_for
-from .budgets.policies import whole_threshold_for as whole_threshold_for
+from .budgets.rules import once_threshold_for as once_threshold_for
+from .budgets.rules import threshold_for as threshold_for
+from .budgets.rules import whole_threshold_for as whole_threshold_for
+from .budgets.token_sweeps import sweep_thresholds as sweep_thresholds
+from .engine.drafts import draft as draft
 from .engine.interleaved import HandOff as HandOff
-from .engine.interleaved import draft as draft
 from .engine.interleaved import interleave as interleave
 from .engine.interleaved import roll_out as roll_out
 from .errors import CheckpointError as CheckpointError
@@ -26,6 +26,7 @@ from .evaluation.experiment import Experiment as Experiment
 from .evaluation.results import Results as Results
 from .evaluation.results import load_results as load_results
 from .evaluation.settings import ExperimentSettings as ExperimentSettings
+from .hyperparameters import Settings as Settings
 from .interfaces import DraftRejector as DraftRejector
 from .interfaces import Expert as Expert
 from .interfaces import NextTokenExpert as NextTokenExpert
@@ -40,22 +41,21 @@ from .labels.trees import DecisionTrees as DecisionTrees
 from .labels.trees import enumerate_trees as enumerate_trees
 from .model.deferring_model import DeferringModel as DeferringModel
 from .registry import load_task as load_task
+from .rejectors.checkpoints import load_rejector as load_rejector
 from .rejectors.confidence import ChowMean as ChowMean
 from .rejectors.confidence import ChowQuantile as ChowQuantile
 from .rejectors.confidence import ChowSum as ChowSum
 from .rejectors.confidence import Confidence as Confidence
+from .rejectors.draft import DraftMLP as DraftMLP
+from .rejectors.draft_training import fit_once as fit_once
+from .rejectors.draft_training import fit_whole as fit_whole
 from .rejectors.losses import get_phi as get_phi
 from .rejectors.losses import get_psi as get_psi
 from .rejectors.losses import one_time_surrogate as one_time_surrogate
 from .rejectors.losses import token_surrogate as token_surrogate
-from .rejectors.networks import DraftMLP as DraftMLP
-from .rejectors.networks import LSTMRejector as LSTMRejector
-from .rejectors.networks import MLPRejector as MLPRejector
-from .rejectors.networks import load_rejector as load_rejector
-from .rejectors.training import Settings as Settings
-from .rejectors.training import fit_once as fit_once
-from .rejectors.training import fit_token as fit_token
-from .rejectors.training import fit_whole as fit_whole
+from .rejectors.token import LSTMRejector as LSTMRejector
+from .rejectors.token import MLPRejector as MLPRejector
+from .rejectors.token_training import fit_token as fit_token
 from .report.html import write_report as write_report
 from .report.run import run_task as run_task
 from .types import Draft as Draft

@@ -1,14 +1,14 @@
 """The roles: Predictor, Expert, Task, Rejector (by token or by draft), Policy. What each must do, with shapes.
 
 State is passed in and out, never kept: a batch can branch, be cut and be joined again. B rows stand in a batch;
-the tensors' dtypes and the padding rule are in `seqdefer.types`.
+dtypes and the padding rule are in `seqdefer.types`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from seqdefer.hyperparameters import Hyperparameters
 from seqdefer.progress import Meter
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
-BRANCHES = 4  # rows that an example is reckoned to grow into
+EXPECTED_BRANCHES = 4  # rows that an example is expected to grow into when it branches
 
 
 def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: Tensor) -> State:
@@ -33,8 +34,8 @@ def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: 
 class Predictor(ABC, Generic[State]):
     """Frozen autoregressive model that proposes every token.
 
-    `fingerprint` names the weights: a rejector fitted for one predictor refuses another. `batch_size` rows are worked
-    on at once when drafts and trees are made.
+    `fingerprint` names the weights: a rejector fitted for one predictor refuses another. `batch_size` rows run at once
+    when drafts and trees are made.
     """
 
     fingerprint: str
@@ -43,91 +44,91 @@ class Predictor(ABC, Generic[State]):
 
     @abstractmethod
     def start(self, inputs: Tensor) -> tuple[State, Tensor]:
-        """Reads the inputs (B, ...). Returns the state before the first token, and the context (B, C): what a rejector
+        """Read the inputs (B, ...). Return the state before the first token, and the context (B, C): what a rejector
         may know before any token is written (encoder states, plain facts of the input)."""
 
     @abstractmethod
     def propose(self, state: State) -> Proposal:
-        """The next token of every row, from the state alone. Asking twice gives the same answer."""
+        """Propose the next token of every row, from the state alone. Asking twice gives the same answer."""
 
     @abstractmethod
     def append(self, state: State, tokens: Tensor) -> State:
-        """The state after `tokens` (B,), whoever wrote them."""
+        """Return the state after `tokens` (B,), whoever wrote them."""
 
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
-        """The state of `rows` (int64 indices, repeats allowed), in that order."""
+        """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
 
     def extend(self, state: State, tokens: Tensor) -> State:
-        """The state after several tokens (B, T): what appending them one by one gives. Override it where a model reads
-        many tokens in one pass."""
+        """Return the state after several tokens (B, T), equal to appending them one by one. Override it where a model
+        reads many tokens in one pass."""
         return _append_all(self.append, state, tokens)
 
 
 class Expert(ABC):
-    """Stronger and dearer. The least it can do is to complete a prefix (a solver, a person).
+    """Stronger and dearer writer. The least it can do is to complete a prefix (a solver, a person).
 
     `deterministic`: the same prefix always gets the same completion, and a completion that begins with some token
     is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
     does not depend on what was written before (someone who reads a thermometer). Labelling then skips the calls whose
-    answers it can foresee. `fingerprint` names everything its answers depend on besides the examples; labels made by an
-    expert that has a name are kept and found again. `waits`: it is elsewhere, and this machine is idle while it works.
+    answers follow from earlier ones. `fingerprint` names everything its answers depend on besides the examples; labels
+    of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile.
     """
 
     deterministic: bool = True
     reads_prefix: bool = True
     waits: bool = False
     fingerprint: str = ""
-    batch_size: int = 4096  # examples to label at once; what is labelled is kept batch by batch
-    unproven: int = 0  # answers so far that may not be the best it has, because its time was over
+    batch_size: int = 4096  # examples to label at once; labels are stored batch by batch
+    unproven: int = 0  # answers so far that a time limit cut short, so that better ones may exist
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
-        """The whole sequences that begin with `prefixes`. A prefix that has ended comes back as it is."""
+        """Return the whole sequences that begin with `prefixes`. A prefix that has ended comes back unchanged."""
 
 
 class DraftExpert(Expert):
-    """An expert that completes many prefixes of one draft faster than one after the other: a solver that starts from
-    the solution of the last prefix and knows that a completion of a longer prefix completes the shorter ones too."""
+    """Expert that completes many prefixes of one draft faster than one after the other: a solver that starts from
+    the solution of the last prefix, and for which a completion of a longer prefix completes the shorter ones too."""
 
     @abstractmethod
     def hand_offs(
         self, examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
     ) -> tuple[Sequences, int]:
-        """Completions of the first `kept` (int64 (J,), rising) tokens of every draft: n x J rows, a draft's together,
-        and how often the expert was run. As good as `complete` of each."""
+        """Complete the first `kept` (int64 (J,), rising) tokens of every draft: n x J rows, those of a draft together,
+        and the number of expert runs. As good as `complete` for each."""
 
 
 class NextTokenExpert(Expert, Generic[State]):
-    """An expert that can also name the next token; `complete` then comes for free.
+    """Expert that can also name the next token; `complete` then comes for free.
 
-    `append` is told of every token, `next` only of the rows that ask: an expert with a cache can leave tokens unread
-    until a row asks, and read them in one pass then.
+    `append` receives every token, `next` only the rows that ask: an expert with a cache can leave tokens unread until
+    a row asks, and then read them in one pass.
     """
 
     @property
     def examples_at_once(self) -> int:
-        """Examples to work on together where each branches into several rows (hand-offs, trees)."""
-        return max(1, self.batch_size // BRANCHES)
+        """Examples to run together where each branches into several rows (hand-offs, trees)."""
+        return max(1, self.batch_size // EXPECTED_BRANCHES)
 
     @abstractmethod
     def start(self, examples: Examples) -> State:
-        """The state before the first token. Cheap: do the work when a row first asks."""
+        """Return the state before the first token. Cheap: do the work when a row first asks."""
 
     @abstractmethod
     def next(self, state: State, rows: Tensor) -> tuple[Tensor, State]:
-        """The next token of `rows` (int64 indices (R,)), as (R,), and the state, which may have cached its work."""
+        """Name the next token of `rows` (int64 indices (R,)), as (R,); return it with the state and its caches."""
 
     @abstractmethod
     def append(self, state: State, tokens: Tensor) -> State:
-        """The state after `tokens` (B,), whoever wrote them."""
+        """Return the state after `tokens` (B,), whoever wrote them."""
 
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
-        """The state of `rows` (int64 indices, repeats allowed), in that order."""
+        """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
 
     def extend(self, state: State, tokens: Tensor) -> State:
-        """As `Predictor.extend`."""
+        """Return the state after several tokens (B, T), equal to appending them one by one."""
         return _append_all(self.append, state, tokens)
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
@@ -157,45 +158,46 @@ class Task(ABC):
     loss_unit: str  # of sequence_loss, as tables and axes print it
     token_rule: str = ""  # tells apart the ways in which a task may count token losses
     is_papers: bool = True  # False where the paper's figures, if there are any, are for something else
+    more_test_data: str = "give more test data"  # what a user can do where the test split is too small
     predictor: Predictor[Any]
     expert: Expert
     codec: Codec | None = None  # where users may bring inputs of their own
 
     @abstractmethod
     def split(self, name: SplitName) -> Examples:
-        """Examples the predictor was not trained on: to fit rejectors, to choose with, to report on."""
+        """Return examples that the predictor was not trained on: to fit rejectors, to choose with, to report on."""
 
     @abstractmethod
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
-        """What the report measures: the loss of whole sequences, >= 0. (B,)"""
+        """Return what the report measures: the loss of whole sequences, >= 0. (B,)"""
 
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
-        """l: the loss of writing `tokens` (B,) after `prefixes`, that is at positions `prefixes.lengths`, >= 0. (B,)"""
+        """Return l: the loss of `tokens` (B,) after `prefixes`, at positions `prefixes.lengths`, >= 0. (B,)"""
         raise NotImplementedError(f"task {self.name!r} defines no token loss, so it has no token-level deferral")
 
     def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
-        """c: the cost of having the expert write `tokens`; its own loss unless a task says otherwise. (B,)
+        """Return c: the cost of the expert writing `tokens`; its own loss unless a task overrides it. (B,)
 
-        Where l and c are both 0, a surrogate has nothing to learn; `training.fit_token` then adds a small price."""
+        Where l and c are both 0, a surrogate has nothing to learn; `fit_token` then adds a small price."""
         return self.token_loss(examples, prefixes, tokens)
 
     def loss_key(self, examples: Examples) -> str:
-        """What the losses of these examples depend on that neither the examples nor `loss_unit` and `token_rule` show.
-        Kept labels are found again by it."""
+        """Return what the losses of these examples depend on that neither the examples nor `loss_unit` and
+        `token_rule` show. Stored labels are found by it."""
         return ""
 
     def describe(self) -> dict[str, str]:
-        """Fingerprints of data and models, for the provenance."""
+        """Return fingerprints of data and models, for the provenance."""
         return {}
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
-        """A few examples as they come out at rising budgets, their two authors told apart: HTML for the report, made
-        with `seqdefer.report.markup`, which escapes. Nothing by default."""
+        """Draw a few examples at rising budgets, the authors of their tokens told apart: HTML for the report, made
+        with `seqdefer.report.markup`, which escapes. Empty by default."""
         return ""
 
 
 class Policy(ABC, Generic[State]):
-    """Scores in, decisions out, one position at a time. Stateless like the models: the state goes in and out.
+    """Turns scores into decisions, one position at a time. The state goes in and out, as in the models.
 
     `final`: a row that is deferred once stays with the expert to its end (whole and one-time deferral); the engine then
     asks the expert to complete it in one call.
@@ -205,89 +207,97 @@ class Policy(ABC, Generic[State]):
 
     @abstractmethod
     def start(self, context: Tensor) -> State:
-        """The state before the first token, from the context (B, C)."""
+        """Return the state before the first token, from the context (B, C)."""
 
     @abstractmethod
     def decide(self, state: State, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, State]:
-        """Scores (B,), whether to defer (bool (B,)), and the state for the next position."""
+        """Return scores (B,), whether to defer (bool (B,)), and the state for the next position."""
 
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
-        """The state of `rows` (int64 indices), in that order."""
+        """Return the state of `rows` (int64 indices), in that order."""
 
 
 class TokenRejector(ABC, Generic[State]):
     """Scores every position as it comes: the higher, the better it is to defer this token. It never decides.
 
     It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: its
-    score at a prefix is a function of that prefix, so prefixes that are equal get equal scores.
+    score at a prefix is a function of that prefix, so equal prefixes get equal scores.
     """
 
     @abstractmethod
     def start(self, context: Tensor) -> State:
-        """The state before the first token, from the context (B, C)."""
+        """Return the state before the first token, from the context (B, C)."""
 
     @abstractmethod
     def score(self, state: State, position: int, proposal: Proposal) -> tuple[Tensor, State]:
-        """Scores (B,) of deferring at `position`, and the state for the next one."""
+        """Return scores (B,) of deferring at `position`, and the state for the next one."""
 
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
-        """The state of `rows` (int64 indices, repeats allowed), in that order."""
+        """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
 
 
 class DraftRejector(ABC):
-    """Scores a whole draft of the predictor at once."""
+    """Scores a whole draft of the predictor at once.
+
+    A one-time rejector scores the hand-offs in `hand_offs` (tokens kept, rising, no deferral last), and `rule` names
+    how the scores become a choice (`seqdefer.budgets.hand_off_rules`). Without `hand_offs` it defers whole sequences.
+    """
+
+    hand_offs: tuple[int, ...] = ()
+    rule: str = "largest"
 
     @abstractmethod
     def score(self, draft: Draft) -> Tensor:
-        """(n,) the higher, the better it is to defer the sequence (whole); or (n, J), a score of each allowed hand-off,
-        no deferral being the last (one-time)."""
+        """Return (n,), the higher, the better it is to defer the sequence (whole); or (n, J), a score of each allowed
+        hand-off (one-time)."""
 
 
 class Codec(ABC):
-    """From what users have to what the models read, and from what they wrote back to what users want."""
+    """Translates users' inputs into what the models read, and sequences into what users want."""
 
-    field: str = "input"  # of a line of JSON: where an input stands, unless users say otherwise
+    field: str = "input"  # of a JSON line: the key of an input, unless users name another
     kind: str = "tokens"  # what an output is to those who show it: "text", "tour", or just tokens
     size: int | None = None  # items that an input must have
-    hint: str = ""  # an input, to show where one is asked for
-    knows_roles: bool = False  # whether `chat` tells the model who said what
+    hint: str = ""  # an example of an input, shown where one is asked for
+    knows_roles: bool = False  # whether `chat` tells the model which role wrote which message
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Examples:
-        """Examples to write for. Nobody knows their targets: those given here mean nothing. Raises InputError where an
-        input is none."""
+        """Encode inputs. Their targets are unknown: those of the result carry no meaning. Raises InputError for an
+        input that cannot be encoded."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[Any]) -> Any:
-        """What a sequence stands for: a text, a tour."""
+        """Return what a sequence stands for: a text, a tour."""
 
     def text(self, tokens: Sequence[Any]) -> str:
-        """A sequence, whole or so far, for people to read. More tokens add to it; at most its last letter changes."""
+        """Return a sequence, whole or so far, as readable text. More tokens add to it; at most its last letter
+        changes."""
         return " ".join(str(token) for token in tokens)
 
     def schema(self) -> dict[str, Any]:
-        """One input as a JSON schema, for the server's description of itself; {} is anything."""
+        """Return the JSON schema of one input, for the server's OpenAPI description; {} accepts anything."""
         return {}
 
     def facts(self, one: Any, output: Any) -> dict[str, float]:
-        """What there is to know of an output besides itself, in the units of its input: a tour's length."""
+        """Return numbers about an output in the units of its input: a tour's length."""
         return {}
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
-        """One input of what was said (`role` and `content` each). Without roles: all of it, blank lines between."""
+        """Make one input of chat messages (`role` and `content` each). Without roles: all contents, blank lines
+        between."""
         return "\n\n".join(message["content"] for message in messages)
 
     def added(self, tokens: Sequence[Any], shown: str, *, is_last: bool) -> str:
-        """What the last of `tokens` adds to the text that was shown before it, to stream. A letter may take several
-        tokens: until it is whole it is not shown, unless nothing follows."""
+        """Return what the last of `tokens` adds to the text shown before it, to stream. A letter may take several
+        tokens: until it is whole it is held back, unless nothing follows."""
         text = self.text(tokens)
         return text[len(shown) :] if is_last or not text.endswith("\ufffd") else ""
 
     def pieces(self, tokens: Sequence[Any]) -> list[str]:
-        """What each token adds, to show who wrote what. Together they are the text: half a letter waits for its other
-        half."""
+        """Return what each token adds; joined, the pieces are the text. Half a letter waits for its other half."""
         whole, start, pieces = self.text(tokens), 0, []
         for n in range(1, len(tokens) + 1):
             end = max(start, len(commonprefix([self.text(tokens[:n]), whole])))  # noqa: RUF071, letters are meant
@@ -298,12 +308,13 @@ class Codec(ABC):
 
 @dataclass(frozen=True)
 class Served:
-    """A pair at work on users' own inputs."""
+    """A pair at work on users' own inputs. `authors` are the names of token authors: 0 the predictor, 1 the expert."""
 
     predictor: Predictor[Any]
     expert: Expert
     spec: SequenceSpec
     codec: Codec
+    authors: tuple[str, ...] = ("predictor", "expert")
 
 
 @dataclass(frozen=True)
@@ -315,11 +326,10 @@ class TaskEntry:
     have a method `without_test()` for `seqdefer fit`, which reports on nothing: the same options, all data for
     learning.
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
-    shows a stage on the meter, is kept in `folder` and found again there.
-    `hyperparameters` names the columns of the paper's table that its rejectors start from: mwp, tsp, xsum, or
-    ours (`experiment.STARTING_POINTS`). `quick_instances` test instances a seed are enough for the preset `quick`.
-    `training` is there where the predictor can be trained by a command of its own.
-    `serve(options, folder, device, meter)` returns the pair without any data, for inputs of users' own; `folder` is the
+    shows a stage on the meter, is stored in `folder` and found again there.
+    `hyperparameters` are what its rejectors start from. `quick_instances` test instances per seed are enough for the
+    preset `quick`. `training` is set where the predictor can be trained by a command of its own.
+    `serve(options, folder, device, meter)` returns the pair without any data, for users' own inputs; `folder` is the
     one that `prepare` had for `seqdefer fit`, wherever it is now. None where there is nothing to serve.
     """
 
@@ -327,7 +337,7 @@ class TaskEntry:
     summary: str
     presets: Mapping[str, Any]
     prepare: Callable[[Any, Path, torch.device, Meter], Task]
-    hyperparameters: str = "mwp"
+    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     quick_instances: int = 100
     training: PredictorTraining | None = None
     serve: Callable[[Any, Path, torch.device, Meter], Served] | None = None
@@ -337,8 +347,8 @@ class TaskEntry:
 class PredictorTraining:
     """`seqdefer train-predictor TASK`: the fields of `options`, a frozen dataclass, become options of the command.
 
-    `train(options, folder, device, meter)` leaves the predictor in `folder`, goes on from what is there, and returns
-    what the user should know of it, in words."""
+    `train(options, folder, device, meter)` leaves the predictor in `folder`, resumes from what is there, and returns
+    what the user should know about it, as text by heading."""
 
     options: Any
     train: Callable[[Any, Path, torch.device, Meter], Mapping[str, str]]

@@ -34,7 +34,7 @@ NEW_PLACES = {
     "seqdefer.patience": "seqdefer.remote.cancellation",
     "seqdefer.plots": "seqdefer.report.svg",
     "seqdefer.policies": "seqdefer.budgets.policies",
-    "seqdefer.rejectors": "seqdefer.rejectors.networks",
+    "seqdefer.rejectors": "seqdefer.rejectors.base",
     "seqdefer.remote": "seqdefer.remote.client",
     "seqdefer.report": "seqdefer.report.html",
     "seqdefer.reproduction": "seqdefer.paper",

@@ -1,8 +1,8 @@
-"""The records that cross stages: frozen dataclasses of tensors, first dimension always the batch.
+"""The records that stages exchange: frozen dataclasses of tensors whose first dimension is the batch.
 
 Shapes: B rows in a batch, n examples, L the longest sequence, F features of a step, C numbers of context.
 A token is a float (a forecast) or an int64 (a vocabulary id, a city); a record never mixes the two.
-Past the end of a shorter sequence the tokens are padding (0) and mean nothing: `lengths` rules.
+Past the end of a shorter sequence tokens are padding (0) and carry no meaning: read `lengths`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 Granularity = Literal["whole", "once", "token"]
+PREDICTOR, EXPERT = 0, 1  # authors of a token; `Served.authors` has their names
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class SequenceSpec:
     end: int | None = None
 
     def is_end(self, tokens: Tensor) -> Tensor:
-        """Which tokens end their sequence. (B,) -> bool (B,)"""
+        """Mark the tokens that end their sequence. (B,) -> bool (B,)"""
         return torch.zeros_like(tokens, dtype=torch.bool) if self.end is None else tokens == self.end
 
     def is_over(self, prefixes: Sequences) -> Tensor:
-        """Which prefixes need no more tokens: the end token stands last, or all tokens that may be do. bool (B,)"""
+        """Mark the prefixes that are whole sequences: they end with the end token, or have all tokens. bool (B,)"""
         last = (prefixes.lengths - 1).clamp(min=0)
         at_end = self.is_end(prefixes.tokens.gather(1, last[:, None]).squeeze(1)) & (prefixes.lengths > 0)
         return at_end | (prefixes.lengths >= self.length)
@@ -54,12 +55,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the predictor would write next, and what it knows about it."""
+    """The predictor's next token, and what it knows about it."""
 
     tokens: Tensor  # (B,)
     features: Tensor  # (B, F) decoder state and whatever else the rejector may see at this step
-    uncertainty: Tensor  # (B,) -log p(token), or a variance for real-valued tokens: larger is less sure
-    entropy: Tensor | None = None  # (B,) of the predictive distribution; None where there is no such thing
+    uncertainty: Tensor  # (B,) -log p(token), or a variance for real-valued tokens: larger is less certain
+    entropy: Tensor | None = None  # (B,) of the predictive distribution; None for real-valued tokens
 
     def select(self, rows: Tensor) -> Proposal:
         entropy = None if self.entropy is None else self.entropy[rows]
@@ -80,11 +81,11 @@ class Sequences:
         return Sequences(self.tokens[rows], self.lengths[rows])
 
     def truncate(self, kept: Tensor) -> Sequences:
-        """The first `kept` tokens of each row (all of a row that is shorter). kept: (B,)"""
+        """Keep the first `kept` tokens of each row (all of a row that is shorter). kept: (B,)"""
         return Sequences(self.tokens, torch.minimum(self.lengths, kept))
 
     def mask(self) -> Tensor:
-        """True where a token stands. bool (B, L)"""
+        """Mark the positions that hold a token. bool (B, L)"""
         positions = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return positions[None, :] < self.lengths[:, None]
 
@@ -95,36 +96,46 @@ class Step:
 
     position: int
     tokens: Tensor  # (B,)
-    by_expert: Tensor  # bool (B,): who wrote it
-    scores: Tensor  # (B,): what the policy thought of deferring here
+    authors: Tensor  # int64 (B,): PREDICTOR or EXPERT
+    scores: Tensor  # (B,): the policy's score of deferring here
     active: Tensor  # bool (B,): False where the row had ended before this step
-    rows: Tensor  # int64 (R,): the rows the predictor was still asked about
+    rows: Tensor  # int64 (R,): the rows for which the predictor still runs
     proposal: Proposal  # the predictor's for `rows`, whoever wrote the tokens
     context: Tensor  # (B, C) as `Predictor.start` gave it
+
+    @property
+    def by_expert(self) -> Tensor:
+        """Mark the tokens that the expert wrote. bool (B,)"""
+        return self.authors != PREDICTOR
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Whole sequences as the engine wrote them, with their authors."""
+    """Whole sequences as the engine wrote them, with the author of every token."""
 
     sequences: Sequences
-    by_expert: Tensor  # bool (B, L), False past the end
+    authors: Tensor  # int64 (B, L): PREDICTOR or EXPERT; 0 past the end
     scores: Tensor  # (B, L), 0 past the end
 
     @property
+    def by_expert(self) -> Tensor:
+        """Mark the tokens that the expert wrote. bool (B, L)"""
+        return self.authors != PREDICTOR
+
+    @property
     def deferred(self) -> Tensor:
-        """Tokens the expert wrote. int64 (B,)"""
+        """Count the tokens that the expert wrote. int64 (B,)"""
         return self.by_expert.sum(1)
 
     @property
     def switches(self) -> Tensor:
-        """How often the author changed. int64 (B,)"""
+        """Count the changes of author. int64 (B,)"""
         mask = self.sequences.mask()
-        return ((self.by_expert[:, 1:] != self.by_expert[:, :-1]) & mask[:, 1:]).sum(1)
+        return ((self.authors[:, 1:] != self.authors[:, :-1]) & mask[:, 1:]).sum(1)
 
     @property
     def share(self) -> float:
-        """The realised budget: share of all tokens that the expert wrote."""
+        """The realised budget: the share of all tokens that the expert wrote."""
         return float(self.by_expert.sum() / self.sequences.lengths.sum())
 
 
@@ -150,14 +161,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class HandOffTable:
-    """What every one-time hand-off would have cost: column k keeps k tokens of the draft, the expert writes the rest.
+    """The outcome of every one-time hand-off: column k keeps k tokens of the draft, the expert writes the rest.
 
     Column 0 is the expert alone, column L the predictor alone. A draft that ends before k has nothing left to hand
-    off, so its columns from there on repeat the last one. Hand-offs that nobody asked for have a loss of nan.
+    off, so its columns from there on repeat the last one. Hand-offs that were not labelled have a loss of nan.
     """
 
     loss: Tensor  # (n, L+1) sequence loss
-    deferred: Tensor  # (n, L+1) tokens the expert wrote; -1 where nobody asked
+    deferred: Tensor  # (n, L+1) tokens that the expert wrote; -1 where not labelled
 
     def __len__(self) -> int:
         return len(self.loss)

@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks.scaling.label_cost import even_hand_offs
 from benchmarks.scaling.made_models import Shape, StrayTask, counted, made_expert
 from benchmarks.scaling.page import PAGE, RESULTS, rendered
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.environment import machine
 from seqdefer.interfaces import Task
 from seqdefer.labels.branches import branch_out

@@ -85,14 +85,16 @@ def add_common(parser: argparse.ArgumentParser, printed: str) -> None:
 
 
 def add_learning(parser: Parser, usual: ExperimentSettings) -> None:
+    from seqdefer.rejectors.checkpoints import draft_networks, token_networks
     from seqdefer.rejectors.losses import PHIS, PSIS
-    from seqdefer.rejectors.networks import DRAFT_NETWORKS
-    from seqdefer.rejectors.training import STRATEGIES
+    from seqdefer.rejectors.token_training import STRATEGIES
 
     group = parser.add_argument_group("learning")
-    group.add_argument("--architecture", metavar="lstm|mlp", help=f"token-level network ({usual.token.architecture})")
+    group.add_argument(
+        "--architecture", metavar="|".join(token_networks()), help=f"token-level network ({usual.token.architecture})"
+    )
     words = f"network that scores whole drafts ({usual.once.architecture})"
-    group.add_argument("--draft-architecture", metavar="|".join(DRAFT_NETWORKS), help=words)
+    group.add_argument("--draft-architecture", metavar="|".join(draft_networks()), help=words)
     group.add_argument("--phi", metavar="|".join(PHIS), help=f"token-level surrogate ({usual.phi})")
     group.add_argument("--psi", metavar="|".join(PSIS), help=f"one-time surrogate ({usual.psi})")
     words = f"how token-level training rollouts go on ({usual.strategy})"

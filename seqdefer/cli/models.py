@@ -31,7 +31,8 @@ from seqdefer.cli.labelling import add_engine, chosen_engine
 from seqdefer.errors import OptionError
 
 if TYPE_CHECKING:
-    from seqdefer.budgets.calibration import Calibration, Setting
+    from seqdefer.budgets.calibration import Calibration
+    from seqdefer.budgets.rules import Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
 
@@ -144,7 +145,7 @@ def add_calibrate(commands: Any) -> None:
 
 
 def _calibrate(chosen: argparse.Namespace) -> int:
-    from seqdefer.model.deferring_model import CHECKED, DeferringModel
+    from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
     from seqdefer.storage.files import inputs_in, read_lines
 
     if chosen.inputs < 2:
@@ -163,7 +164,7 @@ def _calibrate(chosen: argparse.Namespace) -> int:
                 model.calibrate(inputs[chosen.data], progress=advance)
             model.save_calibration(chosen.folder)
         if chosen.check is not None:
-            with meter.stage("check budgets", len(CHECKED)) as advance:
+            with meter.stage("check budgets", len(CHECKED_BUDGETS)) as advance:
                 seen = model.check(inputs[chosen.check], progress=advance)
     if is_new and not (seen and chosen.json):
         assert model.calibration is not None

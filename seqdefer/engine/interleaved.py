@@ -1,11 +1,11 @@
-"""THE interleaved loop: propose, score, decide, append. Rollouts, drafts, evaluation and the server all consume it.
+"""The interleaved loop: propose, score, decide, append. Rollouts, drafts, evaluation and the server all consume it.
 
-`interleave` is a generator of `Step`s, one position of the whole batch at a time, that says who wrote each token. Rows
+`interleave` is a generator of `Step`s, one position of the whole batch at a time, with the author of each token. Rows
 that have ended, or that a final policy has given to the expert for good, leave the batch: nothing is computed for them.
-Whoever has no more use for some rows may `send` them, and they leave, too.
+A consumer that needs some rows no longer can `send` their indices, and they leave too.
 
     for step in interleave(predictor, expert, examples, policy, spec):
-        print(step.position, step.tokens, step.by_expert)
+        print(step.position, step.tokens, step.authors)
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert, NextTokenExpert, Policy, Predictor
-from seqdefer.progress import Progress
-from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec, Step
+from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec, Step
 
 
 class HandOff(Policy[Tensor]):
@@ -46,17 +45,17 @@ class HandOff(Policy[Tensor]):
 def interleave(
     predictor: Predictor[Any], expert: Expert | None, examples: Examples, policy: Policy[Any], spec: SequenceSpec
 ) -> Generator[Step, Tensor | None, None]:
-    """Writes the sequences of one batch, yielding each position as soon as it is written. Rows that are sent to it
-    (int64 indices) end there."""
+    """Write the sequences of one batch, and yield each position as soon as it is written. Rows that are sent in (int64
+    indices) end there."""
     examples = examples.to(predictor.device)
     state, context = predictor.start(examples.inputs)
     policy_state = policy.start(context)
     proposal = predictor.propose(state)
     page = _Page.blank(len(examples), spec, proposal.tokens, context)
-    pen = _pen(expert, examples, policy)
+    writer = _expert_writer(expert, examples, policy)
 
     for position in range(spec.length):
-        # 1. propose, score, decide (rows is empty when the expert has been given all that is left)
+        # 1. propose, score, decide (rows is empty once the expert has all that is left)
         if len(page.rows):
             proposal = proposal if position == 0 else predictor.propose(state)
             scores, defer, policy_state = policy.decide(policy_state, position, proposal)
@@ -64,35 +63,35 @@ def interleave(
             # 2. the expert writes where the policy says so
             asked = defer.nonzero().squeeze(1)
             if len(asked):
-                pen.write(page, position, asked)
+                writer.write(page, position, asked)
         else:
             proposal = proposal.select(page.rows)
             page.scores = torch.zeros_like(page.scores)
-        unwanted = yield page.step(position, proposal)
-        if unwanted is not None:
-            page.end(unwanted, position)
+        dropped = yield page.step(position, proposal)
+        if dropped is not None:
+            page.end(dropped, position)
         if page.is_finished(position):
             return
-        # 3. rows that have ended, or belong to the expert for good, leave; the others read what was written
+        # 3. rows that have ended, or belong to the expert for good, leave; the models of the others read the tokens
         if len(page.rows):
             stay = page.staying(position, policy.final)
             if len(stay) < len(page.rows):
                 page.rows = page.rows[stay]
                 state, policy_state = predictor.select(state, stay), policy.select(policy_state, stay)
-                pen.select(stay)
+                writer.select(stay)
             tokens = page.tokens[page.rows, position]
             if len(tokens):
                 state = predictor.append(state, tokens)
-                pen.append(tokens)
+                writer.append(tokens)
 
 
 @dataclass
 class _Page:
-    """What is written so far. `rows` are the rows that the loop still writes, in the order of the models' batches."""
+    """What is written so far. `rows` are those that the loop still writes, in the order of the models' batches."""
 
     tokens: Tensor  # (n, L)
     lengths: Tensor  # (n,) L until the end is known
-    by_expert: Tensor  # bool (n,) at this position
+    authors: Tensor  # int64 (n,) at this position
     scores: Tensor  # (n,) at this position
     rows: Tensor
     spec: SequenceSpec
@@ -103,7 +102,7 @@ class _Page:
         return cls(
             tokens=torch.zeros(n, spec.length, dtype=like.dtype, device=like.device),
             lengths=torch.full((n,), spec.length, device=like.device),
-            by_expert=torch.zeros(n, dtype=torch.bool, device=like.device),
+            authors=torch.full((n,), PREDICTOR, device=like.device),
             scores=torch.zeros(n, device=like.device),
             rows=torch.arange(n, device=like.device),
             spec=spec,
@@ -114,7 +113,7 @@ class _Page:
         self.tokens[self.rows, position] = proposed
         self.scores = torch.zeros_like(self.scores)
         self.scores[self.rows] = scores.float()
-        self.by_expert[self.rows] = defer
+        self.authors[self.rows] = torch.where(defer, EXPERT, PREDICTOR)
 
     def step(self, position: int, proposal: Proposal) -> Step:
         now = self.tokens[self.rows, position]
@@ -125,7 +124,7 @@ class _Page:
         return Step(
             position=position,
             tokens=torch.where(active, tokens, torch.zeros_like(tokens)),
-            by_expert=self.by_expert & active,
+            authors=torch.where(active, self.authors, PREDICTOR),
             scores=torch.where(active, self.scores, torch.zeros_like(self.scores)),
             active=active,
             rows=self.rows,
@@ -142,12 +141,12 @@ class _Page:
     def staying(self, position: int, final: bool) -> Tensor:
         leaving = self.lengths[self.rows] <= position + 1
         if final:
-            leaving = leaving | self.by_expert[self.rows]
+            leaving = leaving | (self.authors[self.rows] != PREDICTOR)
         return (~leaving).nonzero().squeeze(1)
 
 
-class _TokenByToken:
-    """The expert writes one token and gives the pen back."""
+class _NextTokens:
+    """The expert writes one token at a time."""
 
     def __init__(self, expert: NextTokenExpert[Any], examples: Examples) -> None:
         self.expert, self.state = expert, expert.start(examples)
@@ -163,8 +162,8 @@ class _TokenByToken:
         self.state = self.expert.append(self.state, tokens)
 
 
-class _ToTheEnd:
-    """The expert keeps the pen: it completes the row in one call."""
+class _Completions:
+    """The expert completes the row in one call."""
 
     def __init__(self, expert: Expert | None, examples: Examples) -> None:
         self.expert, self.examples = expert, examples
@@ -178,17 +177,17 @@ class _ToTheEnd:
         page.tokens[rows], page.lengths[rows] = completed.tokens.to(page.tokens), completed.lengths.to(page.lengths)
 
     def select(self, rows: Tensor) -> None:
-        """Nothing is kept per row."""
+        """Do nothing: no state is kept per row."""
 
     def append(self, tokens: Tensor) -> None:
-        """The prefix is read when the expert is asked."""
+        """Do nothing: the expert reads the prefix when it is called."""
 
 
-def _pen(expert: Expert | None, examples: Examples, policy: Policy[Any]) -> _TokenByToken | _ToTheEnd:
+def _expert_writer(expert: Expert | None, examples: Examples, policy: Policy[Any]) -> _NextTokens | _Completions:
     if policy.final:
-        return _ToTheEnd(expert, examples)
+        return _Completions(expert, examples)
     if isinstance(expert, NextTokenExpert):
-        return _TokenByToken(expert, examples)
+        return _NextTokens(expert, examples)
     raise ContractError(
         f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
         "only completes; use a one-time or whole policy"
@@ -202,109 +201,17 @@ def roll_out(
     policy: Policy[Any],
     spec: SequenceSpec,
 ) -> Rollout:
-    """The whole of what `interleave` writes, for a batch."""
+    """Run `interleave` to its end and collect what it writes."""
     steps = list(interleave(predictor, expert, examples, policy, spec))
     lengths = torch.stack([step.active for step in steps], 1).sum(1)
     return Rollout(
-        Sequences(_columns([step.tokens for step in steps], spec), lengths),
-        _columns([step.by_expert for step in steps], spec),
-        _columns([step.scores for step in steps], spec),
+        Sequences(stack_positions([step.tokens for step in steps], spec), lengths),
+        stack_positions([step.authors for step in steps], spec),
+        stack_positions([step.scores for step in steps], spec),
     )
 
 
-def is_past(kept: Tensor, length: int) -> Tensor:
-    """The positions after the first `kept` (n,). bool (n, L)"""
-    return torch.arange(length, device=kept.device) >= kept[:, None]
-
-
-@torch.no_grad()
-def complete_drafts(
-    predictor: Predictor[Any],
-    expert: Expert | None,
-    examples: Examples,
-    drafts: Sequences,
-    kept: Tensor,
-    scores: Tensor,
-    spec: SequenceSpec,
-) -> Rollout:
-    """What `roll_out` writes where each row keeps `kept` (n,) tokens, if the predictor's drafts are known: it is not
-    asked again, and the expert once for all rows. `scores` (n, L) led to this. All on the CPU, as `draft` gives it."""
-    handed = (kept < drafts.lengths).nonzero().squeeze(1)
-    tokens, lengths = drafts.tokens.clone(), drafts.lengths.clone()
-    if len(handed):
-        if expert is None:
-            raise ContractError("drafts are handed off, but there is no expert; give one or keep all")
-        blank = tokens[handed].masked_fill(is_past(kept[handed], spec.length), 0)  # what it replaces, it shall not see
-        prefixes = Sequences(blank.to(predictor.device), kept[handed].to(predictor.device))
-        completed = expert.complete(examples.select(handed).to(predictor.device), prefixes, spec)
-        tokens[handed], lengths[handed] = completed.tokens.to(tokens), completed.lengths.to(lengths)
-    mask = Sequences(tokens, lengths).mask()
-    is_scored = mask & ~is_past(kept + 1, spec.length)  # past the hand-off, the rejector is not asked
-    return Rollout(
-        Sequences(tokens.masked_fill(~mask, 0), lengths),
-        mask & is_past(kept, spec.length),
-        torch.where(is_scored, scores.float(), 0.0),
-    )
-
-
-def draft(
-    predictor: Predictor[Any],
-    examples: Examples,
-    spec: SequenceSpec,
-    *,
-    batch_size: int | None = None,
-    progress: Progress = lambda _: None,
-) -> Draft:
-    """What the predictor writes alone, with everything a rejector may look at; on the CPU."""
-    parts = []
-    for rows in torch.arange(len(examples)).split(batch_size or predictor.batch_size):
-        parts.append(_draft_batch(predictor, examples.select(rows).to(predictor.device), spec))
-        progress(len(rows))
-    return _join(parts)
-
-
-def _draft_batch(predictor: Predictor[Any], examples: Examples, spec: SequenceSpec) -> Draft:
-    n = len(examples)
-    keep_all = HandOff(torch.full((n,), spec.length))
-    steps = list(interleave(predictor, None, examples, keep_all, spec))
-
-    def gather(values: list[Tensor]) -> Tensor:
-        return _columns([_spread(value, step.rows, n) for value, step in zip(values, steps, strict=True)], spec)
-
-    entropies = [step.proposal.entropy for step in steps if step.proposal.entropy is not None]
-    return Draft(
-        steps[0].context.cpu(),
-        Sequences(
-            _columns([step.tokens for step in steps], spec).cpu(),
-            torch.stack([step.active for step in steps], 1).sum(1).cpu(),
-        ),
-        gather([step.proposal.features for step in steps]).cpu(),
-        gather([step.proposal.uncertainty for step in steps]).cpu(),
-        gather(entropies).cpu() if entropies else None,
-    )
-
-
-def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
-    """Values of `rows` at their places among n; 0 elsewhere."""
-    spread = torch.zeros(n, *values.shape[1:], dtype=values.dtype, device=values.device)
-    spread[rows] = values
-    return spread
-
-
-def _columns(values: list[Tensor], spec: SequenceSpec) -> Tensor:
-    """Stacks positions into (n, L, ...), zeros where the loop stopped early."""
+def stack_positions(values: list[Tensor], spec: SequenceSpec) -> Tensor:
+    """Stack values of positions into (n, L, ...), with zeros where the loop stopped early."""
     blank = torch.zeros_like(values[0])
     return torch.stack(values + [blank] * (spec.length - len(values)), 1)
-
-
-def _join(parts: list[Draft]) -> Draft:
-    entropies = [part.entropy for part in parts if part.entropy is not None]
-    return Draft(
-        torch.cat([part.context for part in parts]),
-        Sequences(
-            torch.cat([part.sequences.tokens for part in parts]), torch.cat([part.sequences.lengths for part in parts])
-        ),
-        torch.cat([part.features for part in parts]),
-        torch.cat([part.uncertainty for part in parts]),
-        torch.cat(entropies) if entropies else None,
-    )

@@ -13,33 +13,18 @@ Every curve of a test set runs from x = 0, the predictor alone, to the x of the 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
 
 import numpy as np
-from numpy.typing import ArrayLike
-from torch import Tensor
 
-from seqdefer.budgets.convex_hull import Floats, Integers, first_vertices, hull_edges, priced_steps
-from seqdefer.errors import DataError, OptionError, unknown
+from seqdefer.budgets.convex_hull import Floats, first_vertices, hull_edges
+from seqdefer.budgets.hand_off_rules import Values, to_floats
+from seqdefer.budgets.sweeps import Sweep, require_same_shape
+from seqdefer.errors import DataError, unknown
 from seqdefer.types import HandOffTable
 
-Values: TypeAlias = ArrayLike | Tensor
-Outcome: TypeAlias = tuple[Values, Values]  # tokens deferred (n,) and loss (n,) of one decision per instance
-
-BLOCK = 128  # resamples weighed at once: enough to vectorise, small enough for thousands of instances
-
-
-def _floats(values: Values) -> Floats:
-    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
-
-
-def _require_same_shape(**arrays: Floats) -> None:
-    if len({array.shape for array in arrays.values()}) > 1:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise DataError(f"these arrays describe the same instances and need the same shape: {shapes}")
+RESAMPLES_AT_ONCE = 128  # weighed together: enough to vectorise, small enough for thousands of instances
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +44,7 @@ class Curve:
 
         Where points share an x: the last of them, in the order of `curve_of`. Outside the ends: the nearer end.
         """
-        return np.asarray(np.interp(_floats(deferred), self.deferred, self.loss))
+        return np.asarray(np.interp(to_floats(deferred), self.deferred, self.loss))
 
     @property
     def points(self) -> list[list[float]]:
@@ -82,10 +67,10 @@ class Ends:
     expert_deferred: Floats  # (n,) tokens the expert writes on its own
 
     def __init__(self, predictor_loss: Values, expert_loss: Values, expert_deferred: Values) -> None:
-        object.__setattr__(self, "predictor_loss", _floats(predictor_loss))
-        object.__setattr__(self, "expert_loss", _floats(expert_loss))
-        object.__setattr__(self, "expert_deferred", _floats(expert_deferred))
-        _require_same_shape(**vars(self))
+        object.__setattr__(self, "predictor_loss", to_floats(predictor_loss))
+        object.__setattr__(self, "expert_loss", to_floats(expert_loss))
+        object.__setattr__(self, "expert_deferred", to_floats(expert_deferred))
+        require_same_shape(**vars(self))
 
     def __len__(self) -> int:
         return len(self.predictor_loss)
@@ -99,72 +84,6 @@ class Ends:
         columns = np.stack([self.predictor_loss, self.expert_loss, self.expert_deferred], 1)
         means = weights @ columns / weights.sum(1, keepdims=True)  # (R, 3)
         return means[:, 0:1], means[:, 1:2], means[:, 2:3]
-
-
-class Sweep(ABC):
-    """What a method does to n test instances as its threshold moves.
-
-    Sums are taken before they are divided by the weights: counts of tokens then add up exactly, and thresholds that
-    defer equally much get equal x, whatever the order of the instances.
-    """
-
-    @abstractmethod
-    def curves(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Weighted mean deferred and loss at every threshold, in any order. weights (R, n) -> x (R, T), y (R, T)"""
-
-
-@final
-class GridSweep(Sweep):
-    """Anything (token-level deferral): deferred (T, n) and loss (T, n) measured at each of T thresholds."""
-
-    def __init__(self, deferred: Values, loss: Values) -> None:
-        self.deferred = _floats(deferred)
-        self.loss = _floats(loss)
-        _require_same_shape(deferred=self.deferred, loss=self.loss)
-
-    def curves(self, weights: Floats) -> tuple[Floats, Floats]:
-        total = weights.sum(1, keepdims=True)
-        return weights @ self.deferred.T / total, weights @ self.loss.T / total
-
-
-@final
-class StepSweep(Sweep):
-    """Anything that goes step by step: as the threshold falls, steps are taken in the order of falling scores (E,),
-    equal scores together. Step e belongs to instance rows[e] and adds to what it defers and loses; `start` is the
-    outcome before any step. T is the number of distinct scores, and one for no step. A row's own steps must have
-    falling scores.
-    """
-
-    def __init__(self, scores: Values, rows: Values, change: Outcome, start: Outcome) -> None:
-        self.scores, self.rows = _floats(scores), _floats(rows).astype(np.int64)
-        self.change = (_floats(change[0]), _floats(change[1]))
-        self.start = (_floats(start[0]), _floats(start[1]))
-        _require_same_shape(scores=self.scores, deferred=self.change[0], loss=self.change[1])
-        _require_same_shape(start_deferred=self.start[0], start_loss=self.start[1])
-        if np.isnan(self.scores).any():
-            raise DataError(f"{int(np.isnan(self.scores).sum())} scores are NaN and have no place in the order")
-
-    def curves(self, weights: Floats) -> tuple[Floats, Floats]:
-        order = np.argsort(-self.scores, kind="stable")
-        falling = self.scores[order]
-        last = np.append(falling[:-1] != falling[1:], True) if len(order) else np.empty(0, bool)  # of equal scores
-        total = weights.sum(1, keepdims=True)
-
-        def path(start: Floats, change: Floats) -> Floats:
-            first = (weights @ start)[:, None]  # (R, 1)
-            gained = np.cumsum(weights[:, self.rows[order]] * change[order], axis=1)[:, last]
-            return np.asarray(np.hstack([first, first + gained]) / total)
-
-        return path(self.start[0], self.change[0]), path(self.start[1], self.change[1])
-
-
-def switch_sweep(scores: Values, keep: Outcome, defer: Outcome) -> StepSweep:
-    """Whole and one-time deferral by a threshold: instance i switches from `keep` to `defer` at scores[i]. (n,) each"""
-    arrays = {"scores": _floats(scores), "keep_deferred": _floats(keep[0]), "keep_loss": _floats(keep[1]),
-              "defer_deferred": _floats(defer[0]), "defer_loss": _floats(defer[1])}  # fmt: skip
-    _require_same_shape(**arrays)
-    change = (arrays["defer_deferred"] - arrays["keep_deferred"], arrays["defer_loss"] - arrays["keep_loss"])
-    return StepSweep(scores, np.arange(len(arrays["scores"])), change, keep)
 
 
 def curve_of(sweep: Sweep, ends: Ends) -> Curve:
@@ -208,68 +127,6 @@ def _improvements(areas: Floats, random: Floats) -> Floats:
     return np.asarray(100 * (1 - shares))
 
 
-def whole_sweep(scores: Values, table: HandOffTable) -> StepSweep:
-    """Whole deferral: the instances of the highest scores (n,) go to the expert from the first token on."""
-    return _hand_off(scores, np.zeros(len(table), dtype=np.int64), table)
-
-
-def once_sweep(scores: Values, grid: Values, table: HandOffTable) -> StepSweep:
-    """One-time deferral by a rejector's scores (n, J) for the hand-offs `grid` (J,), whose last is no deferral.
-
-    An instance is kept while its no-deferral score, the last column of log_softmax(scores), exceeds the threshold;
-    otherwise it is handed off at its best-scored kept < L, the smallest among equals. The order is that of the log
-    odds of deferring: the same as by falling log_softmax, but it does not collapse into ties where softmax saturates.
-    """
-    allowed, scores = _allowed(grid, table), _floats(scores)
-    odds = scores[:, :-1] - scores[:, -1:]  # (n, J - 1)
-    return _hand_off(np.logaddexp.reduce(odds, axis=1), allowed[odds.argmax(1)], table)
-
-
-def once_cost_sweep(scores: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:
-    """One-time deferral by estimated losses: scores (n, J) are minus the loss expected of each hand-off in `grid` (J,).
-
-    At a price a token, the hand-off of the least estimated loss + price x tokens deferred is taken; as the price falls,
-    the choice walks along the lower hull of an instance's estimates. lengths (n,) are the drafts': what a hand-off will
-    defer is taken to be what the draft has left. -inf marks a hand-off that is none.
-    """
-    kept = np.append(_allowed(grid, table), table.loss.shape[1] - 1)
-    ahead = np.maximum(_floats(lengths)[:, None] - kept, 0.0)  # (n, J) tokens the draft has left
-    estimates, deferred, loss = -_floats(scores), _floats(table.deferred)[:, kept], _floats(table.loss)[:, kept]
-    if np.isnan(estimates).any():
-        raise DataError(f"{int(np.isnan(estimates).sum())} scores are NaN and have no place in the order")
-    prices, row, here, there = priced_steps(ahead, estimates)
-    change = deferred[row, there] - deferred[row, here], loss[row, there] - loss[row, here]
-    rows, first = np.arange(len(table)), first_vertices(ahead, estimates)
-    return StepSweep(prices, row, change, (deferred[rows, first], loss[rows, first]))
-
-
-def once_confidence_sweep(uncertainty: Values, lengths: Values, grid: Values, table: HandOffTable) -> StepSweep:
-    """One-time deferral by confidence (OneTimeScore, OneTimeEntropy): hand off before the least sure token.
-
-    uncertainty (n, L) of the draft's tokens, larger is less sure; lengths (n,) of the drafts. Among the allowed
-    kept < L within the draft, the one whose next token is least sure, the smallest among equals; instances switch in
-    the order of that uncertainty.
-    """
-    allowed = _allowed(grid, table)
-    inside = allowed < _floats(lengths)[:, None]  # (n, J - 1)
-    candidates = np.where(inside, _floats(uncertainty)[:, allowed], -np.inf)
-    return _hand_off(candidates.max(1), allowed[candidates.argmax(1)], table)
-
-
-def _allowed(grid: Values, table: HandOffTable) -> Integers:
-    """The hand-offs of a grid without its last, no deferral. int64 (J - 1,)"""
-    kept, length = _floats(grid).astype(np.int64), table.loss.shape[1] - 1
-    if len(kept) < 2 or kept[0] < 0 or kept[-1] != length or (np.diff(kept) <= 0).any():
-        raise OptionError(f"the grid of hand-offs must rise from 0 or more to {length} (no deferral): {kept.tolist()}")
-    return kept[:-1]
-
-
-def _hand_off(scores: Values, kept: Integers, table: HandOffTable) -> StepSweep:
-    """Instance i switches from the whole draft to a hand-off after kept[i] tokens."""
-    deferred, loss, rows = _floats(table.deferred), _floats(table.loss), np.arange(len(table))
-    return switch_sweep(scores, (deferred[:, -1], loss[:, -1]), (deferred[rows, kept], loss[rows, kept]))
-
-
 def optimal_curve(loss: Values, deferred: Values, until: float | None = None) -> Curve:
     """The least mean loss at every budget, over all allowed decisions of each instance: loss (n, D), deferred (n, D).
 
@@ -280,8 +137,8 @@ def optimal_curve(loss: Values, deferred: Values, until: float | None = None) ->
     A budget need not be spent: the curve never rises, and runs flat to `until`, the x of the expert alone (the mean
     of the most each instance can defer, unless given; a curve that reaches further is cut there).
     """
-    loss, deferred = _floats(loss), _floats(deferred)
-    _require_same_shape(loss=loss, deferred=deferred)
+    loss, deferred = to_floats(loss), to_floats(deferred)
+    require_same_shape(loss=loss, deferred=deferred)
     usable = np.isfinite(loss)
     if not usable.any(1).all():
         raise DataError("an instance has no decision of finite loss; every instance needs one at least")
@@ -308,14 +165,14 @@ def _falling_hulls(loss: Floats, deferred: Floats) -> tuple[Floats, Floats]:
 
 
 def optimal_whole(table: HandOffTable) -> Curve:
-    """The best that whole deferral can do."""
+    """Return the best that whole deferral can do."""
     return optimal_once(table, [0, table.loss.shape[1] - 1])
 
 
-def optimal_once(table: HandOffTable, grid: Values | None = None) -> Curve:
-    """The best that one-time deferral can do, with all hand-offs or those of a grid."""
-    deferred, loss = _floats(table.deferred), _floats(table.loss)
-    columns = slice(None) if grid is None else np.append(_allowed(grid, table), -1)
+def optimal_once(table: HandOffTable, grid: Sequence[int] | None = None) -> Curve:
+    """Return the best that one-time deferral can do, with all hand-offs or those of a grid."""
+    deferred, loss = to_floats(table.deferred), to_floats(table.loss)
+    columns = slice(None) if grid is None else list(grid)
     return optimal_curve(loss[:, columns], deferred[:, columns], until=float(deferred[:, 0].mean()))
 
 
@@ -364,7 +221,10 @@ def paired_bootstrap(
     for run in runs:
         n = len(run.ends)
         draws = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples).astype(np.float64)
-        blocks = [np.ones((1, n)), *(draws[i : i + BLOCK] for i in range(0, n_resamples, BLOCK))]
+        blocks = [
+            np.ones((1, n)),
+            *(draws[i : i + RESAMPLES_AT_ONCE] for i in range(0, n_resamples, RESAMPLES_AT_ONCE)),
+        ]
         differences = [run.improvements(method_a, block) - run.improvements(method_b, block) for block in blocks]
         plain.append(differences[0][0])
         resampled.append(np.concatenate(differences[1:]))

@@ -1,76 +1,53 @@
-"""A few test examples as they come out at rising budgets, for a task to draw: by the finest learned policy there is.
+"""A few test examples as they come out at rising budgets, for a task to draw: by the finest learned method there is.
 
-Budgets are met on validation data, as users meet them; the examples are the first, whatever they show.
+Budgets are met on validation data, as users meet them; the examples are the first ones, whatever they show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from seqdefer.budgets.policies import (
-    Threshold,
-    TokenSweep,
-    choose_kept,
-    cost_price_for,
-    once_threshold_for,
-    sweep_thresholds,
-    threshold_for,
-)
-from seqdefer.engine.interleaved import HandOff, roll_out
-from seqdefer.evaluation.splits import Splits, require_studied
-from seqdefer.interfaces import Policy
+from seqdefer.budgets.rules import NEAREST
+from seqdefer.budgets.spending import Spending, TokenSpending
+from seqdefer.budgets.token_sweeps import sweep_thresholds
+from seqdefer.evaluation.splits import Splits
+from seqdefer.interfaces import TokenRejector
+from seqdefer.labels.labelled import require_learning_data
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.rejectors.networks import TokenNetwork
-from seqdefer.types import Draft
+from seqdefer.methods.deferral import deferral_of
+from seqdefer.rejectors.checkpoints import Rejector
 
-EXAMPLES, BUDGETS = 3, (0.1, 0.25, 0.5, 0.75)
-JUDGES = {"enumerated": 200, "searched": 40}  # validation examples that the threshold of a budget is found with
-
-
-def draw_examples(splits: Splits, grid: Tensor, rejectors: Mapping[str, Any]) -> str:
-    """What the task draws; nothing where no learned partial method is there."""
-    task, test = splits.task, splits.test
-    rows = torch.arange(min(EXAMPLES, len(test.draft)))
-    examples = test.examples.select(rows)
-    rollouts = {
-        budget: roll_out(task.predictor, task.expert, examples, policy, task.spec)
-        for budget, policy in policies_of_budgets(splits, grid, rejectors, test.draft.select(rows)).items()
-    }
-    return task.draw(examples, rollouts) if rollouts else ""
+N_EXAMPLES, DRAWN_BUDGETS = 3, (0.1, 0.25, 0.5, 0.75)
+N_CALIBRATION = {"enumerated": 200, "searched": 40}  # validation examples that find the threshold of a budget
+PREFERRED = ("TokenwiseModel", "OneTimeCost", "OneTimeModel")
 
 
-def policies_of_budgets(
-    splits: Splits, grid: Tensor, rejectors: Mapping[str, Any], drafted: Draft
-) -> Mapping[float, Policy[Any]]:
-    """A policy for each of the shown budgets; one-time policies are for `drafted` alone."""
-    validation = splits.validation
-    require_studied(validation)
-    if "TokenwiseModel" in rejectors and validation.trees is not None:
-        rejector, swept = rejectors["TokenwiseModel"], _sweep_judges(rejectors["TokenwiseModel"], splits)
-        return {budget: Threshold(rejector, threshold_for(budget, swept).threshold) for budget in BUDGETS}
-    name = next((name for name in ("OneTimeCost", "OneTimeModel") if name in rejectors), None)
+def draw_examples(splits: Splits, rejectors: Mapping[str, Rejector]) -> str:
+    """Let the task draw its first test examples; empty where no learned partial method is there."""
+    name = next((name for name in PREFERRED if name in rejectors), None)
     if name is None:
-        return {}
-    scores, judged = rejectors[name].score(drafted), rejectors[name].score(validation.draft)
-    lengths, chosen = validation.draft.sequences.lengths, {}
-    for budget in BUDGETS:
-        if name == "OneTimeCost":
-            found = cost_price_for(budget, judged, grid, lengths, validation.table)
-        else:
-            found = once_threshold_for(budget, judged, grid, lengths, validation.table)
-        chosen[budget] = HandOff(choose_kept(rejectors[name], scores, drafted, found.threshold))
-    return chosen
+        return ""
+    task, rejector = splits.task, rejectors[name]
+    examples = splits.test.examples.select(torch.arange(min(N_EXAMPLES, len(splits.test.draft))))
+    spending, rollouts = _spending(splits, rejector), {}
+    for budget in DRAWN_BUDGETS:
+        threshold = NEAREST.choose(spending, budget).threshold
+        setting = torch.full((len(examples),), threshold, dtype=torch.float64)
+        rollouts[budget] = deferral_of(rejector).plan(task, examples, setting).run().rollout
+    return task.draw(examples, rollouts)
 
 
-def _sweep_judges(rejector: TokenNetwork, splits: Splits) -> TokenSweep:
-    """Some validation examples, to find the threshold of a budget with. Closed trees cannot tell."""
+def _spending(splits: Splits, rejector: Rejector) -> Spending:
+    """Tell what settings spend on validation data. Closed trees cannot tell, so long sequences grow new ones."""
     validation = splits.validation
+    require_learning_data(validation)
+    if not isinstance(rejector, TokenRejector):
+        return deferral_of(rejector).spending(splits.task, validation.examples, labelled=validation)
     assert validation.trees is not None
-    some = torch.arange(min(len(validation.examples), JUDGES["searched" if splits.searches else "enumerated"]))
+    n = N_CALIBRATION["searched" if splits.searches else "enumerated"]
+    some = torch.arange(min(len(validation.examples), n))
     if splits.searches:
-        return sweep_thresholds(rejector, DecisionTrees(splits.task, validation.examples.select(some)))
-    return sweep_thresholds(rejector, validation.trees, some)
+        return TokenSpending(sweep_thresholds(rejector, DecisionTrees(splits.task, validation.examples.select(some))))
+    return TokenSpending(sweep_thresholds(rejector, validation.trees, some))

@@ -1,19 +1,17 @@
-"""The main job, from a task to its results: label, fit every rejector, sweep every method, compare, write.
+"""The main job, from a task to its results: label, fit every rejector, sweep every method, compare.
 
     task data -> predictor, expert -> labels -> rejectors -> sweeps -> curves -> results.json, report.html
 
 Seeds differ in the test instances they draw (disjoint) and in the rejectors' initial weights and batches; the pair and
-the labels are the same for all. Rejectors are kept in the output folder and say what made them, so that a run that was
-stopped goes on where it was. Nothing is chosen on test data: it enters after the
-fits, and its type (`splits.Held`) keeps it out of them.
+the labels are the same for all. Rejectors are stored in the output folder with what made them, so that a stopped run
+resumes. Nothing is chosen on test data: it enters after the fits, and its type (`TestData`) keeps it out of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +19,20 @@ import torch
 from torch import Tensor
 
 from seqdefer import __version__
-from seqdefer.budgets.policies import sweep_thresholds
+from seqdefer.budgets.sweeps import GridSweep
 from seqdefer.environment import machine
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.evaluation.curves import (
     Curve,
     Ends,
-    GridSweep,
     Run,
-    Sweep,
     curve_of,
     improvement,
-    once_confidence_sweep,
-    once_cost_sweep,
-    once_sweep,
     optimal_curve,
     optimal_once,
     optimal_whole,
     paired_bootstrap,
     random_curve,
-    whole_sweep,
 )
 from seqdefer.evaluation.examples import draw_examples
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
@@ -56,28 +48,27 @@ from seqdefer.evaluation.results import (
     Units,
     summarise,
 )
-from seqdefer.evaluation.settings import BY_DRAFT, GRANULARITY, METHODS, ExperimentSettings
-from seqdefer.evaluation.splits import Held, Labelled, Splits, Studied, require_studied
+from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.labels.label_store import Labels
+from seqdefer.labels.labelled import LabelledData, LearningData, require_learning_data
 from seqdefer.labels.manifest import described_options
-from seqdefer.progress import Clock
-from seqdefer.rejectors.confidence import CHOW, Confidence, Measure, confidence_of
-from seqdefer.rejectors.losses import hand_off_grid, rule_of_thumb
-from seqdefer.rejectors.networks import DraftNetwork, TokenNetwork, load_rejector
-from seqdefer.rejectors.training import History, default_price, fit_cost, fit_once, fit_token, fit_whole
+from seqdefer.methods.base import FitContext, Method
+from seqdefer.methods.deferral import deferral_of
+from seqdefer.methods.registry import RANK, all_methods, get_method
+from seqdefer.progress import Clock, Progress
+from seqdefer.rejectors.checkpoints import Rejector, load_rejector
+from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.storage.files import fingerprint
+from seqdefer.types import Granularity
 
-
-@dataclass(frozen=True)
-class _Recipe:
-    """How a rejector is made: `words` and the data `seen` tell two recipes apart, `make(progress=...)` follows one."""
-
-    name: str
-    words: Any
-    seen: str
-    epochs: int
-    make: Callable[..., tuple[DraftNetwork | TokenNetwork, History]]
+REFERENCES: dict[str, Granularity] = {
+    "Random": "whole",
+    "OptimalWhole": "whole",
+    "OptimalOneTime": "once",
+    "OptimalToken": "token",
+}
 
 
 class Experiment:
@@ -100,6 +91,7 @@ class Experiment:
         self.task, self.settings, self.folder, self.variant = task, settings, Path(folder), variant
         self.clock, length = clock or Clock(), task.spec.length
         self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
+        learned_from = {one.learns_from for one in all_methods().values() if settings.wants(one.name)}
         self.splits = splits or Splits(
             task,
             self.folder,
@@ -107,17 +99,18 @@ class Experiment:
             seeds=settings.seeds,
             instances=settings.instances,
             rollouts=settings.rollouts,
-            by_token=settings.wants("TokenwiseModel"),
-            kept=self.grid.tolist() if any(map(settings.wants, BY_DRAFT)) else (),
+            by_token="trees" in learned_from,
+            kept=self.grid.tolist() if "hand_offs" in learned_from else (),
             labels=labels,
         )
         self.drawn = ""
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
-        """Labels, fits, sweeps and compares; returns the results (`run_task` also writes them). Keeps the rejectors."""
-        self._require_by_token()
+        """Label, fit, sweep and compare; return the results (`run_task` also writes them). Rejectors are stored."""
+        self._require_applicable()
         self.splits.make_by_engine("test", "train", "validation")
-        self._require_entropy(self.splits.test)  # test rows may be too few: then all that follows would be for nothing
+        # Test data first: where it is too small, all the rest would be in vain.
+        self._require_applicable(has_entropy=self.splits.test.draft.entropy is not None)
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
             rejectors = self.fit(self.splits.train, self.splits.validation, seed)
@@ -126,89 +119,61 @@ class Experiment:
             seeds.append(seed_result(seed, self.oracles(seed, run), run))
             if seed == 0 and type(self.task).draw is not Task.draw:
                 with self.clock.stage("draw examples", 1) as advance:
-                    self.drawn = draw_examples(self.splits, self.grid, rejectors)
+                    self.drawn = draw_examples(self.splits, rejectors)
                     advance(1)
         with self.clock.stage("bootstrap", len(to_compare(runs[0]))) as advance:
             comparisons = compare(runs, to_compare(runs[0]), self.settings.resamples, advance)
-        return self._results(preset, command, seeds, comparisons, self._notes(self.splits.train))
+        notes = self._notes(self.splits.train, self.splits.validation)
+        return self._results(preset, command, seeds, comparisons, notes)
 
-    def _require_by_token(self) -> None:
-        """Before all the labelling: methods by token need an expert that names next tokens."""
-        if not isinstance(self.task.expert, NextTokenExpert):
-            self._refuse([name for name in METHODS if GRANULARITY[name] != "token"])
-
-    def _require_entropy(self, test: Held) -> None:
-        if test.draft.entropy is None:
-            self._refuse([name for name in METHODS if not name.endswith("Entropy")])
-
-    def _refuse(self, available: list[str]) -> None:
-        """Raises where a method was asked for that is not available."""
+    def _require_applicable(self, *, has_entropy: bool = True) -> None:
+        """Raise where a method was asked for that the task, or its predictor, does not allow."""
+        available = [name for name, one in all_methods().items() if applies(one, self.task, has_entropy=has_entropy)]
         for method in self.settings.methods or ():
             if method not in available:
                 raise OptionError(
                     f"method {method!r} does not apply to task {self.task.name!r}; available: {', '.join(available)}"
                 )
 
-    def fit(self, train: Studied, validation: Studied, seed: int) -> dict[str, DraftNetwork | TokenNetwork]:
-        """The trained rejectors of a seed, from the folder where they are already there."""
-        require_studied(train, validation)
+    def fit(self, train: LearningData, validation: LearningData, seed: int) -> dict[str, Rejector]:
+        """Return the rejectors of a seed by method, from the folder where they are there already."""
+        require_learning_data(train, validation)
+        context = FitContext(self.task, self.settings, self.grid, train, validation, seed)
+        has_entropy = train.draft.entropy is not None
         return {
-            recipe.name: self._follow(recipe, seed)
-            for recipe in self._recipes(train, validation, seed)
-            if self.settings.wants(recipe.name)
+            name: self._fitted(method, context)
+            for name, method in all_methods().items()
+            if self.settings.wants(name) and applies(method, self.task, has_entropy=has_entropy)
         }
 
-    def _recipes(self, train: Studied, validation: Studied, seed: int) -> list[_Recipe]:
-        settings, alpha, grid = self.settings, self.alpha(train), self.grid
-        drafts = ((train.draft, train.table), (validation.draft, validation.table))
-        predictor = self.task.predictor
-        models = (predictor.fingerprint, __version__)
-        ends, seen = (
-            fingerprint(*train.seen_by_draft(places), *validation.seen_by_draft(places), *models)
-            for places in (grid[[0, -1]], grid)
-        )
-        common: dict[str, Any] = {"fingerprint": predictor.fingerprint, "seed": seed, "device": predictor.device}
-        once, cost, token = asdict(settings.once), asdict(settings.cost), asdict(settings.token)
-        whole = partial(fit_whole, *drafts, settings.once, **common)
-        by_hand_off = partial(fit_once, *drafts, grid, settings.once, alpha=alpha, psi=settings.psi, **common)
-        by_cost = partial(fit_cost, *drafts, grid, settings.cost, **common)
-        kept = grid.tolist()
-        recipes = [
-            _Recipe("WholeModelEmbed", once, ends, settings.once.epochs, whole),
-            _Recipe("OneTimeModel", [once, kept, alpha, settings.psi], seen, settings.once.epochs, by_hand_off),
-            _Recipe("OneTimeCost", [cost, kept], seen, settings.cost.epochs, by_cost),
-        ]
-        if train.trees is not None and validation.trees is not None:
-            seen = fingerprint(*train.seen_by_token(), *validation.seen_by_token(), *models)
-            choices: dict[str, Any] = {"phi": settings.phi, "strategy": settings.strategy, "price": self._price(train)}
-            by_token = partial(fit_token, train.trees, validation.trees, settings.token, seed=seed, **choices)
-            recipes.append(_Recipe("TokenwiseModel", [token, *choices.values()], seen, settings.token.epochs, by_token))
-        return recipes
-
-    def _follow(self, recipe: _Recipe, seed: int) -> DraftNetwork | TokenNetwork:
-        made_by = fingerprint(recipe.name, recipe.words, seed, recipe.seen)
-        folder = self.folder / "rejectors" / self.variant / f"{recipe.name}-seed{seed}"
+    def _fitted(self, method: Method, context: FitContext) -> Rejector:
+        fit, seed = method.fit(context), context.seed
+        if not fit.epochs:
+            return fit.run(lambda _: None)[0]
+        made_by = fingerprint(method.name, fit.choices, seed, fit.data)
+        folder = self.folder / "rejectors" / self.variant / f"{method.name}-seed{seed}"
         found = _load_if_same(folder, made_by, self.task)
         if found is not None:
             return found
-        with self.clock.stage(f"fit {recipe.name} (seed {seed})", recipe.epochs) as advance:
-            rejector, history = recipe.make(progress=advance)
-        rejector.notes.update(
-            method=recipe.name, made_by=made_by, task=self.task.name, history=_finite(asdict(history))
-        )
+        with self.clock.stage(f"fit {method.name} (seed {seed})", fit.epochs) as advance:
+            rejector, history = fit.run(advance)
+        losses = {} if history is None else {"history": _finite(asdict(history))}
+        rejector.notes.update(method=method.name, made_by=made_by, task=self.task.name, **losses)
         rejector.save_pretrained(folder)
-        return rejector.to(self.task.predictor.device)
+        if rejector.module is not None:
+            rejector.module.to(self.task.predictor.device)
+        return rejector
 
-    def sweep(self, seed: int, rejectors: Mapping[str, Any]) -> Run:
-        """Every wanted method over the test instances of a seed."""
+    def sweep(self, seed: int, rejectors: Mapping[str, Rejector]) -> Run:
+        """Sweep the fitted methods over the test instances of a seed."""
         test, rows = self.splits.test, self.splits.rows(seed)
         with self.clock.stage(f"sweep thresholds (seed {seed})", 1) as advance:
-            run = sweep_methods(test, rows, rejectors, self.settings, self.grid)
+            run = sweep_methods(test, rows, rejectors)
             advance(1)
         return run
 
     def oracles(self, seed: int, run: Run) -> dict[str, Curve]:
-        """The best that each granularity can do on the test instances of a seed."""
+        """Return the best that each granularity can do on the test instances of a seed."""
         table = self.splits.test.table.select(self.splits.rows(seed))
         curves = {"OptimalWhole": optimal_whole(table), "OptimalOneTime": optimal_once(table)}
         outcomes = self.outcomes(seed, run)
@@ -217,10 +182,10 @@ class Experiment:
         return curves
 
     def outcomes(self, seed: int, run: Run) -> tuple[Tensor, Tensor] | None:
-        """What the token oracle chooses from, loss and deferred tokens (n, D) each; None where it has no trees.
+        """Return what the token oracle chooses from, loss and deferred tokens (n, D) each; None without trees.
 
-        Of sequences too long for all outcomes: those that a beam finds, and all that any method is known to reach, so
-        that none beats the oracle."""
+        Sequences too long for all outcomes get those that a beam finds, and all that any method reaches, so that none
+        beats the oracle."""
         test, rows = self.splits.test, self.splits.rows(seed)
         if test.trees is None:
             return None
@@ -235,43 +200,24 @@ class Experiment:
         counts = [deferred.cpu(), table.deferred, *(torch.from_numpy(sweep.deferred.T) for sweep in swept)]
         return torch.cat([part.double() for part in losses], 1), torch.cat([part.double() for part in counts], 1)
 
-    def alpha(self, train: Studied) -> float:
-        """alpha_1: what was asked for, or the rule of thumb; nothing where nobody asks."""
-        if self.settings.alpha is not None:
-            return self.settings.alpha
-        return rule_of_thumb(train.table) if self.settings.wants("OneTimeModel") else 0.0
-
-    def _price(self, train: Studied) -> float:
-        if self.settings.price is not None:
-            return self.settings.price
-        return 0.0 if train.trees is None else default_price(train.trees)
-
-    def _notes(self, train: Studied) -> tuple[str, ...]:
-        settings, alpha, price = self.settings, self.alpha(train), self._price(train)
-        by_token = (
-            f"TokenwiseModel minimises the token surrogate with phi = {settings.phi}; its training rollouts follow the "
-            f"strategy '{settings.strategy}'{f'; each expert token costs {price:.3g} besides' if price else ''}."
-        )
-        notes = {
-            "TokenwiseModel": by_token if self.splits.grown else "",
-            "OneTimeModel": f"OneTimeModel minimises the one-time surrogate with psi = {settings.psi} over "
-            f"{len(self.grid)} hand-offs; alpha_1 = {alpha:.4g}"
-            f"{' by the rule of thumb' if settings.alpha is None else ''}.",
-            "OneTimeCost": "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token decides.",
-        }
-        told = tuple(note for method, note in notes.items() if note and settings.wants(method))
+    def _notes(self, train: LearningData, validation: LearningData) -> tuple[str, ...]:
+        """Return what the report prints about this run: the methods first, the finest of them leading."""
+        context = FitContext(self.task, self.settings, self.grid, train, validation)
+        fine_first = sorted(all_methods().values(), key=lambda one: -RANK[one.granularity])
+        wanted = [one for one in fine_first if self.settings.wants(one.name) and applies(one, self.task)]
+        notes = tuple(note for one in wanted if (note := one.note(context)))
         if self.splits.grown and self.splits.searches:
-            told += (
+            notes += (
                 f"OptimalToken is the best found by a beam over the decisions of {self.task.spec.length} tokens, or by "
                 "any method: a bound; the true optimum may be lower.",
             )
         if self._paper:
-            told += ("The paper's figures are for its own pair and data; compare orders of methods, not digits.",)
-        return told
+            notes += ("The paper's figures are for its own pair and data; compare orders of methods, not digits.",)
+        return notes
 
     @property
     def _paper(self) -> Mapping[str, PaperFigure]:
-        """What the paper has to compare with."""
+        """The paper's figures for this task, if it prints any."""
         return PAPER.get(self.task.name, {}) if self.task.is_papers else {}
 
     def _results(
@@ -306,7 +252,7 @@ class Experiment:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: an epoch that diverged is null."""
+    """Replace what JSON cannot hold: the loss of an epoch that diverged is null."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -314,8 +260,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftNetwork | TokenNetwork | None:
-    """The rejector in `folder` if the very same recipe made it."""
+def _load_if_same(folder: Path, made_by: str, task: Task) -> Rejector | None:
+    """Return the rejector in `folder` if the very same fit made it."""
     try:
         rejector = load_rejector(folder, task.predictor)
     except CheckpointError:
@@ -323,43 +269,30 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> DraftNetwork | Toke
     return rejector if rejector.notes.get("made_by") == made_by else None
 
 
-def sweep_methods(
-    part: Labelled, rows: Tensor, rejectors: Mapping[str, Any], settings: ExperimentSettings, grid: Tensor
-) -> Run:
-    """Every wanted method over the instances `rows` of a split."""
-    drafted, table, lengths = part.draft.select(rows), part.table.select(rows), part.draft.sequences.lengths[rows]
-    measures: dict[str, Measure] = {"Score": "uncertainty"}
-    if drafted.entropy is not None:
-        measures["Entropy"] = "entropy"
+def applies(method: Method, task: Task, *, has_entropy: bool = True) -> bool:
+    """Tell whether a task allows a method: token level needs an expert that names next tokens."""
+    by_token = isinstance(task.expert, NextTokenExpert)
+    return (by_token or method.granularity != "token") and (has_entropy or not method.needs_entropy)
 
-    def by_token(rejector: Any) -> Sweep:
-        assert part.trees is not None
-        swept = sweep_thresholds(rejector, part.trees, rows)
-        return GridSweep(swept.deferred.cpu(), swept.loss.cpu())
 
-    make: dict[str, Callable[[], Sweep]] = {
-        name: partial(lambda chow: whole_sweep(chow.score(drafted), table), chow) for name, chow in CHOW.items()
-    }
-    make["WholeModelEmbed"] = lambda: whole_sweep(rejectors["WholeModelEmbed"].score(drafted), table)
-    make["OneTimeModel"] = lambda: once_sweep(rejectors["OneTimeModel"].score(drafted), grid, table)
-    make["OneTimeCost"] = lambda: once_cost_sweep(rejectors["OneTimeCost"].score(drafted), lengths, grid, table)
-    for suffix, measure in measures.items():
-        values = confidence_of(drafted, measure)
-        make[f"OneTime{suffix}"] = partial(once_confidence_sweep, values, lengths, grid, table)
-    if part.trees is not None:
-        make["TokenwiseModel"] = lambda: by_token(rejectors["TokenwiseModel"])
-        for suffix, measure in measures.items():
-            make[f"Tokenwise{suffix}"] = partial(by_token, Confidence(measure))
-    return Run(Ends.of(table), {name: sweep() for name, sweep in make.items() if settings.wants(name)})
+def granularity_of(name: str) -> Granularity:
+    """Return the granularity of a method or a reference (Random, the oracles)."""
+    return REFERENCES[name] if name in REFERENCES else get_method(name).granularity
+
+
+def sweep_methods(part: LabelledData, rows: Tensor, rejectors: Mapping[str, Rejector]) -> Run:
+    """Sweep fitted methods over the instances `rows` of a split."""
+    sweeps = {name: deferral_of(rejector).sweep(part, rows) for name, rejector in rejectors.items()}
+    return Run(Ends.of(part.table.select(rows)), sweeps)
 
 
 def seed_result(seed: int, oracles: Mapping[str, Curve], run: Run) -> SeedResult:
-    """Areas of all curves of a seed: Random's, the oracles', the methods'."""
+    """Return the areas of all curves of a seed: Random's, the oracles', the methods'."""
     random = random_curve(run.ends)
     curves = {"Random": random, **oracles, **{name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}}
     methods = {
         name: MethodResult(
-            GRANULARITY[name], curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points)
+            granularity_of(name), curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points)
         )
         for name, curve in curves.items()
     }
@@ -367,13 +300,16 @@ def seed_result(seed: int, oracles: Mapping[str, Curve], run: Run) -> SeedResult
 
 
 def to_compare(run: Run) -> list[tuple[str, str]]:
-    """Each learned partial method with every method of its own or a coarser granularity."""
-    rank = {"whole": 0, "once": 1, "token": 2}
+    """Pair each learned partial method with every method of its own or a coarser granularity."""
+    swept = {name: get_method(name) for name in run.sweeps}
     return [
-        (method, other)
-        for method in ("OneTimeModel", "OneTimeCost", "TokenwiseModel")
-        for other in run.sweeps
-        if method in run.sweeps and method != other and rank[GRANULARITY[other]] <= rank[GRANULARITY[method]]
+        (name, other)
+        for name, method in swept.items()
+        for other in swept
+        if method.is_learned
+        and method.granularity != "whole"
+        and name != other
+        and RANK[swept[other].granularity] <= RANK[method.granularity]
     ]
 
 
@@ -381,9 +317,9 @@ def compare(
     runs: Sequence[Run],
     pairs: Sequence[tuple[str, str]],
     resamples: int,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> list[Comparison]:
-    """The difference of each pair, with its paired interval."""
+    """Return the difference of each pair, with its paired interval."""
     comparisons = []
     for method, other in pairs:
         interval = paired_bootstrap(runs, method, other, n_resamples=resamples)

@@ -1,54 +1,26 @@
-"""What can be chosen about an experiment: seeds, methods, losses, hyperparameters; and what each task starts from."""
+"""What can be chosen about an experiment: seeds, methods, losses, hyperparameters."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import ContractError, OptionError, unknown
+from seqdefer.hyperparameters import Hyperparameters, Settings
 from seqdefer.interfaces import TaskEntry
-from seqdefer.rejectors.confidence import CHOW
+from seqdefer.methods.base import LearningSettings
+from seqdefer.methods.registry import get_method
+from seqdefer.rejectors.checkpoints import draft_networks, token_networks
 from seqdefer.rejectors.losses import get_phi, get_psi
-from seqdefer.rejectors.networks import DRAFT_NETWORKS, TOKEN_NETWORKS
-from seqdefer.rejectors.training import (
-    BY_FACTS,
-    BY_TOKEN,
-    PERCEPTRON,
-    PRESETS,
-    STRATEGIES,
-    TRANSFORMER,
-    Settings,
-    Strategy,
-)
-from seqdefer.types import Granularity
-
-GRANULARITY: dict[str, Granularity] = {
-    "Random": "whole", "OptimalWhole": "whole", **dict.fromkeys(CHOW, "whole"), "WholeModelEmbed": "whole",
-    "OptimalOneTime": "once", "OneTimeModel": "once", "OneTimeCost": "once",
-    "OneTimeScore": "once", "OneTimeEntropy": "once",
-    "OptimalToken": "token", "TokenwiseModel": "token", "TokenwiseScore": "token", "TokenwiseEntropy": "token",
-}  # fmt: skip
-
-BY_DRAFT = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost")  # learned from hand-offs
-METHODS = [name for name in GRANULARITY if name != "Random" and not name.startswith("Optimal")]
+from seqdefer.rejectors.token_training import STRATEGIES
 
 
-@dataclass(frozen=True)
-class ExperimentSettings:
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSettings(LearningSettings):
     """What can be chosen about an experiment, whatever the task."""
 
     seeds: int = 5
-    instances: int = 100  # test instances a seed
-    token: Settings = PRESETS["mwp-token"]
-    once: Settings = PRESETS["mwp-once"]
-    cost: Settings = PERCEPTRON
-    phi: str = "logistic"
-    psi: str = "cross_entropy"
-    strategy: Strategy = "explore"
-    hand_offs: int | None = None  # size of J; None allows them all
-    alpha: float | None = None  # alpha_1; None is the rule of thumb
-    rollouts: int = 8  # of each example that token-level rejectors learn from, where sequences are long
-    price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
+    instances: int = 100  # test instances per seed
     methods: tuple[str, ...] | None = None  # None runs them all; Random and the oracles are always there
     resamples: int = 1000
 
@@ -65,47 +37,32 @@ class ExperimentSettings:
                 raise OptionError(f"--{name} is {value}; it must be a cost, 0 or more")
         get_phi(self.phi)
         get_psi(self.psi)
-        if self.token.architecture not in TOKEN_NETWORKS:
-            raise unknown("token-level architecture", self.token.architecture, TOKEN_NETWORKS)
         if self.strategy not in STRATEGIES:
             raise unknown("training strategy", self.strategy, STRATEGIES)
+        if self.token.architecture not in token_networks():
+            raise unknown("token-level architecture", self.token.architecture, token_networks())
+        for settings in (self.once, self.cost):
+            if settings.architecture not in draft_networks():
+                raise unknown("draft architecture", settings.architecture, draft_networks())
         for method in self.methods or ():
-            if method not in METHODS:
-                raise unknown("method", method, METHODS)
-
-
-# What rejectors start from: token level, one-time and whole, estimates of losses. By the columns of the paper's table,
-# and ours.
-STARTING_POINTS: dict[str, tuple[Settings, Settings, Settings]] = {
-    "mwp": (PRESETS["mwp-token"], PRESETS["mwp-once"], PERCEPTRON),
-    "xsum": (BY_FACTS, TRANSFORMER, TRANSFORMER),
-    "tsp": (PRESETS["mwp-token"], TRANSFORMER, TRANSFORMER),
-    "pronounce": (BY_TOKEN, PRESETS["mwp-once"], PERCEPTRON),
-}
+            get_method(method)
 
 
 def experiment_settings(
     entry: TaskEntry, preset: str, draft_architecture: str | None = None, architecture: str | None = None
 ) -> ExperimentSettings:
-    """The hyperparameters of a task; `quick` stops after fewer epochs and seeds, and takes smaller transformers.
+    """Return the settings of a task; `quick` stops after fewer epochs and seeds, and takes smaller transformers.
 
-    `draft_architecture` changes what scores whole drafts: the paper's perceptron, or attention over the steps.
-    `architecture` changes what scores tokens; where ours is another than the paper's, the paper's comes with the
-    paper's hyperparameters."""
-    if entry.hyperparameters not in STARTING_POINTS:
-        raise unknown(f"hyperparameters of task {entry.name!r}", entry.hyperparameters, STARTING_POINTS)
-    token, once, cost = STARTING_POINTS[entry.hyperparameters]
-    if draft_architecture not in (None, *DRAFT_NETWORKS):
-        raise unknown("architecture by draft", draft_architecture, DRAFT_NETWORKS)
-    if draft_architecture == "draft_mlp":
-        once, cost = PRESETS.get(f"{entry.hyperparameters}-once", PRESETS["mwp-once"]), PERCEPTRON
-    elif draft_architecture is not None:
-        once = cost = TRANSFORMER
-    if architecture not in (None, *TOKEN_NETWORKS):
-        raise unknown("token-level architecture", architecture, TOKEN_NETWORKS)
-    if architecture is not None:
-        papers = PRESETS.get(f"{entry.hyperparameters}-token", token)
-        token = replace(papers if architecture == papers.architecture else token, architecture=architecture)
+    `draft_architecture` changes what scores whole drafts, `architecture` what scores tokens. The paper's architecture
+    comes with the paper's hyperparameters for the task."""
+    start = entry.hyperparameters
+    if not isinstance(start, Hyperparameters):
+        raise ContractError(
+            f"hyperparameters of task {entry.name!r} are {start!r}; give a record: seqdefer.hyperparameters."
+            "Hyperparameters(), or leave them out"
+        )
+    token = start.token if architecture is None else _token_settings(start, architecture)
+    once, cost = (start.once, start.cost) if draft_architecture is None else _draft_settings(start, draft_architecture)
     settings = ExperimentSettings(token=token, once=once, cost=cost)
     if preset != "quick":
         return settings
@@ -113,6 +70,23 @@ def experiment_settings(
     return replace(
         settings, seeds=3, instances=entry.quick_instances, token=token, once=_quick(once), cost=_quick(cost)
     )
+
+
+def _token_settings(start: Hyperparameters, architecture: str) -> Settings:
+    if architecture not in token_networks():
+        raise unknown("token-level architecture", architecture, token_networks())
+    published = start.published_token or start.token
+    return replace(published if architecture == published.architecture else start.token, architecture=architecture)
+
+
+def _draft_settings(start: Hyperparameters, architecture: str) -> tuple[Settings, Settings]:
+    """Return the settings of whole and one-time rejectors, and those of estimated losses."""
+    networks = draft_networks()
+    if architecture not in networks:
+        raise unknown("draft architecture", architecture, networks)
+    if architecture == start.published_once.architecture:
+        return start.published_once, networks[architecture].cost_defaults
+    return networks[architecture].defaults, networks[architecture].cost_defaults
 
 
 def _quick(settings: Settings) -> Settings:

@@ -1,14 +1,14 @@
 """The splits of a task with everything that both writers would do to them, made once for all that learn from them.
 
-What a split is for is in its type: `Studied` (train, validation) is what rejectors are fitted on and every choice is
-made with, a threshold, alpha_1, the hand-offs, when to stop; `Held` (test) is reported on and nothing else. What fits
-or chooses takes `Studied`, so that a type checker, and `require_studied` at run time, refuse the test data.
+What a split is for is in its type: `LearningData` (train, validation) is what rejectors are fitted on and every choice is
+made with, a threshold, alpha_1, the hand-offs, when to stop; `TestData` (test) is reported on and nothing else. What fits
+or chooses takes `LearningData`, so that a type checker, and `require_learning_data` at run time, refuse the test data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -17,58 +17,20 @@ import torch
 from torch import Tensor
 
 from seqdefer.environment import choose_device
-from seqdefer.errors import ContractError, DataError, unknown
+from seqdefer.errors import DataError, unknown
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.labels.executors.settings import EngineSettings
 from seqdefer.labels.hand_offs import Calls, asked_for
 from seqdefer.labels.jobs import Part as Rows
 from seqdefer.labels.jobs import calls_in, hand_offs_in, trees_in
 from seqdefer.labels.label_store import Labels, Made, open_labels
+from seqdefer.labels.labelled import LearningData, TestData
 from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.storage.shards import Store
-from seqdefer.types import Draft, Examples, HandOffTable
+from seqdefer.types import Examples
 
-
-@dataclass(frozen=True)
-class Labelled:
-    """A split, or some of it, with everything that both writers would do to it."""
-
-    examples: Examples
-    draft: Draft
-    table: HandOffTable
-    trees: DecisionTrees | None  # None where the expert only completes, or nobody wants them
-
-    def seen_by_draft(self, kept: Tensor) -> list[Tensor]:
-        """What rejectors of these hand-offs are fitted on, as far as it takes to tell splits and ways to count losses
-        apart."""
-        return [self.examples.inputs, self.table.loss[:, kept], self.table.deferred[:, kept]]
-
-    def seen_by_token(self) -> list[Tensor]:
-        """Likewise of token-level rejectors."""
-        by_token = [] if self.trees is None else self.trees.losses(self.trees.typical_nodes())
-        return [self.examples.inputs, *by_token]
-
-
-class Studied(Labelled):
-    """Training or validation data: to fit with, and to choose with."""
-
-
-class Held(Labelled):
-    """Test data: to report on, once everything is fitted and chosen."""
-
-
-Part = TypeVar("Part", Studied, Held)
-
-
-def require_studied(*parts: Labelled) -> None:
-    """Raises where something would be fitted or chosen with test data."""
-    for part in parts:
-        if not isinstance(part, Studied):
-            raise ContractError(
-                f"something is fitted or chosen with a {type(part).__name__} split; only Studied ones (train, "
-                "validation) may be: test data is for the report alone"
-            )
+Data = TypeVar("Data", LearningData, TestData)
 
 
 class Splits:
@@ -100,17 +62,17 @@ class Splits:
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
 
     @cached_property
-    def train(self) -> Studied:
-        return self._label(Studied, "train")
+    def train(self) -> LearningData:
+        return self._label(LearningData, "train")
 
     @cached_property
-    def validation(self) -> Studied:
-        return self._label(Studied, "validation")
+    def validation(self) -> LearningData:
+        return self._label(LearningData, "validation")
 
     @cached_property
-    def test(self) -> Held:
+    def test(self) -> TestData:
         """With trees, whoever is compared: the oracle and the sweeps of confidence need them."""
-        return self._label(Held, "test")
+        return self._label(TestData, "test")
 
     def make(self, names: Sequence[SplitName]) -> list[Made]:
         """All labels of these splits that can be kept, into the store and not into memory; many workers have more to
@@ -177,7 +139,7 @@ class Splits:
     def _has_trees(self, name: SplitName) -> bool:
         return (self.by_token or name == "test") and isinstance(self.task.expert, NextTokenExpert)
 
-    def _label(self, kind: type[Part], name: SplitName) -> Part:
+    def _label(self, kind: type[Data], name: SplitName) -> Data:
         """Draft, hand-off table and decision trees."""
         hand_offs, *trees = self._parts(name)
         examples = hand_offs.examples(self.task)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seqdefer import __version__
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.interfaces import SplitName, Task
 from seqdefer.labels.exploration import grow_along, toss

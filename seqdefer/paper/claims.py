@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from seqdefer.evaluation.settings import GRANULARITY, METHODS
+from seqdefer.methods.registry import all_methods
 from seqdefer.paper.plan import ABLATED, ARCHITECTURES
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
 from seqdefer.paper.studies import ablated_label, size_label
 
-WHOLE = [name for name in METHODS if GRANULARITY[name] == "whole"]
+WHOLE = [name for name, one in all_methods().items() if one.granularity == "whole"]
 
 
 @dataclass(frozen=True)

@@ -20,36 +20,28 @@ import torch
 from torch import Tensor
 
 from seqdefer import __version__
+from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep
 from seqdefer.environment import machine
 from seqdefer.errors import CheckpointError
-from seqdefer.evaluation.curves import (
-    Curve,
-    Ends,
-    GridSweep,
-    Run,
-    StepSweep,
-    Sweep,
-    curve_of,
-    improvement,
-    random_curve,
-)
-from seqdefer.evaluation.experiment import Experiment, sweep_methods
-from seqdefer.evaluation.settings import GRANULARITY, METHODS, ExperimentSettings
-from seqdefer.evaluation.splits import Splits, Studied, require_studied
+from seqdefer.evaluation.curves import Curve, Ends, Run, curve_of, improvement, random_curve
+from seqdefer.evaluation.experiment import Experiment, applies, sweep_methods
+from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.label_store import Labels
+from seqdefer.labels.labelled import LearningData, require_learning_data
+from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.paper.plan import ablated_settings
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.rejectors.training import Strategy
+from seqdefer.rejectors.token_training import Strategy
 from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
 from seqdefer.types import HandOffTable
 
 CELLS = 3  # one more whenever the code changes what a cell holds: cells of before are then made again
 LABELS = "label"  # the stage
-FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel")
 ENDS = {"predictor_loss", "expert_loss", "expert_deferred"}
 
 
@@ -170,12 +162,8 @@ class Lab:
     @property
     def methods(self) -> list[str]:
         """Those that apply to the task."""
-        return [
-            name
-            for name in METHODS
-            if (self.by_token or GRANULARITY[name] != "token")
-            and (self.facts.has_entropy or not name.endswith("Entropy"))
-        ]
+        has_entropy = self.facts.has_entropy
+        return [name for name, one in all_methods().items() if applies(one, self.task, has_entropy=has_entropy)]
 
     def alpha(self, variant: Variant) -> float:
         """alpha_1 of a variant."""
@@ -240,23 +228,21 @@ class Lab:
         experiment = Experiment(
             self.task, settings, self.folder, self.clock, splits=splits, variant=f"{self.inputs}-{variant.name}"
         )
-        rejectors = experiment.fit(splits.train, splits.validation, seed) if method in FITTED else {}
+        rejectors = experiment.fit(splits.train, splits.validation, seed)
         swept = _pack(experiment.sweep(seed, rejectors).sweeps[method])
         judged = float("nan")
-        if GRANULARITY[method] != "token":
-            judged = _judged(splits.validation, method, rejectors, settings, experiment.grid)
+        if get_method(method).granularity != "token":
+            judged = _judged(splits.validation, method, rejectors)
         return {**swept, "validation": torch.tensor(judged, dtype=torch.float64)}
 
     def _table(self, seed: int) -> HandOffTable:
         return self.splits.test.table.select(self.splits.rows(seed))
 
 
-def _judged(
-    validation: Studied, method: str, rejectors: Mapping[str, Any], settings: ExperimentSettings, grid: Tensor
-) -> float:
+def _judged(validation: LearningData, method: str, rejectors: Mapping[str, Any]) -> float:
     """% improvement on validation data: what variants are chosen by."""
-    require_studied(validation)
-    run = sweep_methods(validation, torch.arange(len(validation.examples)), rejectors, settings, grid)
+    require_learning_data(validation)
+    run = sweep_methods(validation, torch.arange(len(validation.examples)), rejectors)
     return improvement(curve_of(run.sweeps[method], run.ends), random_curve(run.ends))
 
 

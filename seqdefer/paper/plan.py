@@ -14,7 +14,7 @@ from seqdefer.errors import unknown
 from seqdefer.evaluation.results import PaperFigure
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
 from seqdefer.interfaces import TaskEntry
-from seqdefer.rejectors.training import PRESETS, Strategy
+from seqdefer.rejectors.token_training import Strategy
 
 STUDIES = ("table1", "figure-curves", "table-handoffs", "figure-alpha", "table-ablation")
 TITLES = {
@@ -104,7 +104,7 @@ def ablated_settings(
     entry: TaskEntry, usual: ExperimentSettings, architecture: str, strategy: Strategy
 ) -> ExperimentSettings:
     """One cell of the ablation: the paper's hyperparameters for both architectures, so that only they differ."""
-    papers = PRESETS.get(f"{entry.hyperparameters}-token", usual.token)
+    papers = entry.hyperparameters.published_token or usual.token
     token = replace(papers, architecture=architecture, epochs=min(papers.epochs, usual.token.epochs))
     return replace(usual, token=token, strategy=strategy)
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from seqdefer.evaluation.curves import Curve, Run, curve_of, improvement, paired_bootstrap, random_curve
-from seqdefer.evaluation.experiment import seed_result, to_compare
+from seqdefer.evaluation.experiment import granularity_of, seed_result, to_compare
 from seqdefer.evaluation.published import PAPER
 from seqdefer.evaluation.results import PaperFigure, Results, SeedResult, Units, mean_and_std, summarise
-from seqdefer.evaluation.settings import GRANULARITY
 from seqdefer.paper import records
 from seqdefer.paper.lab import USUAL, Lab, Variant
 from seqdefer.paper.plan import (
@@ -76,7 +75,7 @@ class Studies:
         lab = self.labs(task, "usual")
         _, part = self._all_methods(lab)
         pairs = to_compare(part.runs[0])
-        whole = [name for name in part.labels if GRANULARITY[name] == "whole"]
+        whole = [name for name in part.labels if granularity_of(name) == "whole"]
         pairs += [("WholeModelEmbed", name) for name in whole if name != "WholeModelEmbed"]
         by_confidence = [name for name in ("TokenwiseScore", "TokenwiseEntropy") if name in part.labels]
         pairs += [(name, other) for name in by_confidence for other in whole]
@@ -302,7 +301,7 @@ def _row(lab: Lab, entry: Entry, curves: Sequence[tuple[Curve, Curve]], judged: 
     return Row(
         lab.task.name,
         entry.method,
-        GRANULARITY[entry.method],
+        granularity_of(entry.method),
         *mean_and_std([curve.area for curve, _ in curves]),
         *mean_and_std(improvements),
         improvements,

@@ -1,31 +1,69 @@
-"""The paper's confidence baselines: rejectors that are not trained, only read off the predictor (appendix C).
+"""The paper's confidence baselines: rules that are not trained, only read off the predictor (appendix C).
 
 Uncertainty is -log p of the token where there is a vocabulary, and the Monte Carlo dropout variance where tokens are
-real numbers; entropy exists with a vocabulary alone. Larger means less sure, so larger means defer.
+real numbers; entropy exists with a vocabulary alone. Larger means less certain, so larger means defer.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import DraftRejector, TokenRejector
+from seqdefer.rejectors.base import SavedRejector
 from seqdefer.types import Draft, Proposal
 
 Measure = Literal["uncertainty", "entropy"]
 
 
-class Confidence(TokenRejector[Tensor]):
-    """TokenwiseScore and TokenwiseEntropy: the uncertainty or the entropy of the token at hand."""
+class ConfidenceRule(SavedRejector):
+    """Base of the rules: nothing is trained, so a checkpoint holds the options alone. Any predictor will do until
+    `predictor` is set."""
+
+    def __init__(self) -> None:
+        self.predictor, self.notes = "", {}
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build(cls, config: Mapping[str, Any]) -> Self:
+        options = {name: value for name, value in config.items() if name not in ("kind", "predictor", "notes")}
+        rule = cls(**options)
+        rule.predictor, rule.notes = config["predictor"], dict(config["notes"])
+        return rule
+
+    @property
+    def length(self) -> int | None:
+        return None
+
+
+class TokenRule(ConfidenceRule, TokenRejector[Tensor]):
+    """A rule that scores token by token."""
+
+
+class DraftRule(ConfidenceRule, DraftRejector):
+    """A rule that scores whole drafts."""
+
+
+class Confidence(TokenRule):
+    """TokenwiseScore and TokenwiseEntropy: the uncertainty or the entropy of the proposed token."""
+
+    kind = "confidence"
 
     def __init__(self, measure: Measure = "uncertainty") -> None:
+        super().__init__()
         self.measure = measure
 
+    def options(self) -> dict[str, Any]:
+        return {"measure": self.measure}
+
     def start(self, context: Tensor) -> Tensor:
-        return context[:, :0]  # nothing to remember
+        return context[:, :0]  # no memory
 
     def score(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor]:
         return _read(proposal, self.measure), state
@@ -34,9 +72,31 @@ class Confidence(TokenRejector[Tensor]):
         return state[rows]
 
 
-def confidence_of(draft: Draft, measure: Measure) -> Tensor:
-    """What OneTimeScore and OneTimeEntropy hand off by: before the least sure token. (n, L)"""
-    return _read(draft, measure)
+class DraftConfidence(DraftRule):
+    """OneTimeScore and OneTimeEntropy: hand off before the least certain token of the draft.
+
+    The score of a hand-off after k tokens is the uncertainty of token k, -inf past the end of the draft; the last
+    column, no deferral, is 0 and plays no part in the rule `largest`.
+    """
+
+    kind = "draft_confidence"
+
+    def __init__(self, hand_offs: Sequence[int], measure: Measure = "uncertainty") -> None:
+        super().__init__()
+        self.hand_offs, self.measure = tuple(hand_offs), measure
+
+    def options(self) -> dict[str, Any]:
+        return {"hand_offs": list(self.hand_offs), "measure": self.measure}
+
+    @property
+    def length(self) -> int:
+        return self.hand_offs[-1]
+
+    def score(self, draft: Draft) -> Tensor:
+        allowed = torch.tensor(self.hand_offs[:-1], dtype=torch.long)
+        is_inside = allowed < draft.sequences.lengths[:, None]  # (n, J - 1)
+        scores = torch.where(is_inside, _read(draft, self.measure)[:, allowed], -torch.inf)
+        return torch.nn.functional.pad(scores, (0, 1))
 
 
 def _read(source: Proposal | Draft, measure: Measure) -> Tensor:
@@ -46,35 +106,38 @@ def _read(source: Proposal | Draft, measure: Measure) -> Tensor:
     return values
 
 
-class ChowSum(DraftRejector):
+class ChowSum(DraftRule):
     """Whole deferral by the sum of the tokens' uncertainties."""
+
+    kind = "chow_sum"
 
     def score(self, draft: Draft) -> Tensor:
         return draft.uncertainty.where(draft.sequences.mask(), 0).sum(1)
 
 
-class ChowMean(DraftRejector):
-    """Whole deferral by their mean (over the tokens that the draft has)."""
+class ChowMean(DraftRule):
+    """Whole deferral by the mean of the tokens' uncertainties."""
+
+    kind = "chow_mean"
 
     def score(self, draft: Draft) -> Tensor:
         return ChowSum().score(draft) / draft.sequences.lengths
 
 
-class ChowQuantile(DraftRejector):
-    """Whole deferral by a quantile of them: level 0 looks at the surest token, 1 at the least sure."""
+class ChowQuantile(DraftRule):
+    """Whole deferral by a quantile of the tokens' uncertainties: level 0 is the most certain token, 1 the least."""
+
+    kind = "chow_quantile"
 
     def __init__(self, level: float) -> None:
+        super().__init__()
         if not 0.0 <= level <= 1.0:
             raise OptionError(f"quantile level is {level}; it must be from 0 to 1")
         self.level = level
 
+    def options(self) -> dict[str, Any]:
+        return {"level": self.level}
+
     def score(self, draft: Draft) -> Tensor:
         masked = draft.uncertainty.where(draft.sequences.mask(), torch.nan)
         return masked.nanquantile(self.level, dim=1)
-
-
-CHOW: dict[str, DraftRejector] = {
-    "ChowMean": ChowMean(),
-    "ChowSum": ChowSum(),
-    **{f"ChowQuantile{level}": ChowQuantile(level) for level in (0.0, 0.4, 0.8, 1.0)},
-}

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from seqdefer.budgets.calibration import BEYOND, Calibration, Setting
+from seqdefer.budgets.calibration import Calibration
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Results, Summary
 from seqdefer.report.svg import BLOCKS, names_by_block
 
@@ -86,7 +87,7 @@ def shown_settings(found: Calibration) -> tuple[Setting, ...]:
 
 
 def _threshold_text(threshold: float) -> str:
-    if abs(threshold) < BEYOND:
+    if abs(threshold) < FINITE_LIMIT:
         return f"{threshold:.4g}"
     return "always" if threshold < 0 else "never"
 

@@ -11,9 +11,8 @@ from itertools import pairwise
 from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
-from seqdefer.interfaces import Codec
+from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.networks import TokenNetwork
 from seqdefer.server.cohorts import Read, Token
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.protocol import SEPARATOR
@@ -247,7 +246,7 @@ def deferral_answer(model: DeferringModel, name: str, usual_budget: float) -> De
         "object": "deferral.model",
         "id": name,
         "kind": codec.kind,
-        "by": "token" if isinstance(model.rejector, TokenNetwork) else "one-time",
+        "by": "token" if isinstance(model.rejector, TokenRejector) else "one-time",
         "length": model.served.spec.length,
         "size": codec.size,
         "hint": codec.hint,

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 
 from seqdefer import __version__
 from seqdefer.errors import OptionError
-from seqdefer.model.deferring_model import BUDGET, DeferringModel
+from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
 from seqdefer.server import schemas
 from seqdefer.server.answers import (
     CHAT,
@@ -78,7 +78,7 @@ def create_app(
     *,
     limits: Limits | None = None,
     api_key: str | None = None,
-    budget: float = BUDGET,
+    budget: float = DEFAULT_BUDGET,
     only_host: str | None = None,
 ) -> FastAPI:
     """`budget` is for requests that name none. With `only_host`, clients must call the server by that name or by one

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from seqdefer.interfaces import Codec
-from seqdefer.model.deferring_model import AUTHORS, DeferringModel
-from seqdefer.rejectors.networks import TokenNetwork
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.guarding import Caller, Guard
-from seqdefer.server.plans import ByToken, OneTime, Written
+from seqdefer.server.plans import GuardedPlan, GuardedStep
 from seqdefer.server.turns import Turns
 from seqdefer.types import Examples, SequenceSpec
 
@@ -192,14 +191,13 @@ class Cohort:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def _write(self) -> Generator[Written, None, None]:
+    def _write(self) -> Generator[GuardedStep, None, None]:
         thresholds = [row.listener.ask.threshold for row in self._rows]
-        silent = torch.tensor([not row.listener.ask.may_defer for row in self._rows])
+        may_defer = torch.tensor([row.listener.ask.may_defer for row in self._rows])
         examples = _joined(self.model.served.codec, self.members)
-        kind = ByToken if isinstance(self.model.rejector, TokenNetwork) else OneTime
-        plan = kind(self.model, examples, thresholds, silent, call=self.call)
+        plan = GuardedPlan(self.model, examples, thresholds, may_defer, self.call)
         self._guard = plan.guard
-        yield from plan.write(self._unwanted)
+        yield from plan.steps(self._unwanted)
 
     def _unwanted(self) -> Tensor:
         return torch.tensor([not self._is_wanted(row) for row in self._rows]).nonzero().squeeze(1)
@@ -210,9 +208,9 @@ class Cohort:
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, written: Written, made_at: float) -> None:
+    def _tell(self, written: GuardedStep, made_at: float) -> None:
         tokens, ends = written.tokens.tolist(), self.model.served.spec.is_end(written.tokens).tolist()
-        parts = (written.by_expert, written.scores, written.active, written.wishes, written.missed)
+        parts = (written.authors, written.scores, written.active, written.wanted, written.missed)
         authors, scores, active, wishes, missed = (part.tolist() for part in parts)
         events: dict[int, list[Event]] = {}
         for place, row in enumerate(self._rows):
@@ -224,7 +222,7 @@ class Cohort:
             row.is_finished = finish is not None
             reason = self._guard.reason if self._guard and missed[place] else None
             token = Token(
-                row.index, written.position, tokens[place], text, AUTHORS[authors[place]], scores[place],
+                row.index, written.position, tokens[place], text, self.model.served.authors[authors[place]], scores[place],
                 wishes[place], finish, reason,
             )  # fmt: skip
             events.setdefault(id(row.listener), []).append(token)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import Expert, NextTokenExpert, Policy, TokenRejector
+from seqdefer.interfaces import Expert, NextTokenExpert
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 Result = TypeVar("Result")
@@ -72,9 +72,10 @@ class Guard(NextTokenExpert[Any]):
     """The expert as one cohort sees it. `proposed` (B,) are the predictor's tokens of the rows at work, by token;
     `drafted` are its whole sequences, one-time."""
 
-    def __init__(self, expert: Expert, call: Caller, drafted: Sequences | None = None) -> None:
-        self.expert, self.call, self.drafted = expert, call, drafted
+    def __init__(self, expert: Expert, call: Caller) -> None:
+        self.expert, self.call = expert, call
         self.proposed: Tensor | None = None
+        self.drafted: Sequences | None = None
         self.error: Exception | None = None
 
     @property
@@ -87,6 +88,10 @@ class Guard(NextTokenExpert[Any]):
         if self.error is None or isinstance(self.error, ExpertTimeout):
             return None if self.error is None else str(self.error)
         return f"the expert failed ({type(self.error).__name__})"
+
+    def note_proposal(self, proposal: Proposal) -> None:
+        """Remember the predictor's tokens, to write where the expert fails."""
+        self.proposed = proposal.tokens
 
     def start(self, examples: Examples) -> Any:
         return self._try(lambda: self._by_token.start(examples), None)
@@ -121,24 +126,3 @@ class Guard(NextTokenExpert[Any]):
     def _by_token(self) -> NextTokenExpert[Any]:
         assert isinstance(self.expert, NextTokenExpert)  # the engine asks for one
         return self.expert
-
-
-class RowThresholds(Policy[tuple[Any, Tensor]]):
-    """As `policies.Threshold`, with thresholds (n,) of each row's own; the guard learns what is proposed."""
-
-    def __init__(self, rejector: TokenRejector[Any], thresholds: Tensor, guard: Guard) -> None:
-        self.rejector, self.thresholds, self.guard = rejector, thresholds, guard
-
-    def start(self, context: Tensor) -> tuple[Any, Tensor]:
-        return self.rejector.start(context), self.thresholds.to(context.device)
-
-    def decide(
-        self, state: tuple[Any, Tensor], position: int, proposal: Proposal
-    ) -> tuple[Tensor, Tensor, tuple[Any, Tensor]]:
-        inner, thresholds = state
-        scores, inner = self.rejector.score(inner, position, proposal)
-        self.guard.proposed = proposal.tokens
-        return scores, scores >= thresholds, (inner, thresholds)
-
-    def select(self, state: tuple[Any, Tensor], rows: Tensor) -> tuple[Any, Tensor]:
-        return self.rejector.select(state[0], rows), state[1][rows]

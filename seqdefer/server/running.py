@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from seqdefer.errors import OptionError, missing_extra
-from seqdefer.model.deferring_model import BUDGET, DeferringModel
+from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
 from seqdefer.server.gate import is_loopback
 from seqdefer.server.limits import Limits
 from seqdefer.server.scheduler import ENDING
@@ -121,7 +121,7 @@ def serve(
     *,
     limits: Limits,
     api_key: str | None = None,
-    budget: float = BUDGET,
+    budget: float = DEFAULT_BUDGET,
     host: str | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.engine.interleaved import draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.testing.predictors import Stop, start, walk
 from seqdefer.testing.rules import (

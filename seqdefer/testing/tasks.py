@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.testing.experts import check_expert

@@ -46,7 +46,7 @@ from benchmarks.scaling.roofline import (
     rows_that_fit,
     step_of,
 )
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import NextTokenExpert, Predictor, SplitName, Task
 from seqdefer.labels.branches import branch_out

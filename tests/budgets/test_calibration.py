@@ -15,12 +15,12 @@ from toy_pair import METHODS, Toy, numbers
 
 from seqdefer.budgets import calibration
 from seqdefer.budgets.calibration import BEYOND, BUDGETS, CLOSE, Calibration, Setting, realised
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.labels import hand_offs
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
-from seqdefer.rejectors.networks import LSTMRejector
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.report.terminal import calibration_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")

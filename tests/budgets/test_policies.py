@@ -26,7 +26,8 @@ from seqdefer.budgets.policies import (
     threshold_for,
     whole_threshold_for,
 )
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import (
     Curve,
@@ -44,9 +45,10 @@ from seqdefer.evaluation.oracle import all_outcomes
 from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import CHOW, Confidence, confidence_of
 from seqdefer.rejectors.losses import hand_off_grid, is_ended
-from seqdefer.rejectors.networks import LSTMRejector, MLPRejector, Sizes
+from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.testing import ToyTask
 from seqdefer.types import HandOffTable, Rollout
 

@@ -25,11 +25,13 @@ from oracles import (
 from torch import Tensor
 
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.interleaved import HandOff, draft, interleave, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, interleave, roll_out
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Policy, Task
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
-from seqdefer.rejectors.networks import LSTMRejector, Sizes
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Rollout

@@ -24,7 +24,8 @@ from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.evaluation.examples import BUDGETS
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.interfaces import TaskEntry
-from seqdefer.rejectors.networks import DraftNetwork, load_rejector
+from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.report.run import run_task
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Rollout

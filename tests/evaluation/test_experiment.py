@@ -18,11 +18,12 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.oracle import beam_outcomes
 from seqdefer.evaluation.results import Results, load_results
 from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Task
+from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.confidence import CHOW
+from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.rejectors.networks import DraftNetwork, load_rejector
-from seqdefer.rejectors.training import Settings
 from seqdefer.report.run import run_task
 from seqdefer.tasks.weather.task import ENTRY, WeatherOptions, WeatherTask
 from seqdefer.testing import ToyTask

@@ -10,16 +10,17 @@ import pytest
 import torch
 from oracles import WithExpert, completing
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, OptionError
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.progress import Clock
 from seqdefer.registry import find_tasks, load_task
-from seqdefer.rejectors.networks import DRAFT_NETWORKS, Sizes
-from seqdefer.rejectors.training import BY_FACTS, PERCEPTRON, PRESETS, TRANSFORMER, Settings
+from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.training import BY_FACTS, PERCEPTRON, PRESETS, TRANSFORMER
 from seqdefer.tasks.weather.task import ENTRY
 from seqdefer.testing import ToyTask
 from tests.evaluation.test_experiment import TINY

@@ -12,15 +12,16 @@ import pytest
 import torch
 from oracles import WithExpert, completing
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import ContractError, DataError
 from seqdefer.evaluation import splits as module
 from seqdefer.evaluation.experiment import Experiment
-from seqdefer.evaluation.splits import Held, Labelled, Splits, Studied, require_studied
+from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import SplitName, Task
 from seqdefer.labels import jobs
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.label_store import Labels
+from seqdefer.labels.labelled import LabelledData, LearningData, TestData, require_learning_data
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.progress import Clock
 from seqdefer.storage.shards import Store
@@ -50,8 +51,8 @@ def test_each_split_is_labelled_once_and_only_when_it_is_asked_for(
     parts = [getattr(splits, name) for name in names]
     assert (len(labelled), len(grown)) == (3, 3)
     assert parts[0] is parts[2]
-    assert [type(part) for part in parts[:2]] == [Studied, Studied]
-    assert type(splits.test) is Held
+    assert [type(part) for part in parts[:2]] == [LearningData, LearningData]
+    assert type(splits.test) is TestData
 
 
 def test_labels_are_those_of_the_split(tmp_path: Path) -> None:
@@ -165,13 +166,13 @@ def test_too_few_test_instances_are_told_before_labelling(tmp_path: Path) -> Non
 def test_only_studied_splits_pass(tmp_path: Path) -> None:
     splits = split_toy(tmp_path)
     train, test = splits.train, splits.test
-    require_studied(train, splits.validation)
-    require_studied()
-    plain = Labelled(train.examples, train.draft, train.table, train.trees)
+    require_learning_data(train, splits.validation)
+    require_learning_data()
+    plain = LabelledData(train.examples, train.draft, train.table, train.trees)
     for parts in ([test], [train, test], [test, train], [plain]):
         name = type(next(part for part in parts if part is not train)).__name__
-        with pytest.raises(ContractError, match=f"fitted or chosen with a {name} split; only Studied ones"):
-            require_studied(*parts)
+        with pytest.raises(ContractError, match=f"fitted or chosen with a {name} split; only LearningData ones"):
+            require_learning_data(*parts)
 
 
 @pytest.mark.parametrize("places", [("train", "test"), ("test", "validation"), ("test", "test")])
@@ -210,4 +211,4 @@ def test_type_checkers_refuse_test_data_where_something_is_fitted(
     refused = [number for number, line in enumerate(SNIPPET.splitlines(), 1) if line.endswith("# refused")]
     errors = [line.split(":", 3) for line in checked.stdout.splitlines() if "snippet.py" in line and "error" in line]
     assert [int(number) for _, number, *_ in errors] == refused, checked.stdout + checked.stderr
-    assert all('incompatible type "Held"; expected "Studied"' in words for *_, words in errors)
+    assert all('incompatible type "TestData"; expected "LearningData"' in words for *_, words in errors)

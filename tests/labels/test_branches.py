@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import hand_off, rows_of, toy_tasks, write
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.labels.branches import branch_out
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.testing import ToyTask

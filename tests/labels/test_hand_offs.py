@@ -14,7 +14,8 @@ import torch
 from oracles import WithExpert, completing, expert_after, hand_off, rows_of, write_all
 from torch import Tensor
 
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.interfaces import DraftExpert, Expert, SplitName, Task
 from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.labels.jobs import Part, calls_in, hand_offs_in

@@ -14,7 +14,7 @@ from labelling_toy import HeldToy, ToyOptions
 from torch import Tensor
 
 from seqdefer import __version__
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import Calls, hand_off_table

@@ -18,7 +18,8 @@ from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.interfaces import Task
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
-from seqdefer.rejectors.networks import LSTMRejector, Sizes
+from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyState

@@ -18,12 +18,13 @@ from oracles import PlannedHandOff
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
 from seqdefer.budgets.policies import by_position, choose_by_cost, choose_hand_off, choose_kept
-from seqdefer.engine.interleaved import draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Codec, TaskEntry
 from seqdefer.model import deferring_model
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel, Generation, Pairing
-from seqdefer.rejectors.networks import DraftMLP, DraftNetwork
+from seqdefer.rejectors.draft import DraftMLP, DraftNetwork
 from seqdefer.tasks.common.options import option
 from seqdefer.testing.fakes import blank_prefixes
 from seqdefer.types import Rollout, Sequences

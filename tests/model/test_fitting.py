@@ -26,7 +26,7 @@ from seqdefer.labels import exploration, hand_offs
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.fitting import fit_model, served_of
 from seqdefer.registry import load_task
-from seqdefer.rejectors.networks import load_rejector
+from seqdefer.rejectors.checkpoints import load_rejector
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 

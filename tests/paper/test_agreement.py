@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.evaluation.curves import Ends, Run, Sweep, paired_bootstrap
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import Results

@@ -30,9 +30,10 @@ from seqdefer.paper.lab import USUAL, Lab, Variant
 from seqdefer.paper.plan import Plan, TaskPlan, settings_of
 from seqdefer.progress import Clock
 from seqdefer.registry import load_task
+from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.confidence import CHOW
+from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.rejectors.networks import DraftNetwork, load_rejector
 from seqdefer.rejectors.training import PRESETS
 from seqdefer.storage.shards import DamagedShardWarning
 from seqdefer.testing import ToyTask
@@ -466,7 +467,7 @@ def test_variants_are_not_judged_by_test_data(tmp_path: Path) -> None:
     lab = open_lab(tmp_path)
     settings, grid = replace(lab.settings, methods=("OneTimeScore",)), torch.arange(lab.task.spec.length + 1)
     assert lab_module._judged(lab.splits.validation, "OneTimeScore", {}, settings, grid) < 100
-    with pytest.raises(ContractError, match="Held"):
+    with pytest.raises(ContractError, match="TestData"):
         lab_module._judged(lab.splits.test, "OneTimeScore", {}, settings, grid)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ import torch
 from oracles import rows_of
 from torch import Tensor
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import once_confidence_sweep
 from seqdefer.interfaces import DraftRejector

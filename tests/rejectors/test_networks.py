@@ -13,25 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.rejectors import networks
-from seqdefer.rejectors.networks import (
-    HEAD_SIZE,
-    LARGEST,
-    NETWORKS,
-    RULES,
-    DraftMLP,
-    DraftNetwork,
-    DraftTransformer,
-    LSTMRejector,
-    MLPRejector,
-    Sizes,
-    TokenNetwork,
-    draft_inputs,
-    load_rejector,
-    step_inputs,
-)
+from seqdefer.rejectors.base import HEAD_SIZE, LARGEST, NETWORKS, RULES, Sizes, step_inputs
+from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.draft import DraftMLP, DraftNetwork, DraftTransformer, draft_inputs
+from seqdefer.rejectors.token import LSTMRejector, MLPRejector, TokenNetwork
 from seqdefer.storage import files
 from seqdefer.testing import ToyTask
 from seqdefer.types import Draft, Proposal

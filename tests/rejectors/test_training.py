@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import OptionError, SeqdeferError
-from seqdefer.rejectors.training import PRESETS, History, Settings, fit
+from seqdefer.hyperparameters import Settings
+from seqdefer.rejectors.training import PRESETS, History, fit
 
 QUICK = Settings(1e-2, 5, "draft_mlp", 1, 16, 0.0, 30, 0.0, 0, batch_size=64)
 

@@ -13,7 +13,7 @@ from oracles import proposal_after, rows_of
 from torch import Tensor, nn
 
 from seqdefer.budgets.policies import choose_by_cost, choose_hand_off
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import (
     Ends,
@@ -24,11 +24,13 @@ from seqdefer.evaluation.curves import (
     random_curve,
     whole_sweep,
 )
+from seqdefer.hyperparameters import Settings
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.rejectors import training
+from seqdefer.rejectors.draft import DraftMLP, DraftNetwork, draft_inputs
+from seqdefer.rejectors.draft_training import fit_cost, fit_once, fit_whole
 from seqdefer.rejectors.losses import one_time_loss, query_costs
-from seqdefer.rejectors.networks import DraftMLP, DraftNetwork, draft_inputs
-from seqdefer.rejectors.training import History, Settings, fit_cost, fit_once, fit_whole
+from seqdefer.rejectors.training import History
 from seqdefer.testing import ToyTask
 from seqdefer.types import Draft, HandOffTable, Sequences
 from tests.rejectors.test_training import QUICK

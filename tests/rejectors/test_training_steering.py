@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError
-from seqdefer.rejectors.training import STRATEGIES, Coins, Steering, Strategy, teacher_probability
+from seqdefer.rejectors.token_training import STRATEGIES, Coins, Steering, Strategy, teacher_probability
 
 
 def test_the_schedule_of_the_teacher() -> None:

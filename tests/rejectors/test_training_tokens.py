@@ -12,7 +12,8 @@ from oracles import expert_after, rows_of, score_after, write
 from torch import Tensor
 
 from seqdefer.budgets.policies import Threshold, sweep_thresholds
-from seqdefer.engine.interleaved import draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import Ends, GridSweep, curve_of, improvement, random_curve
 from seqdefer.interfaces import SplitName, TokenRejector
@@ -20,10 +21,11 @@ from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import DecisionTrees, enumerate_trees
 from seqdefer.rejectors import training
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.losses import get_phi
-from seqdefer.rejectors.networks import LSTMRejector, MLPRejector, Sizes, TokenNetwork
-from seqdefer.rejectors.training import Coins, Steering, Strategy, default_price, fit_token, token_risk
+from seqdefer.rejectors.token import LSTMRejector, MLPRejector, TokenNetwork
+from seqdefer.rejectors.token_training import Coins, Steering, Strategy, default_price, fit_token, token_risk
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyPredictor, ToyState
 from seqdefer.types import Examples, Proposal, Sequences

@@ -18,11 +18,12 @@ import pytest
 import torch
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError, OptionError
 from seqdefer.interfaces import Served
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel, Generation
-from seqdefer.rejectors.networks import LSTMRejector, Sizes, step_inputs
+from seqdefer.rejectors.base import Sizes, step_inputs
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.server.limits import Limits
 from seqdefer.server.metrics import Metrics
 from seqdefer.types import Examples, SequenceSpec

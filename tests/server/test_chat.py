@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
 from seqdefer.interfaces import Served
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.networks import LSTMRejector, Sizes
+from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.types import SequenceSpec
 
 pytest.importorskip("fastapi", reason="needs the extra 'server'")

@@ -16,14 +16,15 @@ from toy_pair import METHODS, LetterCodec, Toy
 
 from seqdefer.budgets.calibration import BUDGETS
 from seqdefer.budgets.policies import Threshold, by_position, choose_kept
-from seqdefer.engine.interleaved import draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.interfaces import Policy, Served, Task
 from seqdefer.model.deferring_model import DeferringModel, Generation
 from seqdefer.model.fitting import fit_model
 from seqdefer.progress import Silent
-from seqdefer.rejectors.networks import TokenNetwork
+from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.server.limits import Limits
 from seqdefer.tasks.tsp.data import gaussian_instances
 from seqdefer.tasks.tsp.pointer import PointerNet, save_pointer

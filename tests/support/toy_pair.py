@@ -11,8 +11,10 @@ import torch
 from seqdefer.errors import InputError
 from seqdefer.interfaces import Codec, Served
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.draft import DraftMLP, DraftNetwork
 from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.rejectors.networks import DraftMLP, DraftNetwork, LSTMRejector, Sizes, TokenNetwork
+from seqdefer.rejectors.token import LSTMRejector, TokenNetwork
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples
 

@@ -16,9 +16,10 @@ from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import HandOff
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Policy
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.losses import PHIS, PSIS, Phi, Psi
-from seqdefer.rejectors.networks import LSTMRejector, MLPRejector, Sizes
+from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import (
     FunctionExpert,

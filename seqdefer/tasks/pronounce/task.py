@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError
+from seqdefer.hyperparameters import Hyperparameters, Settings
 from seqdefer.interfaces import Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.report.markup import NBSP, number
@@ -233,6 +234,10 @@ def _homes(folder: Path) -> dict[str, Path]:
     return {who: folder / names[who] for who in SPEAKERS}
 
 
+BY_TOKEN = Settings(
+    learning_rate=1e-3, patience=7, architecture="mlp", layers=2, units=64, dropout=0.4, epochs=100,
+    weight_decay=0.001, samples=12_000,
+)  # fmt: skip
 ENTRY = TaskEntry(
     name="pronounce",
     summary="say how words are pronounced; the expert is a larger network that knows more words",
@@ -241,6 +246,6 @@ ENTRY = TaskEntry(
         "paper": PronounceOptions(),
     },
     prepare=prepare,
-    hyperparameters="pronounce",
+    hyperparameters=Hyperparameters(token=BY_TOKEN),
     serve=serve,
 )

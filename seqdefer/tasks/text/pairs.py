@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.interfaces import BRANCHES, NextTokenExpert, Predictor
+from seqdefer.interfaces import EXPECTED_BRANCHES, NextTokenExpert, Predictor
 from seqdefer.remote.client import Completions
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.facts import facts_of
@@ -62,7 +62,7 @@ class _Writer(ABC):
     @property
     def examples_at_once(self) -> int:
         """On a CPU one: its rows share what was read of the document, which costs more to copy than to read with."""
-        return 1 if self.device.type == "cpu" else max(1, self.batch_size // BRANCHES)
+        return 1 if self.device.type == "cpu" else max(1, self.batch_size // EXPECTED_BRANCHES)
 
     @abstractmethod
     def judge(self, run: Pass, read: int) -> Proposal:

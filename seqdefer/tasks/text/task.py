@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seqdefer.errors import OptionError, unknown
+from seqdefer.hyperparameters import ATTENTION, Hyperparameters, Settings, published_lstm, published_perceptron
 from seqdefer.interfaces import Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.remote.client import Completions, Endpoint, check_url, is_url, require_extra
@@ -365,6 +366,19 @@ _XSUM = TextOptions(
     prefix="summarize: ",
 )
 
+# By token, plain facts and a perceptron (ours); the paper's LSTM on states is a choice.
+BY_FACTS = Settings(
+    learning_rate=2e-3, patience=10, architecture="mlp", layers=2, units=64, dropout=0.2, epochs=100,
+    weight_decay=0.1, samples=800,
+)  # fmt: skip
+REJECTORS = Hyperparameters(
+    token=BY_FACTS,
+    once=ATTENTION,
+    cost=ATTENTION,
+    published_token=published_lstm(layers=3, units=128, samples=800, learning_rate=1e-3),
+    published_once=published_perceptron(samples=2400),
+)
+
 XSUM = TaskEntry(
     name="xsum",
     summary="summarize news in 20 tokens; the expert is a larger model of the same family",
@@ -375,7 +389,7 @@ XSUM = TaskEntry(
         "paper-once": replace(_XSUM, max_words=20),
     },
     prepare=_prepare_xsum,
-    hyperparameters="xsum",
+    hyperparameters=REJECTORS,
     quick_instances=20,
     serve=serve,
 )
@@ -385,7 +399,7 @@ TEXT = TaskEntry(
     summary="any two Hugging Face models that share a vocabulary, or one and an endpoint, on documents of your own",
     presets={"quick": _small(TextOptions()), "paper": TextOptions()},
     prepare=_prepare_text,
-    hyperparameters="xsum",
+    hyperparameters=REJECTORS,
     quick_instances=20,
     serve=serve,
 )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.hyperparameters import ATTENTION, Hyperparameters, published_perceptron
 from seqdefer.interfaces import PredictorTraining, Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
@@ -229,7 +230,7 @@ ENTRY = TaskEntry(
         "large": TSPOptions(expert="search", train=24_000, validation=2400),
     },
     prepare=prepare,
-    hyperparameters="tsp",
+    hyperparameters=Hyperparameters(once=ATTENTION, cost=ATTENTION, published_once=published_perceptron(samples=2400)),
     training=PredictorTraining(TrainingOptions(), train_predictor),
     serve=serve,
 )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seqdefer.errors import OptionError
+from seqdefer.hyperparameters import PUBLISHED_TOKEN, Hyperparameters
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.storage.files import fingerprint
@@ -208,4 +209,5 @@ ENTRY = TaskEntry(
         "paper": WeatherOptions(),
     },
     prepare=prepare,
+    hyperparameters=Hyperparameters(published_token=PUBLISHED_TOKEN),
 )

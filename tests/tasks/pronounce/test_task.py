@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from seqdefer import cli
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import CheckpointError, DataError, InputError, OptionError
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.hyperparameters import Settings
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
-from seqdefer.rejectors.training import Settings
 from seqdefer.report.html import is_harmless
 from seqdefer.report.run import run_task
 from seqdefer.tasks.pronounce import model as module

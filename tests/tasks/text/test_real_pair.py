@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from seqdefer.engine.interleaved import HandOff, draft, interleave, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, interleave, roll_out
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import END, DecisionTrees

@@ -20,13 +20,16 @@ pytest.importorskip("httpx", reason="needs the extra 'remote'")
 from tiny_models import generated, random_documents, tiny, tiny_text_model, write_lines
 
 from seqdefer import cli
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import Served
 from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.base import Sizes, step_inputs
+from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.rejectors.networks import DraftMLP, LSTMRejector, Sizes, load_rejector, step_inputs
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.remote.client import KEY, Completion, Completions, Endpoint
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import RemotePair, TextPair

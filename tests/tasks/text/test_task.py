@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees

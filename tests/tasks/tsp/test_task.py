@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from seqdefer import cli
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.evaluation import experiment
 from seqdefer.evaluation.results import Results, load_results
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.progress import Silent
+from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.rejectors.networks import load_rejector
 from seqdefer.tasks.tsp import task as module
 from seqdefer.tasks.tsp.data import gaussian_instances, normalise
 from seqdefer.tasks.tsp.experts import SearchExpert, UnprovenTourWarning, make_expert

@@ -1,0 +1,134 @@
+"""Budget rules: which setting a budget buys, given what settings spend.
+
+    setting = NEAREST.choose(spending, budget=0.2)
+    setting.threshold, setting.share
+
+A new rule is a class here: it names the place of one setting among those of a `Spending`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from seqdefer.budgets.convex_hull import Floats
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs, Values
+from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
+from seqdefer.budgets.token_sweeps import TokenSweep
+from seqdefer.errors import OptionError
+from seqdefer.types import HandOffTable
+
+TOLERANCE = 0.02  # a setting that spends this much more or less than the budget still meets it
+INTERVAL_RESAMPLES = 1000
+FINITE_LIMIT = 1e90  # stands for infinity in JSON; no score comes near
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides at a budget, and what it was seen to spend: the share of all tokens that the expert wrote, with the
+    interval that holds 95 % of its resamples."""
+
+    budget: float
+    threshold: float  # on scores; the price of a token for OneTimeCost
+    share: float
+    low: float
+    high: float
+
+    def is_near(self, budget: float) -> bool:
+        """Tell whether it meets a budget."""
+        return abs(self.share - budget) <= TOLERANCE
+
+
+class BudgetRule(ABC):
+    """Chooses a setting for a budget."""
+
+    @abstractmethod
+    def place(self, shares: Floats, budget: float) -> int:
+        """Return the place of the setting, given the share (T,) that each spends, falling from never to always."""
+
+    def choose(self, spending: Spending, budget: float) -> Setting:
+        """Return the setting for a budget, from 0 to 1."""
+        return self.choose_all(spending, [budget])[0]
+
+    def choose_all(self, spending: Spending, budgets: Sequence[float]) -> tuple[Setting, ...]:
+        """Return the settings for several budgets."""
+        places = [self.place(spending.shares, check_budget(budget)) for budget in budgets]
+        seen = spending.at(places)
+        shares = realised_shares(seen.deferred, seen.written)
+        return tuple(
+            Setting(budget, _to_finite(spending.settings[place]), *map(float, found))
+            for budget, place, *found in zip(budgets, places, *shares, strict=True)
+        )
+
+
+class Nearest(BudgetRule):
+    """The setting whose share is nearest to the budget. All (1) and nothing (0) mean just that on other inputs too."""
+
+    def place(self, shares: Floats, budget: float) -> int:
+        if budget in (0.0, 1.0):
+            return 0 if budget == 0 else len(shares) - 1
+        return int(np.abs(shares - budget).argmin())
+
+
+NEAREST = Nearest()
+
+
+def check_budget(budget: float) -> float:
+    """Return the budget, or raise where it is no share."""
+    if not (math.isfinite(budget) and 0.0 <= budget <= 1.0):
+        raise OptionError(f"budget is {budget}; it is the share of tokens the expert writes, from 0 to 1")
+    return budget
+
+
+def realised_shares(deferred: Floats, written: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return shares (T,) of all tokens, and their intervals over resampled inputs. deferred, written: (T, n)"""
+    n = deferred.shape[1]
+    shares = deferred.sum(1) / written.sum(1)
+    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=INTERVAL_RESAMPLES).astype(np.float64)
+    low, high = np.percentile((draws @ deferred.T) / (draws @ written.T), [2.5, 97.5], axis=0)
+    return shares, np.minimum(low, shares), np.maximum(high, shares)  # of very few inputs it could lie outside
+
+
+def _to_finite(setting: float) -> float:
+    return max(-FINITE_LIMIT, min(FINITE_LIMIT, float(setting)))
+
+
+# -- one call for each granularity ---------------------------------------------------------------------------------
+
+
+def threshold_for(budget: float, sweep: TokenSweep) -> Setting:
+    """Return the token-level threshold whose realised share on validation rollouts is nearest to the budget."""
+    return NEAREST.choose(TokenSpending(sweep), budget)
+
+
+def whole_threshold_for(budget: float, scores: Tensor, lengths: Tensor, table: HandOffTable) -> Setting:
+    """Return the threshold of whole deferral by scores (n,): sequences with the highest scores are deferred.
+    lengths (n,) of the drafts."""
+    return _hand_off_setting(budget, scores, table, lengths=lengths)
+
+
+def once_threshold_for(budget: float, scores: Tensor, grid: Values, lengths: Tensor, table: HandOffTable) -> Setting:
+    """Return the threshold of one-time deferral by scores (n, J), on the odds of deferring.
+
+    A sequence is handed off at its best place, seldom at the first token: what that defers of all sequences is the
+    most that can be spent. A larger budget is not met; `share` tells."""
+    return _hand_off_setting(budget, scores, table, hand_offs=grid, rule="odds", lengths=lengths)
+
+
+def price_for(budget: float, scores: Tensor, grid: Values, lengths: Tensor, table: HandOffTable) -> Setting:
+    """Return the price of a token at which one-time deferral by estimated losses (n, J) spends the budget."""
+    return _hand_off_setting(budget, scores, table, hand_offs=grid, rule="cost", lengths=lengths)
+
+
+def _hand_off_setting(
+    budget: float, scores: Tensor, table: HandOffTable, *, hand_offs: Values = (), rule: str = "largest",
+    lengths: Tensor,
+) -> Setting:  # fmt: skip
+    length = table.loss.shape[1] - 1
+    scored = ScoredHandOffs.of(scores, length, hand_offs=hand_offs, rule=rule, lengths=lengths)
+    return NEAREST.choose(HandOffSpending(scored, table), budget)

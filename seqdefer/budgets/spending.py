@@ -1,0 +1,110 @@
+"""What settings spend on some inputs: of which a budget rule chooses one.
+
+Settings fall from infinity (never defer) to minus infinity (defer all that can be): the last spends the most.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from seqdefer.budgets.convex_hull import Floats, Integers
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs, to_floats
+from seqdefer.budgets.token_sweeps import TokenSweep
+from seqdefer.types import HandOffTable
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What P settings do to n inputs."""
+
+    deferred: Floats  # (P, n) tokens by the expert
+    written: Floats  # (P, n) tokens in all
+    loss: Floats  # (P, n); nan where hand-offs were not labelled, 0 where there are no references
+
+
+class Spending(ABC):
+    """T settings, falling, and the share of all tokens that each spends."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> Floats:
+        """(T,)"""
+
+    @property
+    @abstractmethod
+    def shares(self) -> Floats:
+        """(T,)"""
+
+    @abstractmethod
+    def at(self, places: Sequence[int]) -> Outcomes:
+        """Return the outcomes of each input at some of the settings."""
+
+
+class TokenSpending(Spending):
+    """Token-level deferral, from rollouts at every threshold."""
+
+    def __init__(self, sweep: TokenSweep) -> None:
+        falling = sweep.thresholds.argsort(descending=True)
+        self._settings = to_floats(sweep.thresholds[falling])
+        self._outcomes = Outcomes(*(to_floats(part[falling]) for part in (sweep.deferred, sweep.lengths, sweep.loss)))
+
+    @property
+    def settings(self) -> Floats:
+        return self._settings
+
+    @property
+    def shares(self) -> Floats:
+        return np.asarray(self._outcomes.deferred.sum(1) / self._outcomes.written.sum(1))
+
+    def at(self, places: Sequence[int]) -> Outcomes:
+        rows, found = list(places), self._outcomes
+        return Outcomes(found.deferred[rows], found.written[rows], found.loss[rows])
+
+
+class HandOffSpending(Spending):
+    """Whole and one-time deferral, along the path of the rule: no rollouts are needed.
+
+    A setting stands half way between two at which a choice changes, so that nothing depends on rounding."""
+
+    def __init__(self, scored: ScoredHandOffs, table: HandOffTable) -> None:
+        self._scored = scored
+        self._deferred, self._loss = (to_floats(part)[:, scored.grid] for part in (table.deferred, table.loss))
+        self._written = np.minimum(scored.grid, scored.lengths[:, None]) + self._deferred
+
+    @cached_property
+    def _steps(self) -> tuple[Floats, Floats, Floats]:
+        """Settings (T,), and tokens deferred and written (T,) by all inputs."""
+        path = self._scored.path()
+        order = np.argsort(-path.settings, kind="stable")
+        falling = path.settings[order]
+        is_last_of_ties = np.append(falling[:-1] != falling[1:], True)[: len(falling)]
+
+        def totals(counts: Floats) -> Floats:
+            start = counts[np.arange(len(counts)), path.first].sum()
+            changes = (counts[path.rows, path.after] - counts[path.rows, path.before])[order]
+            return np.append(start, start + changes.cumsum()[is_last_of_ties])
+
+        changing = falling[is_last_of_ties]
+        between = np.concatenate([[np.inf], (changing[:-1] + changing[1:]) / 2, [-np.inf]])
+        settings = between if len(changing) else between[:1]
+        return settings, totals(self._deferred), totals(self._written)
+
+    @property
+    def settings(self) -> Floats:
+        return self._steps[0]
+
+    @property
+    def shares(self) -> Floats:
+        _, deferred, written = self._steps
+        return np.asarray(deferred / written)
+
+    def at(self, places: Sequence[int]) -> Outcomes:
+        rows = np.arange(len(self._scored))
+        chosen: list[Integers] = [self._scored.columns(self.settings[place]) for place in places]
+        parts = (self._deferred, self._written, self._loss)
+        return Outcomes(*(np.stack([part[rows, columns] for columns in chosen]) for part in parts))

@@ -1,0 +1,81 @@
+"""Hyperparameters of rejectors: a record of one fit, and what the rejectors of a task start from.
+
+They belong to a task and stand in its entry (`TaskEntry.hyperparameters`). What a task leaves out is the paper's
+choice for its weather data, and ours where the paper has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from seqdefer.errors import OptionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Hyperparameters of one fit. `architecture` is the kind of a network (see `seqdefer.rejectors`)."""
+
+    learning_rate: float
+    patience: int
+    architecture: str
+    layers: int
+    units: int
+    dropout: float
+    epochs: int
+    weight_decay: float
+    samples: int  # training examples that the paper, or we, chose these values with
+    delta: float = 1e-4
+    clip_norm: float = 1.0
+    batch_size: int = 256  # the paper does not say
+    least_steps: int = 16  # small data is cut into smaller batches, or an epoch would hardly move the weights
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epochs", "batch_size", "layers", "units", "patience", "least_steps"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+
+
+def published_lstm(*, layers: int, units: int, samples: int, learning_rate: float = 5e-4) -> Settings:
+    """Return the paper's token-level network."""
+    return Settings(
+        learning_rate=learning_rate, patience=7, architecture="lstm", layers=layers, units=units, dropout=0.4,
+        epochs=100, weight_decay=0.001, samples=samples,
+    )  # fmt: skip
+
+
+def published_perceptron(*, samples: int) -> Settings:
+    """Return the paper's one-time network, the same for all of its tasks."""
+    return Settings(
+        learning_rate=5e-4, patience=20, architecture="draft_mlp", layers=1, units=8, dropout=0.2, epochs=200,
+        weight_decay=0.005, samples=samples,
+    )  # fmt: skip
+
+
+# Ours, for what the paper does not have: attention over the steps of a draft, and the estimates of OneTimeCost.
+ATTENTION = Settings(
+    learning_rate=1e-3, patience=8, architecture="draft_transformer", layers=2, units=64, dropout=0.1, epochs=40,
+    weight_decay=0.1, samples=2400, least_steps=32,
+)  # fmt: skip
+COST_PERCEPTRON = Settings(
+    learning_rate=1e-3, patience=8, architecture="draft_mlp", layers=2, units=64, dropout=0.2, epochs=60,
+    weight_decay=0.01, samples=2400, least_steps=32,
+)  # fmt: skip
+PUBLISHED_TOKEN = published_lstm(layers=2, units=64, samples=70080)
+PUBLISHED_ONCE = published_perceptron(samples=70080)
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What the rejectors of a task start from.
+
+    `published_token` and `published_once` are the paper's choices for the task; they are taken where a user asks for
+    the paper's architecture and ours is another one.
+    """
+
+    token: Settings = field(default=PUBLISHED_TOKEN)
+    once: Settings = field(default=PUBLISHED_ONCE)  # whole and one-time deferral
+    cost: Settings = field(default=COST_PERCEPTRON)  # estimates of losses (OneTimeCost)
+    published_token: Settings | None = None
+    published_once: Settings = field(default=PUBLISHED_ONCE)

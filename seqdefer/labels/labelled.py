@@ -1,0 +1,56 @@
+"""Labelled data, with its purpose in its type.
+
+`LearningData` (train, validation) is what rejectors are fitted on and every choice is made with: a threshold, alpha_1,
+the hand-offs, when to stop. `TestData` is reported on and nothing else. What fits or chooses takes `LearningData`, so
+that a type checker, and `require_learning_data` at run time, refuse test data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from seqdefer.errors import ContractError
+from seqdefer.labels.trees import DecisionTrees
+from seqdefer.types import Draft, Examples, HandOffTable
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """A split, or some of it, with everything that both writers would do to it."""
+
+    examples: Examples
+    draft: Draft
+    table: HandOffTable
+    trees: DecisionTrees | None  # None where the expert only completes, or token-level labels were not asked for
+
+    def seen_by_draft(self, kept: Tensor) -> list[Tensor]:
+        """Return what rejectors of these hand-offs are fitted on, as far as it takes to tell splits and ways to count
+        losses apart."""
+        return [self.examples.inputs, self.table.loss[:, kept], self.table.deferred[:, kept]]
+
+    def seen_by_token(self) -> list[Tensor]:
+        """Return the same for token-level rejectors."""
+        by_token = [] if self.trees is None else self.trees.losses(self.trees.typical_nodes())
+        return [self.examples.inputs, *by_token]
+
+
+class LearningData(LabelledData):
+    """Training or validation data: to fit with, and to choose with."""
+
+
+class TestData(LabelledData):
+    """Test data: to report on, once everything is fitted and chosen."""
+
+    __test__ = False  # pytest would take the name for a class of tests
+
+
+def require_learning_data(*parts: LabelledData) -> None:
+    """Raise where something would be fitted or chosen with test data."""
+    for part in parts:
+        if not isinstance(part, LearningData):
+            raise ContractError(
+                f"something is fitted or chosen with {type(part).__name__}; only LearningData (train, validation) may "
+                "be: test data is for the report alone"
+            )

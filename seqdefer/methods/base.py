@@ -1,0 +1,109 @@
+"""The record of a method, and what a fit may look at.
+
+A file of a method defines `METHODS`, a tuple of records:
+
+    def fit(context: FitContext) -> Fit:
+        return Fit(lambda progress: (Confidence("uncertainty"), None))
+
+    METHODS = (Method("TokenwiseScore", "token", fit),)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+
+from seqdefer import __version__
+from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_ONCE, PUBLISHED_TOKEN, Settings
+from seqdefer.interfaces import Task
+from seqdefer.labels.labelled import LearningData
+from seqdefer.progress import Progress
+from seqdefer.rejectors.checkpoints import Rejector
+from seqdefer.rejectors.losses import rule_of_thumb
+from seqdefer.rejectors.token_training import Strategy, default_price
+from seqdefer.rejectors.training import History
+from seqdefer.storage.files import fingerprint
+from seqdefer.types import Granularity
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningSettings:
+    """What can be chosen about fitting, whatever the task and the method."""
+
+    token: Settings = PUBLISHED_TOKEN
+    once: Settings = PUBLISHED_ONCE
+    cost: Settings = COST_PERCEPTRON
+    phi: str = "logistic"
+    psi: str = "cross_entropy"
+    strategy: Strategy = "explore"
+    hand_offs: int | None = None  # size of J; None allows them all
+    alpha: float | None = None  # alpha_1; None is the rule of thumb
+    rollouts: int = 8  # of each example that token-level rejectors learn from, where sequences are long
+    price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """What a fit may look at. `grid` are the hand-offs that one-time rejectors choose from."""
+
+    task: Task
+    settings: LearningSettings
+    grid: Tensor  # int64 (J,)
+    train: LearningData
+    validation: LearningData
+    seed: int = 0
+
+    @cached_property
+    def alpha(self) -> float:
+        """alpha_1: as set, or the rule of thumb."""
+        return rule_of_thumb(self.train.table) if self.settings.alpha is None else self.settings.alpha
+
+    @cached_property
+    def price(self) -> float:
+        """The price of an expert token in training: as set, or the default."""
+        if self.settings.price is not None:
+            return self.settings.price
+        return 0.0 if self.train.trees is None else default_price(self.train.trees)
+
+    def draft_data(self, grid: Tensor) -> str:
+        """Name the labels of these hand-offs, the predictor and the version."""
+        return self._name(*self.train.seen_by_draft(grid), *self.validation.seen_by_draft(grid))
+
+    def token_data(self) -> str:
+        """Name the token-level labels, the predictor and the version."""
+        return self._name(*self.train.seen_by_token(), *self.validation.seen_by_token())
+
+    def _name(self, *seen: Tensor) -> str:
+        return fingerprint(*seen, self.task.predictor.fingerprint, __version__)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One fit to be run. `choices` and `data` name everything that its outcome depends on besides the seed; a fit of
+    no epochs takes no time and its outcome is not stored."""
+
+    run: Callable[[Progress], tuple[Rejector, History | None]]
+    epochs: int = 0
+    choices: Any = None
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A rejector or rule with its granularity: one row of the paper's table."""
+
+    name: str
+    granularity: Granularity
+    fit: Callable[[FitContext], Fit]
+    learns_from: Literal["hand_offs", "trees"] | None = None  # None: nothing is trained
+    needs_entropy: bool = False
+    note: Callable[[FitContext], str] = field(default=lambda _: "")  # what the report prints about this run
+    order: int = 100  # in tables, among the methods of its granularity
+
+    @property
+    def is_learned(self) -> bool:
+        return self.learns_from is not None

@@ -1,0 +1,159 @@
+"""What a fitted rejector does, by its granularity: sweep labelled data, tell what settings spend, plan a batch.
+
+deferral = deferral_of(rejector)
+deferral.sweep(test_data, rows)                        # for a deferral curve
+deferral.spending(task, examples)                      # for a calibration
+deferral.plan(pair, examples, settings).run()          # for a request
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
+from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
+from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
+from seqdefer.engine.drafts import draft
+from seqdefer.interfaces import DraftRejector, Expert, Predictor, SplitName, Task, TokenRejector
+from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.labels.labelled import LabelledData
+from seqdefer.labels.trees import DecisionTrees
+from seqdefer.methods.plans import HandOffPlan, Pair, Plan, TokenPlan, scored_hand_offs
+from seqdefer.progress import Progress
+from seqdefer.types import Examples, HandOffTable, Sequences
+
+TREES_AT_ONCE = 32  # inputs whose trees are grown together; progress advances after each batch
+
+
+class Deferral(ABC):
+    """A rejector at work."""
+
+    @abstractmethod
+    def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
+        """Return what every setting does to the instances `rows` of labelled data."""
+
+    @abstractmethod
+    def spending(
+        self,
+        task: Task,
+        examples: Examples,
+        *,
+        labelled: LabelledData | None = None,
+        progress: Progress = lambda _: None,
+    ) -> Spending:
+        """Tell what every setting does to `examples`. Where they are labelled already, one-time deferral runs no model."""
+
+    @abstractmethod
+    def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
+        """Plan a batch; options as in `Plan`."""
+
+
+class TokenDeferral(Deferral):
+    """Token-level deferral: decisions change the prefix, so what settings do is found by rollouts."""
+
+    def __init__(self, rejector: TokenRejector[Any]) -> None:
+        self.rejector = rejector
+
+    def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
+        assert data.trees is not None
+        swept = sweep_thresholds(self.rejector, data.trees, rows)
+        return GridSweep(swept.deferred.cpu(), swept.loss.cpu())
+
+    @torch.no_grad()
+    def spending(
+        self,
+        task: Task,
+        examples: Examples,
+        *,
+        labelled: LabelledData | None = None,
+        progress: Progress = lambda _: None,
+    ) -> Spending:
+        # Files are often sorted: inputs from all over one tell which thresholds are worth a rollout.
+        order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+        first, *others = (examples.select(rows) for rows in order.split(TREES_AT_ONCE))
+        trees = DecisionTrees(task, first)
+        thresholds = _between(sweep_thresholds(self.rejector, trees).thresholds)
+        swept = []
+        for part in (first, *others):
+            trees = trees if part is first else DecisionTrees(task, part)
+            swept.append(sweep_thresholds(self.rejector, trees, thresholds=thresholds))
+            progress(len(part))
+        joined = (torch.cat([getattr(one, name).cpu() for one in swept], 1) for name in ("deferred", "lengths", "loss"))
+        return TokenSpending(TokenSweep(thresholds.cpu(), *joined))
+
+    def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
+        return TokenPlan(pair, self.rejector, examples, settings, **options)
+
+
+class HandOffDeferral(Deferral):
+    """Whole and one-time deferral: everything follows from drafts and the table of their hand-offs."""
+
+    def __init__(self, rejector: DraftRejector) -> None:
+        self.rejector = rejector
+
+    def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
+        table = data.table.select(rows)
+        return hand_off_sweep(scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table)
+
+    @torch.no_grad()
+    def spending(
+        self,
+        task: Task,
+        examples: Examples,
+        *,
+        labelled: LabelledData | None = None,
+        progress: Progress = lambda _: None,
+    ) -> Spending:
+        if labelled is not None:
+            drafted, table = labelled.draft, labelled.table
+        else:
+            drafted = draft(task.predictor, examples, task.spec)
+            kept = self.rejector.hand_offs or (0,)
+            table, _ = hand_off_table(task, examples, drafted, kept=kept, progress=progress)
+        return HandOffSpending(scored_hand_offs(self.rejector, drafted, task.spec.length), table)
+
+    def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
+        options.pop("watch", None)  # the drafts are known before the expert is asked
+        return HandOffPlan(pair, self.rejector, examples, settings, **options)
+
+
+def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> Deferral:
+    """Return what a rejector does, by its granularity."""
+    return TokenDeferral(rejector) if isinstance(rejector, TokenRejector) else HandOffDeferral(rejector)
+
+
+def _length(table: HandOffTable) -> int:
+    return table.loss.shape[1] - 1
+
+
+def _between(scores: Tensor) -> Tensor:
+    """Return thresholds half way between rising scores, falling, with both ends. At a score itself, rounding could
+    decide: a batch of another size moves the last digit."""
+    finite = scores[scores.isfinite()]
+    between = ((finite[:-1] + finite[1:]) / 2).unique().flip(0)
+    return torch.cat([between.new_tensor([math.inf]), between, between.new_tensor([-math.inf])])
+
+
+class UnjudgedTask(Task):
+    """A pair with inputs whose references are unknown: all losses are 0."""
+
+    name, loss_unit = "unjudged", ""
+    predictor: Predictor[Any]
+    expert: Expert
+
+    def __init__(self, pair: Pair) -> None:
+        self.predictor, self.expert, self.spec = pair.predictor, pair.expert, pair.spec
+
+    def split(self, name: SplitName) -> Examples:
+        raise NotImplementedError("it has no data of its own")
+
+    def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        return torch.zeros(len(sequences), device=sequences.tokens.device)
+
+    def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
+        return torch.zeros(len(tokens), device=tokens.device)

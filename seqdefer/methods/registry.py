@@ -1,0 +1,35 @@
+"""All methods by name: those of this folder, and those of other packages (entry point group `seqdefer.methods`)."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from typing import get_args
+
+from seqdefer import methods
+from seqdefer.errors import unknown
+from seqdefer.methods.base import Method
+from seqdefer.registry import load_plugins
+from seqdefer.types import Granularity
+
+RANK: dict[str, int] = {name: rank for rank, name in enumerate(get_args(Granularity))}  # from coarse to fine
+
+
+@cache
+def all_methods() -> dict[str, Method]:
+    """Return every method by name, from coarse to fine, in the order of tables."""
+    found: list[Method] = []
+    for module in pkgutil.iter_modules(methods.__path__):
+        found += getattr(import_module(f"{methods.__name__}.{module.name}"), "METHODS", ())
+    found += load_plugins("seqdefer.methods").values()
+    found.sort(key=lambda one: (RANK[one.granularity], one.order))
+    return {one.name: one for one in found}
+
+
+def get_method(name: str) -> Method:
+    """Return the method of this name."""
+    known = all_methods()
+    if name not in known:
+        raise unknown("method", name, known)
+    return known[name]

@@ -1,0 +1,35 @@
+"""TokenwiseModel: token-level deferral by a network that minimises the paper's token surrogate."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from seqdefer.methods.base import Fit, FitContext, Method
+from seqdefer.rejectors.token_training import fit_token
+
+
+def fit(context: FitContext) -> Fit:
+    """Fit on rollouts through the decision trees."""
+    train, validation, settings = context.train.trees, context.validation.trees, context.settings
+    assert train is not None
+    assert validation is not None
+    return Fit(
+        lambda progress: fit_token(
+            train, validation, settings.token, seed=context.seed, phi=settings.phi, strategy=settings.strategy,
+            price=context.price, progress=progress,
+        ),
+        epochs=settings.token.epochs,
+        choices=[asdict(settings.token), settings.phi, settings.strategy, context.price],
+        data=context.token_data(),
+    )  # fmt: skip
+
+
+def note(context: FitContext) -> str:
+    besides = f"; each expert token costs {context.price:.3g} besides" if context.price else ""
+    return (
+        f"TokenwiseModel minimises the token surrogate with phi = {context.settings.phi}; its training rollouts follow "
+        f"the strategy '{context.settings.strategy}'{besides}."
+    )
+
+
+METHODS = (Method("TokenwiseModel", "token", fit, learns_from="trees", note=note, order=0),)

@@ -1,0 +1,121 @@
+"""The folder of a fitted model: which pair it belongs to, and the records beside its rejector.
+
+deferral.json      the task, its options, and the fingerprints of the pair; written last
+rejector/          the checkpoint
+calibration.json   a setting for every budget
+curve.json         what the budgets bought on validation data; only where `seqdefer fit` made the folder
+work/              labels, and the models of tasks that train their own
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve
+from seqdefer.environment import choose_device
+from seqdefer.errors import CheckpointError, InputError, OptionError
+from seqdefer.evaluation.results import read_record
+from seqdefer.interfaces import Served
+from seqdefer.progress import Meter
+from seqdefer.registry import load_task
+from seqdefer.rejectors.base import SavedRejector
+
+PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE = "deferral.json", "calibration.json", "curve.json"
+REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What deferral.json says: the task whose code loads the pair and reads inputs, its options, and who they are."""
+
+    task: str
+    options: Mapping[str, Any]
+    predictor: str  # fingerprint
+    expert: str  # fingerprint, "" where it has none
+
+
+def read_pairing(folder: Path) -> Pairing:
+    """Read deferral.json."""
+    if not (folder / PAIRING_FILE).is_file():
+        is_begun = (folder / WORK_FOLDER).is_dir()
+        action = "the same seqdefer fit resumes it" if is_begun else "make one: seqdefer fit TASK"
+        raise CheckpointError(f"no deferring model in {folder}: it has no {PAIRING_FILE}; {action}")
+    return _read(Pairing, folder / PAIRING_FILE, "fit it again: seqdefer fit TASK")
+
+
+def read_calibration(folder: Path, rejector: SavedRejector) -> Calibration | None:
+    """Read calibration.json; None without one. That of another rejector is refused."""
+    path, action = folder / CALIBRATION_FILE, f"measure it again: seqdefer calibrate {folder} --data FILE"
+    if not path.is_file():
+        return None
+    found = _read(Calibration, path, action)
+    if len(found.settings) != len(BUDGETS):
+        raise CheckpointError(f"{path} has {len(found.settings)} settings, not {len(BUDGETS)}; {action}")
+    if found.rejector != rejector.fingerprint:
+        raise CheckpointError(f"{path} belongs to another rejector; {action}")
+    return found
+
+
+def read_curve(folder: Path, rejector: SavedRejector) -> LossCurve | None:
+    """Read curve.json; None without one. That of another rejector is refused."""
+    path, action = folder / CURVE_FILE, "fit again, or remove the file"
+    if not path.is_file():
+        return None
+    found = _read(LossCurve, path, action)
+    if found.rejector != rejector.fingerprint:
+        raise CheckpointError(f"{path} belongs to another rejector; {action}")
+    return found
+
+
+def _read(kind: type[Record], path: Path, action: str) -> Record:
+    try:
+        return read_record(kind, path)
+    except InputError as error:
+        raise CheckpointError(f"{error}; {action}") from error
+
+
+def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Served:
+    """Load the pair that `folder` names, and refuse another."""
+    entry = load_task(pairing.task)
+    if entry.serve is None:
+        raise OptionError(f"task {pairing.task!r} has no pair to serve")
+    kind = type(next(iter(entry.presets.values())))
+    try:
+        options = kind(**pairing.options)
+    except TypeError as error:
+        reason = f"the options of task {pairing.task!r} are not those of this version: {error}"
+        raise CheckpointError(f"{folder / PAIRING_FILE}: {reason}; fit it again") from error
+    served = entry.serve(options, folder / WORK_FOLDER, choose_device(device), meter)
+    for role in ("predictor", "expert"):
+        found, wanted = getattr(served, role).fingerprint, getattr(pairing, role)
+        if found != wanted:
+            raise CheckpointError(
+                f"{folder} was fitted with {role} {wanted}, and what it names is now {found}; put that {role} back, or "
+                "fit again"
+            )
+    return served
+
+
+def pairing_of(task: str, options: Any, served: Served) -> Pairing:
+    """Describe a pair. Files and folders get absolute paths: the model may be used from elsewhere."""
+    plain = dataclasses.asdict(options)
+    for field in dataclasses.fields(options):
+        if field.metadata.get("is_path"):
+            plain[field.name] = _absolute(plain[field.name])
+    return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint)
+
+
+def _absolute(value: str | None) -> str | None:
+    """Return the absolute path of what exists, also after a prefix (rl4co:FOLDER); a name on a hub stays as it is."""
+    if not value or os.path.exists(value):  # Path.exists fails where a name is too long
+        return str(Path(value).resolve()) if value else value
+    kind, _, path = value.partition(":")
+    if not path or path.startswith("//") or not os.path.exists(path):
+        return value
+    return f"{kind}:{Path(path).resolve()}"

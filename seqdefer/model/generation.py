@@ -1,0 +1,110 @@
+"""What a deferring model returns: whole generations, decisions, and the tokens of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from seqdefer.interfaces import Codec
+from seqdefer.types import Rollout, Sequences
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was written for n inputs. `scores` are the rejector's: by token, of deferring it; one-time, of handing off
+    there, compared with not at all; 0 past the hand-off and past the end. `authors` are the names of token authors."""
+
+    outputs: list[Any]  # what the sequences stand for: texts, tours
+    rollout: Rollout
+    authors: tuple[str, ...] = ("predictor", "expert")
+
+    @property
+    def sequences(self) -> Sequences:
+        return self.rollout.sequences
+
+    @property
+    def by_expert(self) -> Tensor:
+        """Mark the tokens that the expert wrote. bool (n, L)"""
+        return self.rollout.by_expert
+
+    @property
+    def scores(self) -> Tensor:
+        """(n, L)"""
+        return self.rollout.scores
+
+    @property
+    def sources(self) -> list[list[str]]:
+        """The author of each token of each sequence: predictor or expert."""
+        rows = zip(self.rollout.authors.tolist(), self._lengths, strict=True)
+        return [[self.authors[author] for author in row[:length]] for row, length in rows]
+
+    @property
+    def expert_tokens(self) -> list[int]:
+        return _integers(self.rollout.deferred)
+
+    @property
+    def predictor_tokens(self) -> list[int]:
+        return _integers(self.sequences.lengths - self.rollout.deferred)
+
+    @property
+    def switches(self) -> list[int]:
+        """How often the author changed within each sequence."""
+        return _integers(self.rollout.switches)
+
+    @property
+    def share(self) -> float:
+        """The share of all tokens that the expert wrote."""
+        return self.rollout.share
+
+    def cost(self, expert_token: float = 1.0, predictor_token: float = 0.0) -> list[float]:
+        """Return the cost of each sequence. The predictor proposes every token, also where the expert then writes."""
+        pairs = zip(self.expert_tokens, self._lengths, strict=True)
+        return [expert_token * asked + predictor_token * length for asked, length in pairs]
+
+    def rows(self, codec: Codec) -> Iterator[dict[str, Any]]:
+        """Yield each sequence in plain values: the output, and its tokens with their sources and scores."""
+        for place, (length, sources) in enumerate(zip(self._lengths, self.sources, strict=True)):
+            tokens = self.sequences.tokens[place, :length].tolist()
+            scores = self.scores[place, :length].tolist()
+            told = zip(tokens, codec.pieces(tokens), sources, scores, strict=True)
+            yield {
+                "output": self.outputs[place],
+                "tokens": [dict(zip(("token", "text", "source", "score"), one, strict=True)) for one in told],
+                "expert_tokens": self.expert_tokens[place],
+                "predictor_tokens": self.predictor_tokens[place],
+                "switches": self.switches[place],
+                "cost": self.cost()[place],
+            }
+
+    @property
+    def _lengths(self) -> list[int]:
+        return _integers(self.sequences.lengths)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the predictor writes alone, and where the rejector would defer. By token that is certain up to the first
+    deferral of a row: what the expert writes there changes all that follows."""
+
+    outputs: list[Any]
+    sequences: Sequences
+    scores: Tensor  # (n, L), as in Generation
+    defer: Tensor  # bool (n, L)
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One token of a stream."""
+
+    position: int
+    token: Any
+    text: str  # what it adds to the output; empty while a letter is half written
+    source: str
+    score: float
+
+
+def _integers(counts: Tensor) -> list[int]:
+    return [int(count) for count in counts]

@@ -1,0 +1,193 @@
+"""What all rejectors share: checkpoints. And what all networks share: standardised inputs.
+
+Features in, scores out, nothing else: thresholds belong to `seqdefer.budgets`. A checkpoint is safetensors and JSON; it
+names the predictor it was fitted for and refuses another.
+
+    rejector.save_pretrained("runs/demo/rejectors/TokenwiseModel-seed0")
+    rejector = load_rejector("runs/demo/rejectors/TokenwiseModel-seed0", predictor=task.predictor)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.interfaces import Predictor
+from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_DEVIATIONS = 10.0  # standard deviations; inputs are clipped there, so that one wild input cannot rule a score
+
+
+class SavedRejector(ABC):
+    """A rejector that can be stored in a folder. `kind` names the class in the checkpoint."""
+
+    kind: ClassVar[str]
+    predictor: str  # fingerprint of the predictor it was fitted for
+    notes: dict[str, Any]  # how it was made
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Return what the constructor needs besides predictor and notes, as JSON."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: Mapping[str, Any]) -> Self:
+        """Make the rejector of a config, without its weights."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int | None:
+        """The longest sequence it can score; None where any will do."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A name of what it computes: a calibration belongs to it."""
+        if self.module is None:
+            return fingerprint(self.kind, self.options())
+        return fingerprint(*self.module.state_dict().values())
+
+    @property
+    def module(self) -> nn.Module | None:
+        """Whatever has weights to store."""
+        return None
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, predictor: Predictor[Any] | None = None) -> Self:
+        """Read a checkpoint of this class; `load_rejector` reads any. With `predictor`, refuse a checkpoint made for
+        another."""
+        folder = Path(folder)
+        config = read_config(folder)
+        if config["kind"] != cls.kind:
+            raise CheckpointError(
+                f"{folder} holds a {config['kind']!r} rejector, not a {cls.kind!r} one; use load_rejector"
+            )
+        if predictor is not None and predictor.fingerprint != config.get("predictor"):
+            raise CheckpointError(
+                f"{folder} was fitted for predictor {config.get('predictor')}, not for {predictor.fingerprint}; "
+                "load that predictor, or fit a rejector for this one"
+            )
+        try:
+            rejector = cls.build(config)
+        except (KeyError, TypeError, ValueError, RuntimeError, OptionError) as error:
+            raise CheckpointError(f"{folder} does not hold a whole rejector: {error!r}; fit it again") from error
+        if rejector.module is not None:
+            read_weights(rejector.module, folder / WEIGHTS)
+            rejector.module.eval()
+        return rejector
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write the checkpoint, config.json last: where it exists, the rest is complete."""
+        folder = Path(folder)
+        (folder / CONFIG).unlink(missing_ok=True)  # or new weights could stand under an old config
+        if self.module is not None:
+            write_tensors(folder / WEIGHTS, self.module.state_dict())
+        config = {"kind": self.kind, "predictor": self.predictor, "notes": self.notes, **self.options()}
+        write_json(folder / CONFIG, config)
+        return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config of a checkpoint; `kind` is a string in it."""
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"no rejector in {folder}: it has no {CONFIG}; fit one with: seqdefer run TASK")
+    config = read_json(folder / CONFIG)
+    if not (isinstance(config, dict) and isinstance(config.get("kind"), str)):
+        raise CheckpointError(f"{folder / CONFIG} names no kind of rejector; fit it again")
+    return config
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a rejector network looks at and how large it is."""
+
+    context: int  # C
+    features: int  # F
+    length: int  # L
+    has_entropy: bool
+    layers: int
+    units: int
+    dropout: float
+    hand_offs: tuple[int, ...] = ()  # the grid that a one-time rejector scores; a whole one gives a single score
+    rule: str = "odds"  # how one-time scores become decisions: seqdefer.budgets.hand_off_rules
+
+    @property
+    def outputs(self) -> int:
+        return max(1, len(self.hand_offs))
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Sizes:
+        """Take the sizes from a checkpoint's config."""
+        wanted = [field.name for field in fields(cls) if field.name in config or field.default is MISSING]
+        sizes = cls(**{name: config[name] for name in wanted})
+        return replace(sizes, hand_offs=tuple(sizes.hand_offs))
+
+
+class Network(nn.Module, SavedRejector):
+    """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along."""
+
+    context_mean: Tensor
+    context_scale: Tensor
+    step_mean: Tensor
+    step_scale: Tensor
+
+    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.sizes, self.predictor, self.notes = sizes, predictor, dict(notes or {})
+        self.step_size = sizes.features + 1 + int(sizes.has_entropy)  # decoder state and confidence
+        for name, size in (("context", sizes.context), ("step", self.step_size)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+
+    @property
+    def module(self) -> nn.Module:
+        return self
+
+    def options(self) -> dict[str, Any]:
+        return asdict(self.sizes)
+
+    @classmethod
+    def build(cls, config: Mapping[str, Any]) -> Self:
+        return cls(Sizes.read(config), config["predictor"], config["notes"])
+
+    @property
+    def length(self) -> int:
+        return self.sizes.length
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def standardise(self, context: Tensor, steps: Tensor) -> None:
+        """Take mean and scale from training inputs: context (n, C), steps (m, F + confidence)."""
+        for name, values in (("context", context), ("step", steps)):
+            scale = values.std(0) if len(values) > 1 else torch.ones(values.shape[1])
+            getattr(self, f"{name}_mean").copy_(values.mean(0))
+            getattr(self, f"{name}_scale").copy_(torch.where(scale > 1e-6, scale, 1.0))
+
+    def _context(self, context: Tensor) -> Tensor:
+        return ((context - self.context_mean) / self.context_scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+    def _steps(self, steps: Tensor) -> Tensor:
+        return ((steps - self.step_mean) / self.step_scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+
+def step_inputs(features: Tensor, uncertainty: Tensor, entropy: Tensor | None) -> Tensor:
+    """Join what a network sees of a step: decoder state, log uncertainty (variances span decades), entropy."""
+    parts = [features, uncertainty.clamp(min=1e-12).log()[..., None]]
+    return torch.cat(parts if entropy is None else [*parts, entropy[..., None]], -1)
+
+
+def perceptron(inputs: int, sizes: Sizes, outputs: int) -> nn.Sequential:
+    """Build `sizes.layers` hidden layers with ReLU and dropout, and a linear head."""
+    layers: list[nn.Module] = []
+    for size in [inputs] + [sizes.units] * (sizes.layers - 1):
+        layers += [nn.Linear(size, sizes.units), nn.ReLU(), nn.Dropout(sizes.dropout)]
+    return nn.Sequential(*layers, nn.Linear(sizes.units, outputs))

@@ -1,0 +1,74 @@
+"""Networks that score token by token. A new one is a class here, or in another package (see `checkpoints`)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seqdefer.interfaces import TokenRejector
+from seqdefer.rejectors.base import Network, Sizes, perceptron, step_inputs
+from seqdefer.types import Proposal
+
+
+class TokenNetwork(Network, TokenRejector[Tensor]):
+    """Base of the token-level networks. The state is one tensor (B, S), so that a batch branches by indexing."""
+
+    @abstractmethod
+    def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores (B,) and the next state, from standardised steps (B, F + confidence)."""
+
+    def score(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        steps = step_inputs(proposal.features, proposal.uncertainty, proposal.entropy)
+        scores: Tensor
+        scores, state = self(state, position, self._steps(steps))
+        return scores, state
+
+    def select(self, state: Tensor, rows: Tensor) -> Tensor:
+        return state[rows]
+
+
+class LSTMRejector(TokenNetwork):
+    """The paper's network: hidden states start from the encoder's state, decoder states come in one by one."""
+
+    kind = "lstm"
+
+    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__(sizes, predictor, notes)
+        self.begin = nn.Linear(sizes.context, 2 * sizes.layers * sizes.units)
+        inputs = [self.step_size] + [sizes.units] * (sizes.layers - 1)
+        self.cells = nn.ModuleList(nn.LSTMCell(size, sizes.units) for size in inputs)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.head = nn.Linear(sizes.units, 1)
+
+    def start(self, context: Tensor) -> Tensor:
+        return torch.tanh(self.begin(self._context(context)))
+
+    def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+        states = state.split(self.sizes.units, 1)
+        following = []
+        for layer, cell in enumerate(self.cells):
+            hidden, memory = cell(steps, (states[2 * layer], states[2 * layer + 1]))
+            following += [hidden, memory]
+            steps = self.dropout(hidden)
+        return self.head(steps).squeeze(1), torch.cat(following, 1)
+
+
+class MLPRejector(TokenNetwork):
+    """A network without memory: each position is scored from the context, the decoder state and the position."""
+
+    kind = "mlp"
+
+    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__(sizes, predictor, notes)
+        self.body = perceptron(sizes.context + self.step_size + sizes.length, sizes, 1)
+
+    def start(self, context: Tensor) -> Tensor:
+        return self._context(context)
+
+    def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+        where = torch.zeros(len(state), self.sizes.length, device=state.device)
+        where[:, position] = 1.0
+        return self.body(torch.cat([state, steps, where], 1)).squeeze(1), state
