@@ -23,8 +23,9 @@ import torch
 from benchmarks.measure import Row, require_same, seconds_of
 from benchmarks.text import BUDGET, NEAR, TRIALS, Choice, Decoding, decoding_of, quiet
 from benchmarks.weather import Bench
-from seqdefer.budgets.calibration import BEYOND, BUDGETS, Calibration, Setting
+from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.policies import Threshold
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import MissingExtraError
@@ -85,7 +86,7 @@ def _rejector(some: Decoding) -> TokenNetwork:
         seen.context.shape[1], seen.features.shape[-1], some.spec.length, seen.entropy is not None, settings.layers,
         settings.units, settings.dropout,
     )  # fmt: skip
-    network = TOKEN_NETWORKS[settings.architecture](sizes, some.pair.predictor.fingerprint)
+    network = token_networks()[settings.architecture](sizes, some.pair.predictor.fingerprint)
     return network.to(some.pair.predictor.device).eval()
 
 

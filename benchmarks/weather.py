@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Row, Seconds, peak_gigabytes, race, require_same
-from seqdefer.budgets.policies import Threshold, TokenSweep, sweep_thresholds, threshold_for
+from seqdefer.budgets.policies import Threshold
+from seqdefer.budgets.rules import threshold_for
+from seqdefer.budgets.sweeps import StepSweep
+from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
-from seqdefer.evaluation.curves import StepSweep, whole_sweep
+from seqdefer.evaluation.curves import whole_sweep
 from seqdefer.evaluation.oracle import all_outcomes
 from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Policy, SplitName, Task

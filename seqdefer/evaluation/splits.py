@@ -1,9 +1,4 @@
-"""The splits of a task with everything that both writers would do to them, made once for all that learn from them.
-
-What a split is for is in its type: `LearningData` (train, validation) is what rejectors are fitted on and every choice is
-made with, a threshold, alpha_1, the hand-offs, when to stop; `TestData` (test) is reported on and nothing else. What fits
-or chooses takes `LearningData`, so that a type checker, and `require_learning_data` at run time, refuse the test data.
-"""
+"""The labelled splits of a task, made once for all methods that learn from them."""
 
 from __future__ import annotations
 
@@ -34,11 +29,10 @@ Data = TypeVar("Data", LearningData, TestData)
 
 
 class Splits:
-    """Each split is labelled when it is first asked for. What an expert with a name answers is kept: in `labels`, or
-    in `folder`.
+    """The three splits; each is labelled on first use. Labels are stored in `labels`, or in `folder`.
 
-    The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` says where they stand.
-    Of training and validation data the hand-offs in `kept` are labelled, all by default; of test data all, always.
+    The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` are their places. Training
+    and validation data get the hand-offs in `kept`, all by default; test data always gets all.
     """
 
     def __init__(
@@ -71,24 +65,24 @@ class Splits:
 
     @cached_property
     def test(self) -> TestData:
-        """With trees, whoever is compared: the oracle and the sweeps of confidence need them."""
+        """Test data always has trees: the oracle and the sweeps of confidence need them."""
         return self._label(TestData, "test")
 
     def make(self, names: Sequence[SplitName]) -> list[Made]:
-        """All labels of these splits that can be kept, into the store and not into memory; many workers have more to
-        share then than with one split after the other."""
+        """Make all labels of these splits that can be stored, without reading them. Several workers are busier then
+        than with one split after the other."""
         parts = [part for name in names for part in self._parts(name)]
         with self.clock.stage("label", sum(len(part.rows) for part in parts)) as advance:
             return self.labels.make(parts, advance)
 
     def make_by_engine(self, *names: SplitName) -> None:
-        """For those who are about to ask for them all: nothing where this process makes them anyway."""
+        """Make the labels of these splits ahead of their use, where an executor shares out the work."""
         if self.labels.engine is not None:
             self.make(names)
 
     @property
     def searches(self) -> bool:
-        """Sequences are too long to try all decisions."""
+        """Whether sequences are too long to try all decisions."""
         return self.task.spec.length > MAX_ENUMERATED_LENGTH
 
     @property
@@ -97,17 +91,16 @@ class Splits:
         return sum((trees.calls for trees in self.grown), start=self.table_calls)
 
     def rows(self, seed: int) -> Tensor:
-        """Where the instances of a seed stand in `test`."""
+        """Return the places of a seed's instances in `test`."""
         return torch.arange(self.instances) + seed * self.instances
 
     def test_rows(self) -> Tensor:
-        """The test instances of all seeds, disjoint, in the order of the seeds."""
+        """Return the places of the test instances of all seeds, disjoint, in the order of the seeds."""
         available, wanted = len(self.task.split("test")), self.seeds * self.instances
         if available < wanted:
             raise DataError(
                 f"the test split has {available} examples, {self.seeds} seeds x {self.instances} "
-                "instances need more; lower --seeds or --instances, or give more test data (tsp: --test; text: more "
-                "documents, --test-documents)"
+                f"instances need more; lower --seeds or --instances, or {self.task.more_test_data}"
             )
         return torch.randperm(available, generator=torch.Generator().manual_seed(0))[:wanted]
 
@@ -115,32 +108,32 @@ class Splits:
         return self.test_rows() if name == "test" else torch.arange(len(self.task.split(name)))
 
     def _parts(self, name: SplitName) -> list[Rows]:
-        """What is kept of a split. Trees of test data that are long grow wherever sweeps and the oracle go."""
+        """Return what is stored of a split. Long trees of test data are not: sweeps and the oracle grow them."""
         rows = self._rows(name)
         parts = [self._hand_offs(name, rows)]
         if self._has_trees(name):
-            if not self.searches and self._is_dear():
+            if not self.searches and self._is_worth_storing():
                 parts.append(Rows("whole-trees", name, rows))
             elif self.searches and name != "test":
                 parts.append(Rows("trees", name, rows, self.rollouts))
         return parts
 
     def _hand_offs(self, name: SplitName, rows: Tensor) -> Rows:
-        """All of them where somebody has labelled them already."""
+        """Return the hand-offs to label: all of them where they are stored already."""
         every = Rows("hand-offs", name, rows)
         is_whole = len(self.kept) == self.task.spec.length
         return every if name == "test" or is_whole or self.labels.has(every) else replace(every, kept=self.kept)
 
-    def _is_dear(self) -> bool:
-        """Whether whole trees are worth their room. An expert that ignores prefixes is asked once a position, and a
-        tree of it takes less than a millisecond."""
+    def _is_worth_storing(self) -> bool:
+        """Tell whether whole trees are worth storing. With an expert that ignores prefixes, a tree takes less than a
+        millisecond."""
         return bool(self.task.expert.fingerprint) and self.task.expert.reads_prefix
 
     def _has_trees(self, name: SplitName) -> bool:
         return (self.by_token or name == "test") and isinstance(self.task.expert, NextTokenExpert)
 
     def _label(self, kind: type[Data], name: SplitName) -> Data:
-        """Draft, hand-off table and decision trees."""
+        """Read or make draft, hand-off table and decision trees."""
         hand_offs, *trees = self._parts(name)
         examples = hand_offs.examples(self.task)
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
@@ -175,7 +168,7 @@ def label_task(
     device: str = "auto",
     meter: Meter | None = None,
 ) -> list[Made]:
-    """`seqdefer label`: prepares the task in `folder` and makes what `run` will need of these splits."""
+    """Run `seqdefer label`: prepare the task in `folder` and make what `run` will need of these splits."""
     for name in names:
         if name not in get_args(SplitName):
             raise unknown("split", name, get_args(SplitName))

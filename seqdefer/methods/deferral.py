@@ -46,7 +46,7 @@ class Deferral(ABC):
         labelled: LabelledData | None = None,
         progress: Progress = lambda _: None,
     ) -> Spending:
-        """Tell what every setting does to `examples`. Where they are labelled already, one-time deferral runs no model."""
+        """Tell what every setting does to `examples`. Where they are labelled, one-time deferral runs no model."""
 
     @abstractmethod
     def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:

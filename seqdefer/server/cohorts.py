@@ -222,8 +222,8 @@ class Cohort:
             row.is_finished = finish is not None
             reason = self._guard.reason if self._guard and missed[place] else None
             token = Token(
-                row.index, written.position, tokens[place], text, self.model.served.authors[authors[place]], scores[place],
-                wishes[place], finish, reason,
+                row.index, written.position, tokens[place], text, self.model.served.authors[authors[place]],
+                scores[place], wishes[place], finish, reason,
             )  # fmt: skip
             events.setdefault(id(row.listener), []).append(token)
         for listener, encoded in self.members:

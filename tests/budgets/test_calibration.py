@@ -14,7 +14,8 @@ from rich.console import Console
 from toy_pair import METHODS, Toy, numbers
 
 from seqdefer.budgets import calibration
-from seqdefer.budgets.calibration import BEYOND, BUDGETS, CLOSE, Calibration, Setting, realised
+from seqdefer.budgets.calibration import BUDGETS, CLOSE, Calibration
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting, realised_shares
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.labels import hand_offs

@@ -12,27 +12,16 @@ import torch
 from oracles import Hashing, WithExpert, completing, hand_off, write_all
 from torch import Tensor
 
-from seqdefer.budgets.policies import (
-    Calibrated,
-    Threshold,
-    TokenSweep,
-    choose_by_cost,
-    choose_hand_off,
-    choose_whole,
-    cost_price_for,
-    deferral_odds,
-    once_threshold_for,
-    sweep_thresholds,
-    threshold_for,
-    whole_threshold_for,
-)
+from seqdefer.budgets.policies import Threshold, choose_by_cost, choose_hand_off, choose_whole, deferral_odds
+from seqdefer.budgets.rules import Setting, once_threshold_for, price_for, threshold_for, whole_threshold_for
+from seqdefer.budgets.sweeps import GridSweep
+from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import (
     Curve,
     Ends,
-    GridSweep,
     curve_of,
     once_confidence_sweep,
     once_sweep,

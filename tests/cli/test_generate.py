@@ -22,7 +22,8 @@ from seqdefer import cli
 from seqdefer.errors import DataError
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.model import deferring_model
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel, Pairing
+from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.folders import Pairing
 from seqdefer.report.terminal import written_lines
 from seqdefer.storage.files import inputs_in, read_lines
 

@@ -14,17 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqdefer.budgets.policies import choose_by_cost
+from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep, switch_sweep
 from seqdefer.errors import DataError, OptionError
 from seqdefer.evaluation import curves
 from seqdefer.evaluation.curves import (
     Curve,
     Ends,
     Floats,
-    GridSweep,
     Integers,
     Run,
-    StepSweep,
-    Sweep,
     curve_of,
     improvement,
     once_confidence_sweep,
@@ -35,7 +33,6 @@ from seqdefer.evaluation.curves import (
     optimal_whole,
     paired_bootstrap,
     random_curve,
-    switch_sweep,
     whole_sweep,
 )
 from seqdefer.rejectors.losses import hand_off_grid

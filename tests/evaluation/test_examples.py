@@ -11,15 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.budgets.policies import (
-    Threshold,
-    choose_by_cost,
-    choose_hand_off,
-    cost_price_for,
-    once_threshold_for,
-    sweep_thresholds,
-    threshold_for,
-)
+from seqdefer.budgets.policies import Threshold, choose_by_cost, choose_hand_off
+from seqdefer.budgets.rules import once_threshold_for, price_for, threshold_for
+from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.evaluation.examples import BUDGETS
 from seqdefer.evaluation.experiment import Experiment

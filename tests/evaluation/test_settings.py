@@ -137,7 +137,7 @@ def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architect
         assert other.units * other.layers <= one.units * one.layers
         for settings in (one, other):
             sizes = Sizes(2, 3, 5, True, settings.layers, settings.units, settings.dropout, (0, 5))
-            assert DRAFT_NETWORKS[settings.architecture](sizes, "toy").eval().score(drafted).shape == (4, 2)
+            assert draft_networks()[settings.architecture](sizes, "toy").eval().score(drafted).shape == (4, 2)
 
 
 def test_hyperparameters_and_architectures_that_nobody_knows() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracles import rows_of, toy_tasks, write
 from torch import Tensor
 
-from seqdefer.budgets.policies import sweep_thresholds
+from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.evaluation.settings import ExperimentSettings

@@ -11,7 +11,8 @@ import torch
 from oracles import Hashing, WithExpert, Written, completing, expert_after, has_ended, rows_of, write
 from torch import Tensor, nn
 
-from seqdefer.budgets.policies import Threshold, sweep_thresholds
+from seqdefer.budgets.policies import Threshold
+from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes

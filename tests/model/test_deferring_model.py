@@ -23,7 +23,9 @@ from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Codec, TaskEntry
 from seqdefer.model import deferring_model
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel, Generation, Pairing
+from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.folders import Pairing
+from seqdefer.model.generation import Generation
 from seqdefer.rejectors.draft import DraftMLP, DraftNetwork
 from seqdefer.tasks.common.options import option
 from seqdefer.testing.fakes import blank_prefixes

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
-from seqdefer.evaluation.curves import Ends, Run, Sweep, paired_bootstrap
+from seqdefer.evaluation.curves import Ends, Run, paired_bootstrap
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import Results
 from seqdefer.evaluation.settings import GRANULARITY, ExperimentSettings

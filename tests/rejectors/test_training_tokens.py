@@ -11,11 +11,13 @@ import torch
 from oracles import expert_after, rows_of, score_after, write
 from torch import Tensor
 
-from seqdefer.budgets.policies import Threshold, sweep_thresholds
+from seqdefer.budgets.policies import Threshold
+from seqdefer.budgets.sweeps import GridSweep
+from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import OptionError
-from seqdefer.evaluation.curves import Ends, GridSweep, curve_of, improvement, random_curve
+from seqdefer.evaluation.curves import Ends, curve_of, improvement, random_curve
 from seqdefer.interfaces import SplitName, TokenRejector
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import hand_off_table

@@ -21,7 +21,8 @@ from toy_pair import METHODS, LetterCodec, Toy, numbers
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError, OptionError
 from seqdefer.interfaces import Served
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel, Generation
+from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.generation import Generation
 from seqdefer.rejectors.base import Sizes, step_inputs
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.server.limits import Limits

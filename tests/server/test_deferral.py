@@ -21,8 +21,9 @@ from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.interfaces import Policy, Served, Task
-from seqdefer.model.deferring_model import DeferringModel, Generation
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.fitting import fit_model
+from seqdefer.model.generation import Generation
 from seqdefer.progress import Silent
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.server.limits import Limits

@@ -872,7 +872,8 @@ def is_listening(url: str) -> bool:
 def save_text_model(folder: Path) -> Path:
     from tiny_models import tiny, tokenizer
 
-    from seqdefer.model.deferring_model import DeferringModel, pairing_of
+    from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.model.folders import pairing_of
     from seqdefer.tasks.text.task import TextOptions
 
     for name, (n_layers, seed) in {"predictor": (1, 1), "expert": (2, 6)}.items():
