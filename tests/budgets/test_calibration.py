@@ -13,13 +13,14 @@ import torch
 from rich.console import Console
 from toy_pair import METHODS, Toy, numbers
 
-from seqdefer.budgets import calibration
-from seqdefer.budgets.calibration import BUDGETS, CLOSE, Calibration
-from seqdefer.budgets.rules import FINITE_LIMIT, Setting, realised_shares
+from seqdefer.budgets.calibration import BUDGETS, Calibration
+from seqdefer.budgets.rules import FINITE_LIMIT, TOLERANCE, Setting, realised_shares
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.labels import hand_offs
 from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.labels.labelled import LearningData
+from seqdefer.methods.deferral import UnjudgedTask, _between
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.report.terminal import calibration_table
@@ -76,8 +77,8 @@ def test_nearest_share_serves_a_budget(method: str) -> None:
 def test_the_ends_are_never_and_as_much_as_can_be_on_other_inputs_too(method: str) -> None:
     """The largest share on 70 inputs may come from a threshold that keeps a token of others."""
     settings = settings_of(calibrated(method))
-    assert settings[0].threshold == BEYOND
-    assert settings[-1].threshold == -BEYOND
+    assert settings[0].threshold == FINITE_LIMIT
+    assert settings[-1].threshold == -FINITE_LIMIT
     model, others = calibrated(method), numbers(300, first=1000)
     assert model.generate(others, threshold=settings[0].threshold, batch_size=300).share == 0
     most = model.generate(others, threshold=settings[-1].threshold, batch_size=300).share
@@ -96,7 +97,7 @@ def test_budgets_hold_on_some_hundred_inputs_that_were_not_seen() -> None:
     """The error has a standard deviation of 0.2 to 0.8 points here: 2 points are no matter of luck."""
     budgets = BUDGETS[::10]
     for budget, (_, spent) in zip(budgets, spent_on_others("TokenwiseModel", 500, budgets, length=30), strict=True):
-        assert abs(spent - budget) <= CLOSE
+        assert abs(spent - budget) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("method", "most"), [("OneTimeModel", 0.8), ("OneTimeCost", 1.0)])
@@ -104,7 +105,7 @@ def test_one_time_budgets_hold_with_thousands_of_inputs(method: str, most: float
     """An input is handed off or not: 600 of them leave an error of 1.5 to 3 points, these one of 0.4."""
     budgets = [most * step / 4 for step in range(5)]
     for budget, (_, spent) in zip(budgets, spent_on_others(method, 20_000, budgets, length=12), strict=True):
-        assert abs(spent - budget) <= CLOSE
+        assert abs(spent - budget) <= TOLERANCE
 
 
 @each_method
@@ -122,14 +123,14 @@ def test_offline_scores_would_not_do() -> None:
     for one in settings_of(model)[20:81:20]:
         decided = model.decide(numbers(N), threshold=one.threshold)
         apart.append(abs(float(decided.defer.sum() / decided.sequences.lengths.sum()) - one.share))
-    assert max(apart) > CLOSE
+    assert max(apart) > TOLERANCE
 
 
 def test_a_budget_that_cannot_be_met_says_so() -> None:
     """By its odds an input is handed off at its best place, seldom at its first token."""
     model = calibrated("OneTimeModel")
     most = settings_of(model)[-1]
-    assert most.share < 1 - CLOSE
+    assert most.share < 1 - TOLERANCE
     with pytest.warns(BudgetWarning, match=rf"a budget of 1 cannot be met: the nearest .* is {most.share:.3f}"):
         assert model.setting(1.0) == most
     with pytest.warns(BudgetWarning):
@@ -176,9 +177,10 @@ def test_hand_offs_that_are_known_are_not_asked_for_again(method: str, spy: Call
     model, examples = toy.model(method), toy.served.codec.encode(numbers(N))
     expected = model.calibrate_on(examples)
     drafted = draft(toy.served.predictor, examples, toy.served.spec)
-    table, _ = hand_off_table(calibration._Unjudged(toy.served), examples, drafted)
+    table, _ = hand_off_table(UnjudgedTask(toy.served), examples, drafted)
+    labelled = LearningData(examples, drafted, table, None)
     asked = [spy(toy.served.expert, name) for name in ("next", "complete")]
-    assert model.calibrate_on(examples, table=table) == expected
+    assert model.calibrate_on(examples, labelled=labelled) == expected
     assert asked == [[], []]
 
 
@@ -226,7 +228,7 @@ def test_intervals_are_those_of_drawing_inputs_again() -> None:
     generator = np.random.default_rng(3)
     written = generator.integers(1, 9, (1, 50)).repeat(2, 0)
     deferred = generator.integers(0, written + 1)
-    shares, low, high = realised(deferred, written)
+    shares, low, high = realised_shares(deferred.astype(float), written.astype(float))
     drawn = []
     for _ in range(4000):
         rows = generator.integers(0, 50, 50)
@@ -237,13 +239,13 @@ def test_intervals_are_those_of_drawing_inputs_again() -> None:
 
 def test_thresholds_stand_between_scores() -> None:
     scores = torch.tensor([-torch.inf, 1.0, 2.0, 4.0, torch.inf])
-    assert calibration._falling(scores) == [math.inf, 3.0, 1.5, -math.inf]
-    assert calibration._falling(scores[:2]) == [math.inf, -math.inf]
+    assert _between(scores).tolist() == [math.inf, 3.0, 1.5, -math.inf]
+    assert _between(scores[:2]).tolist() == [math.inf, -math.inf]
 
 
 def test_the_table_tells_what_cannot_be_met() -> None:
     settings = tuple(Setting(budget, 0.5, min(budget, 0.8), 0.1, 0.9) for budget in BUDGETS)
-    settings = (Setting(0.0, BEYOND, 0.0, 0.0, 0.0), *settings[1:-1], Setting(1.0, -BEYOND, 0.8, 0.7, 0.9))
+    settings = (Setting(0.0, FINITE_LIMIT, 0.0, 0.0, 0.0), *settings[1:-1], Setting(1.0, -FINITE_LIMIT, 0.8, 0.7, 0.9))
     console = Console(width=100)
     with console.capture() as shown:
         console.print(calibration_table(Calibration(settings, 70, "")))

@@ -12,30 +12,28 @@ import torch
 from oracles import Hashing, WithExpert, completing, hand_off, write_all
 from torch import Tensor
 
-from seqdefer.budgets.policies import Threshold, choose_by_cost, choose_hand_off, choose_whole, deferral_odds
-from seqdefer.budgets.rules import Setting, once_threshold_for, price_for, threshold_for, whole_threshold_for
-from seqdefer.budgets.sweeps import GridSweep
+from seqdefer.budgets.hand_off_rules import HAND_OFF_RULES, ScoredHandOffs
+from seqdefer.budgets.policies import Threshold
+from seqdefer.budgets.rules import (
+    FINITE_LIMIT,
+    Setting,
+    once_threshold_for,
+    price_for,
+    threshold_for,
+    whole_threshold_for,
+)
+from seqdefer.budgets.sweeps import GridSweep, hand_off_sweep
 from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
-from seqdefer.errors import OptionError
-from seqdefer.evaluation.curves import (
-    Curve,
-    Ends,
-    curve_of,
-    once_confidence_sweep,
-    once_sweep,
-    optimal_curve,
-    optimal_once,
-    optimal_whole,
-    whole_sweep,
-)
+from seqdefer.errors import DataError, OptionError
+from seqdefer.evaluation.curves import Curve, Ends, curve_of, optimal_curve, optimal_once, optimal_whole
 from seqdefer.evaluation.oracle import all_outcomes
 from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import DecisionTrees, enumerate_trees
 from seqdefer.rejectors.base import Sizes
-from seqdefer.rejectors.confidence import CHOW, Confidence, confidence_of
+from seqdefer.rejectors.confidence import ChowMean, ChowQuantile, ChowSum, Confidence, DraftConfidence
 from seqdefer.rejectors.losses import hand_off_grid, is_ended
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.testing import ToyTask
@@ -159,6 +157,12 @@ def token_curve(rejector: TokenRejector[Any], trees: DecisionTrees, ends: Ends) 
     return curve_of(GridSweep(swept.deferred, swept.loss), ends)
 
 
+def once_curve(scores: Tensor, grid: Tensor | None, table: HandOffTable, rule: str) -> Curve:
+    length = table.loss.shape[1] - 1
+    scored = ScoredHandOffs.of(scores, length, hand_offs=() if grid is None else grid, rule=rule)
+    return curve_of(hand_off_sweep(scored, table), Ends.of(table))
+
+
 @each_toy
 def test_no_method_beats_the_oracle(task: ToyTask) -> None:
     examples = task.split("test")
@@ -175,11 +179,14 @@ def test_no_method_beats_the_oracle(task: ToyTask) -> None:
     rejectors = [Confidence(), Confidence("entropy"), network(LSTMRejector, task), *map(Hashing, range(5))]
     curves = {
         "token": [token_curve(rejector, trees, ends) for rejector in rejectors],
-        "once": [curve_of(once_sweep(torch.randn(task.n, 3, generator=random), grid, table), ends) for _ in range(10)],
-        "whole": [curve_of(whole_sweep(chow.score(drafted), table), ends) for chow in CHOW.values()],
+        "once": [once_curve(torch.randn(task.n, 3, generator=random), grid, table, "odds") for _ in range(10)],
+        "whole": [
+            once_curve(chow.score(drafted), None, table, "largest")
+            for chow in (ChowSum(), ChowMean(), ChowQuantile(0.4))
+        ],
     }
-    lengths, doubt = drafted.sequences.lengths, confidence_of(drafted, "entropy")
-    curves["once"].append(curve_of(once_confidence_sweep(doubt, lengths, grid, table), ends))
+    least_certain = DraftConfidence(grid.tolist(), "entropy").score(drafted)
+    curves["once"].append(once_curve(least_certain, grid, table, "largest"))
     budgets = np.linspace(0, until, 50)
     for granularity, best in oracle.items():
         for curve in curves[granularity]:
@@ -191,10 +198,33 @@ def test_no_method_beats_the_oracle(task: ToyTask) -> None:
 # -- decisions by draft --------------------------------------------------------------------------------------------
 
 
+def deferral_odds(scores: Tensor) -> Tensor:
+    return torch.from_numpy(
+        ScoredHandOffs.of(
+            scores, scores.shape[1], hand_offs=[*range(scores.shape[1] - 1), scores.shape[1]], rule="odds"
+        )
+        .path()
+        .settings
+    )
+
+
+def choose_hand_off(scores: Tensor, grid: Tensor, threshold: float, rule: str = "odds") -> Tensor:
+    return torch.from_numpy(ScoredHandOffs.of(scores, int(grid[-1]), hand_offs=grid, rule=rule).kept(threshold))
+
+
+def choose_by_cost(scores: Tensor, grid: Tensor, lengths: Tensor, price: float) -> Tensor:
+    scored = ScoredHandOffs.of(scores, int(grid[-1]), hand_offs=grid, rule="cost", lengths=lengths)
+    return torch.from_numpy(scored.kept(price))
+
+
+def choose_whole(scores: Tensor, length: int, threshold: float) -> Tensor:
+    return torch.from_numpy(ScoredHandOffs.of(scores, length).kept(threshold))
+
+
 def test_odds_of_deferring() -> None:
     scores = torch.tensor([[1.0, 2.0, 0.5], [0.0, 0.0, 0.0], [-1.0, -3.0, 4.0]])
     p = scores.softmax(1)
-    torch.testing.assert_close(deferral_odds(scores), ((1 - p[:, -1]) / p[:, -1]).log())
+    torch.testing.assert_close(deferral_odds(scores).float(), ((1 - p[:, -1]) / p[:, -1]).log())
     torch.testing.assert_close(deferral_odds(scores + 7), deferral_odds(scores))
 
 
@@ -240,11 +270,51 @@ def test_curves_of_hand_offs_are_what_the_engine_writes(task: ToyTask, generator
     """Every threshold of the engine's policy is a point of the sweep that the curve is drawn from."""
     grid, table, examples = hand_off_grid(task.spec.length, 3), table_of(task), task.split("test")
     scores = torch.randn(task.n, 3, generator=generator).double()
-    points = {(round(x, 9), round(y, 9)) for x, y in curve_of(once_sweep(scores, grid, table), Ends.of(table)).points}
+    points = {(round(x, 9), round(y, 9)) for x, y in once_curve(scores, grid, table, "odds").points}
     for threshold in [-torch.inf, torch.inf, *(deferral_odds(scores) - 1e-9).tolist()]:
         rollout = roll(task, HandOff(choose_hand_off(scores, grid, threshold)))
         x, y = rollout.deferred.double().mean(), task.sequence_loss(examples, rollout.sequences).double().mean()
         assert (round(float(x), 9), round(float(y), 9)) in points
+
+
+@each_toy
+@pytest.mark.parametrize("rule", sorted(HAND_OFF_RULES))
+def test_a_rule_chooses_what_its_path_says(task: ToyTask, rule: str, generator: torch.Generator) -> None:
+    """Walking along the path, step by step, gives the choice at every setting between two steps."""
+    grid, lengths = hand_off_grid(task.spec.length, 4), lengths_of(task)
+    scores = torch.where(is_ended(grid, lengths), -torch.inf, torch.randn(task.n, 4, generator=generator).double())
+    scores[:, -1] = torch.randn(task.n, generator=generator)  # no deferral is always possible
+    scored = ScoredHandOffs.of(scores, task.spec.length, hand_offs=grid, rule=rule, lengths=lengths)
+    path = scored.path()
+    falling = np.unique(path.settings[np.isfinite(path.settings)])[::-1]
+    for setting in [np.inf, *((falling[1:] + falling[:-1]) / 2), -np.inf]:
+        columns = path.first.copy()
+        for at, row, before, after in zip(path.settings, path.rows, path.before, path.after, strict=True):
+            if at >= setting:
+                assert columns[row] == before
+                columns[row] = after
+        assert columns.tolist() == scored.columns(setting).tolist()
+
+
+def test_each_draft_may_have_its_own_setting(generator: torch.Generator) -> None:
+    scores, grid = torch.randn(9, 3, generator=generator), torch.tensor([0, 2, 5])
+    settings = torch.randn(9, generator=generator).double()
+    for rule in HAND_OFF_RULES:
+        scored = ScoredHandOffs.of(scores, 5, hand_offs=grid, rule=rule)
+        alone = [
+            int(ScoredHandOffs.of(scores[[row]], 5, hand_offs=grid, rule=rule).kept(settings[row])[0])
+            for row in range(9)
+        ]
+        assert scored.kept(settings).tolist() == alone
+
+
+def test_grids_and_scores_that_cannot_be_used() -> None:
+    with pytest.raises(OptionError, match=r"must rise from 0 or more to 4 \(no deferral\): \[0, 3\]"):
+        ScoredHandOffs.of(torch.zeros(2, 2), 4, hand_offs=[0, 3], rule="odds")
+    with pytest.raises(OptionError, match="unknown decision rule 'dice'; available: cost, largest, odds"):
+        ScoredHandOffs.of(torch.zeros(2), 4, rule="dice")
+    with pytest.raises(DataError, match="1 scores are NaN"):
+        ScoredHandOffs.of(torch.tensor([0.0, torch.nan]), 4)
 
 
 # -- budgets -------------------------------------------------------------------------------------------------------
@@ -289,12 +359,15 @@ def test_once_budget_is_met_as_nearly_as_any_threshold_can(task: ToyTask, size: 
     check_budgets(task, found, deferral_odds(scores), lambda threshold: choose_hand_off(scores, grid, threshold))
 
 
-def check_budgets(task: ToyTask, found: list[Calibrated], scores: Tensor, choose: Callable[[float], Tensor]) -> None:
-    """The thresholds spend what they say, and none of all others comes nearer to its budget."""
-    shares = {at: roll(task, HandOff(choose(at))).share for at in [torch.inf, *scores.unique().tolist()]}
+def check_budgets(task: ToyTask, found: list[Setting], scores: Tensor, choose: Callable[[float], Tensor]) -> None:
+    """The thresholds spend what they say, and none of all others comes nearer to its budget; 0 and 1 are the ends."""
+    shares = [roll(task, HandOff(choose(at))).share for at in [torch.inf, *scores.unique().flip(0).tolist()]]
     for budget, one in zip(BUDGETS, found, strict=True):
-        assert one.share == pytest.approx(shares[one.threshold])
-        assert abs(one.share - budget) == pytest.approx(nearest(budget, list(shares.values())), abs=1e-6)
+        assert one.share == pytest.approx(roll(task, HandOff(choose(one.threshold))).share)
+        if budget in (0, 1):
+            assert one.share == pytest.approx(shares[0 if budget == 0 else -1])
+        else:
+            assert abs(one.share - budget) == pytest.approx(nearest(budget, shares), abs=1e-6)
 
 
 def every_price(scores: Tensor, grid: Tensor, lengths: Tensor) -> list[float]:
@@ -322,10 +395,13 @@ def test_cost_budget_is_met_as_nearly_as_any_price_can(task: ToyTask, coarse: bo
     prices = every_price(scores, grid, lengths)
     shares = [share_of(choose_by_cost(scores, grid, lengths, price), lengths, table) for price in prices]
     for budget in BUDGETS:
-        found = cost_price_for(budget, scores, grid, lengths, table)
+        found = price_for(budget, scores, grid, lengths, table)
         kept = choose_by_cost(scores, grid, lengths, found.threshold)
         assert found.share == pytest.approx(roll(task, HandOff(kept)).share)
-        assert abs(found.share - budget) == pytest.approx(nearest(budget, shares), abs=1e-9)
+        if budget in (0, 1):
+            assert found.threshold == FINITE_LIMIT * (1 - 2 * budget)
+        else:
+            assert abs(found.share - budget) == pytest.approx(nearest(budget, shares), abs=1e-9)
 
 
 @pytest.mark.parametrize("size", [2, 5])
@@ -333,19 +409,21 @@ def test_a_larger_budget_has_a_lower_price(size: int) -> None:
     """With sequences of one length, what is deferred is what was foreseen."""
     task = TOYS["all of one length"]
     estimates, table = estimates_of(task, size), table_of(task)
-    found = [cost_price_for(budget, *estimates, table) for budget in np.linspace(0, 1, 41)]
+    found = [price_for(budget, *estimates, table) for budget in np.linspace(0, 1, 41)]
     for one, other in pairwise(found):
         assert one.threshold >= other.threshold
         assert one.share <= other.share
-    assert (found[0].threshold, found[0].share) == (torch.inf, 0.0)
-    assert (found[-1].threshold, found[-1].share) == (-torch.inf, 1.0)
+    assert (found[0].threshold, found[0].share) == (FINITE_LIMIT, 0.0)
+    assert (found[-1].threshold, found[-1].share) == (-FINITE_LIMIT, 1.0)
     assert len({one.share for one in found}) > 5
 
 
 def test_a_price_where_nothing_can_be_handed_off() -> None:
     table = HandOffTable(torch.zeros(2, 3), torch.tensor([[2, 1, 0]] * 2))
     scores = torch.tensor([[-torch.inf, -torch.inf, 0.0]] * 2)
-    assert cost_price_for(0.7, scores, torch.arange(3), torch.tensor([2, 2]), table) == Calibrated(torch.inf, 0.0)
+    assert price_for(0.7, scores, torch.arange(3), torch.tensor([2, 2]), table) == Setting(
+        0.7, FINITE_LIMIT, 0.0, 0.0, 0.0
+    )
 
 
 @pytest.mark.parametrize("budget", [-0.01, 1.01, float("nan"), float("inf")])
@@ -360,7 +438,7 @@ def test_budgets_out_of_range(budget: float) -> None:
     with pytest.raises(OptionError, match=message):
         once_threshold_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), torch.tensor([2, 2]), table)
     with pytest.raises(OptionError, match=message):
-        cost_price_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), torch.tensor([2, 2]), table)
+        price_for(budget, torch.zeros(2, 3), torch.tensor([0, 1, 2]), torch.tensor([2, 2]), table)
 
 
 def test_budgets_of_an_expert_that_only_completes() -> None:
