@@ -31,7 +31,7 @@ echo "== run"
 cd "$WORK"
 env/bin/seqdefer --help
 env/bin/seqdefer tasks
-env/bin/python - "$WORK/source/README.md" <<'PYTHON'
+OMP_NUM_THREADS=1 env/bin/python - "$WORK/source/README.md" <<'PYTHON'
 import re
 import sys
 from pathlib import Path
