@@ -11,13 +11,11 @@ Seconds are medians of three with minimum and maximum. The networks of `pronounc
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -29,6 +27,7 @@ from torch import Tensor
 from benchmarks.scaling.label_cost import even_hand_offs
 from benchmarks.scaling.page import PAGE, RESULTS, rendered
 from benchmarks.scaling.synthetic_models import DisagreeingTask, Shape, count_tokens, random_expert
+from benchmarks.text import quiet
 from seqdefer.engine.interleaved import draft
 from seqdefer.environment import machine
 from seqdefer.interfaces import Task
@@ -329,18 +328,6 @@ def _branching(expert: Any, n: int, share: float = 0.5, length: int = 20) -> dic
 # -- main -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the advice that Transformers logs about its own calls."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logger.setLevel(level)
-
-
 def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Return the parts that can be measured here."""
     parts: dict[str, Callable[[], Any]] = {
@@ -373,7 +360,8 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     begun = time.perf_counter()
-    with quiet():
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for name in options.only or parts:
             log(f"{time.perf_counter() - begun:4.0f} s  {name}")
             found[name] = parts[name]()
