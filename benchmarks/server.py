@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Row, require_same, seconds_of
-from benchmarks.text import BUDGET, NEAR, TRIALS, Choice, Decoding, decoding_of, quiet
+from benchmarks.text import BUDGET, Choice, Decoding, decoding_of, quiet, search_threshold
 from benchmarks.weather import Bench
 from seqdefer.budgets.calibration import BEYOND, BUDGETS, Calibration, Setting
 from seqdefer.budgets.policies import Threshold
@@ -89,15 +89,8 @@ def _rejector(some: Decoding) -> TokenNetwork:
 def _calibration(some: Decoding, rejector: TokenNetwork) -> Calibration:
     """Return a calibration for the budgets 0, BUDGET and 1."""
     alone = _roll(some, rejector, torch.inf)
-    met, level, tried = alone.scores[alone.sequences.mask()], 1 - BUDGET, []
-    for _ in range(TRIALS):
-        threshold = float(met.quantile(level))
-        share = _roll(some, rejector, threshold).share
-        tried.append((abs(share - BUDGET), threshold, share))
-        if abs(share - BUDGET) <= NEAR:
-            break
-        level = min(max(level + share - BUDGET, 0.0), 1.0)
-    _, threshold, share = min(tried)
+    scores = alone.scores[alone.sequences.mask()]
+    threshold, share = search_threshold(scores, lambda threshold: _roll(some, rejector, threshold).share)
     between = [Setting(budget, threshold, share, share, share) for budget in BUDGETS[1:-1]]
     ends = Setting(0.0, BEYOND, 0.0, 0.0, 0.0), Setting(1.0, -BEYOND, 1.0, 1.0, 1.0)
     return Calibration((ends[0], *between, ends[1]), len(some.examples), "")
@@ -132,7 +125,7 @@ def rejector(bench: Bench, choice: Choice) -> list[Row]:
 
 
 def _rejector_row(bench: Bench, plain: Decoding, batch: int, name: str) -> Row:
-    """Compare the predictor with a rejector that never defers to the predictor without a rejector."""
+    """Return the cost of a rejector that never defers, relative to the predictor without one."""
     plain = replace(plain, examples=plain.examples.select(torch.arange(batch)), batch=batch)
     some = _with_facts(plain)
     never = Threshold(_rejector(some), torch.inf)
@@ -186,8 +179,7 @@ def _complete(address: str, budget: float, n_clients: int, inputs: Sequence[str]
 
 
 def _overhead_rows(bench: Bench, serving: Serving, address: str, n: int) -> list[Row]:
-    """Measure one client, one request at a time: the server's reported overhead, and the client's time against the
-    engine's."""
+    """Measure one client with one request at a time: the reported overhead, and its time against the engine's."""
     model, inputs = serving.model, serving.inputs[:n]
     expected = [model.generate([one], BUDGET).outputs[0] for one in inputs]
     seconds: dict[str, list[float]] = {name: [] for name in ("whole", "bare", "stream", "bare stream")}

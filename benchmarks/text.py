@@ -194,7 +194,7 @@ def random_pair(sizes: Sizes, device: torch.device, dtype: str) -> TextPair:
         is_added = ".block." in name and int(name.split(".")[2]) >= sizes.n_layers[0]
         if is_added and name.endswith((".o.weight", ".wo.weight")):
             weight.data *= 0.15
-    tokenizer = _IdTokenizer(sizes.n_words)
+    tokenizer = IdTokenizer(sizes.n_words, end=1)
     small, large = (text_model(model.to(device, getattr(torch, dtype)), tokenizer) for model in (predictor, expert))
     return TextPair.of(small, large)
 
@@ -212,13 +212,11 @@ def _random_model(sizes: Sizes, n_layers: int) -> Any:
     return model
 
 
-class _IdTokenizer:
+class IdTokenizer:
     """A tokenizer for inputs of ids."""
 
-    eos_token_id = 1
-
-    def __init__(self, n_words: int) -> None:
-        self.n_words = n_words
+    def __init__(self, n_words: int, end: int | None) -> None:
+        self.n_words, self.eos_token_id = n_words, end
 
     def __len__(self) -> int:
         return self.n_words
@@ -394,10 +392,15 @@ def threshold_for_budget(some: Decoding) -> tuple[float, float]:
     # Every trial reads the documents again: a second pair with the same weights caches the encoder states.
     caching = TextPair.of(_caching(pair.predictor.model), _caching(pair.expert.model))
     trial = replace(some, pair=caching)
-    met, level, tried = trial.uncertainty(), 1 - BUDGET, []
+    return search_threshold(trial.uncertainty(), trial.share)
+
+
+def search_threshold(scores: Tensor, share_at: Callable[[float], float]) -> tuple[float, float]:
+    """Return the quantile of the scores whose share is nearest to the budget, and that share."""
+    level, tried = 1 - BUDGET, []
     for _ in range(TRIALS):
-        threshold = float(met.quantile(level))
-        share = trial.share(threshold)
+        threshold = float(scores.quantile(level))
+        share = share_at(threshold)
         tried.append((abs(share - BUDGET), threshold, share))
         if abs(share - BUDGET) <= NEAR:
             break
@@ -420,7 +423,7 @@ def compare(some: Decoding, *, is_exact: bool) -> tuple[str, Tensor]:
 
 
 def same_if_assisted(assisted: Tensor, expected: Tensor) -> str:
-    """Describe the equality of assisted generation, which is up to Transformers and not required."""
+    """Describe how far assisted generation equals the expert; a difference is no error of ours."""
     return require_same("tokens of the expert", (assisted.cpu(), expected.cpu()), rounding=1.0)
 
 

@@ -205,7 +205,7 @@ def fit_without_trees(
 
 
 def risk_without_trees(network: TokenNetwork, task: Any, examples: Examples, phi: Phi) -> Tensor:
-    """`token_risk` of one rollout with the models themselves, for sequences of fixed length."""
+    """Return the token risk of one rollout by the models themselves, for sequences of fixed length."""
     state, context = task.predictor.start(examples.inputs)
     expert_state, seen = task.expert.start(examples), network.start(context)
     everyone = torch.arange(len(examples))
@@ -214,9 +214,7 @@ def risk_without_trees(network: TokenNetwork, task: Any, examples: Examples, phi
         proposal = task.predictor.propose(state)
         named, expert_state = task.expert.next(expert_state, everyone)
         score, seen = network.score(seen, position, proposal)
-        before = Sequences(
-            examples.targets[:, :0], torch.full_like(everyone, position)
-        )  # the losses ask where, not what
+        before = Sequences(examples.targets[:, :0], torch.full_like(everyone, position))  # losses need only positions
         loss, cost = task.token_loss(examples, before, proposal.tokens), task.token_cost(examples, before, named)
         for column, value in zip(columns, (score, loss, cost), strict=True):
             column.append(value)

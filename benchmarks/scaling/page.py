@@ -190,16 +190,8 @@ def sizes(found: Any) -> str:
             cells += [f"{1e3 * predicted:.3g} ms", seconds(one[what]), error(predicted, one[what]["median"])]
         rows.append(cells)
     n = measured[0]["rows"] * measured[0]["input_tokens"]
-    heading = (
-        "parameters",
-        f"reading {n} tokens: fit",
-        "measured",
-        "error",
-        "a step of 8 rows: fit",
-        "measured",
-        "error",
-    )
-    return table(heading, rows)
+    fitted = (f"reading {n} tokens: fit", "measured", "error", "a step of 8 rows: fit", "measured", "error")
+    return table(("parameters", *fitted), rows)
 
 
 def _model_of(one: Any) -> Model:
@@ -262,14 +254,9 @@ def tours(found: Any) -> str:
                 f"cities^{power:.2f}" if one is some[-1] else "",
             ])  # fmt: skip
     heading = (
-        "expert",
-        "cities",
-        "all hand-offs of an instance",
-        "one hand-off",
-        "hand-offs solved",
-        "a million instances, core-hours",
-        "growth, 20 to 50",
-    )
+        "expert", "cities", "all hand-offs of an instance", "one hand-off", "hand-offs solved",
+        "a million instances, core-hours", "growth, 20 to 50",
+    )  # fmt: skip
     return table(heading, rows)
 
 

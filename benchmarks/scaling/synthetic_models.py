@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.scaling.roofline import Model
+from benchmarks.text import IdTokenizer
 from seqdefer.interfaces import NextTokenExpert, Predictor, SplitName, Task
 from seqdefer.tasks.text.models import text_model, transformers
 from seqdefer.tasks.text.pairs import TextExpert
@@ -44,24 +44,9 @@ class Shape:
     def cache_width(self) -> int:
         return self.width // self.heads * self.cache_heads
 
-    def as_model(self, bytes_per_number: float) -> Model:
-        return Model(self.parameters, self.layers, self.width, self.cache_width, bytes_per_number)
-
-
-class _IdTokenizer:
-    """A tokenizer for inputs of ids. It has no end token, so all sequences have the full length."""
-
-    eos_token_id = None
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
 
 def random_expert(shape: Shape, device: torch.device, dtype: torch.dtype) -> TextExpert:
-    """Make an expert with random weights."""
+    """Make an expert with random weights and no end token, so that all sequences have the full length."""
     config = transformers().LlamaConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.cache_heads,
@@ -76,7 +61,7 @@ def random_expert(shape: Shape, device: torch.device, dtype: torch.dtype) -> Tex
             model = transformers().LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
-    return TextExpert(text_model(model, _IdTokenizer(shape.vocabulary), shape.name))
+    return TextExpert(text_model(model, IdTokenizer(shape.vocabulary, end=None), shape.name))
 
 
 @dataclass(frozen=True)
