@@ -1,9 +1,8 @@
-"""How fast seqdefer is: each row one run's ratio of the naive way's time to ours, with the same results.
+"""Benchmarks: how many times faster seqdefer is than other ways to the same results, as ratios within one run.
 
-    python -m benchmarks            # under five minutes on two cores; the table, and bench.json
-    python -m benchmarks --quick    # under a minute, smaller sizes
+    python -m benchmarks            # about 25 minutes on two cores; prints a table and writes bench.json
+    python -m benchmarks --quick    # smaller sizes, a few minutes
     python -m benchmarks --help
 
-`measure` times and compares, `weather` holds the benchmarks. They need nothing else: a temperature record is made on
-the spot.
+`measure` times and compares; the other modules hold the benchmarks. By default all data and models are synthetic.
 """

@@ -1,6 +1,6 @@
-"""python -m benchmarks: runs them, prints one table and writes bench.json. The table is on stdout, progress on stderr.
+"""python -m benchmarks: run the benchmarks, print one table to stdout and write bench.json. Progress goes to stderr.
 
-Exit status: 0 done, 1 two ways gave different results, 2 something the user can mend, 130 stopped by Ctrl-C.
+Exit status: 0 success, 1 two ways gave different results, 2 an error that the user can fix, 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **server.OURS
 
 
 def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
-    """By name, in the order of the table."""
+    """Return the benchmarks by name, in the order of the table."""
     return {
         **weather.BENCHMARKS,
         **tsp.BENCHMARKS,
@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
 def main(
     arguments: Sequence[str] | None = None, sizes: Sizes | None = None, text_sizes: text.Sizes | None = None
 ) -> int:
-    """`sizes` and `text_sizes` stand in for those of the options."""
+    """Run the command line. `sizes` and `text_sizes` replace those of the options."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _main(arguments, sizes, text_sizes)
@@ -72,14 +72,14 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
     chosen = _parser().parse_args(arguments)
     names = _names(chosen.only)
     if chosen.out.is_dir():
-        raise OptionError(f"--out {chosen.out} is a folder; name a file in it")
+        raise OptionError(f"--out {chosen.out} is a folder; give a file name")
     sizes = sizes or (QUICK if chosen.quick else DEFAULT)
     choice = _text_choice(chosen, text_sizes or (text.QUICK if chosen.quick else text.DEFAULT))
     begun = time.perf_counter()
     with writable_folder(chosen.out.parent), tempfile.TemporaryDirectory() as folder:
         bench = Bench(sizes, Path(folder), data=chosen.data, full=chosen.full)
         rows = run(bench, {name: benchmarks(choice)[name] for name in names}, begun)
-    Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))  # a file has no edge
+    Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
     command = " ".join(["python -m benchmarks", *_without_out(arguments)])
     made = provenance(bench, command, begun)
     if any(row.benchmark in ("text", "rejector", "server") for row in rows):
@@ -91,7 +91,7 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
 
 
 def _without_out(arguments: list[str]) -> list[str]:
-    """Where the file went on this machine changes nothing in it."""
+    """Remove --out, which does not affect the results."""
     if "--out" not in arguments:
         return [one for one in arguments if not one.startswith("--out=")]
     place = arguments.index("--out")
@@ -101,29 +101,29 @@ def _without_out(arguments: list[str]) -> list[str]:
 def _parser() -> _Parser:
     parser = _Parser(
         prog="python -m benchmarks",
-        description="Measures how many times faster seqdefer is than other ways to the same results, and how long the "
-        "size of the paper takes. Each row first checks that the results are the same.",
+        description="Measure how many times faster seqdefer is than other ways to the same results, and how long "
+        "training at the paper's size takes. Each benchmark first checks that the results are equal.",
         epilog=f"benchmarks: {', '.join(BENCHMARKS)}",
         allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, a few minutes (default: 25)")
-    parser.add_argument("--full", action="store_true", help="paper_scale trains to the end instead of projecting")
-    parser.add_argument("--only", action="append", metavar="NAME", help="this benchmark; give it again for another")
-    parser.add_argument("--data", metavar="PATH", help="a temperature record, as `seqdefer run weather` takes it")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes: a few minutes instead of about 25")
+    parser.add_argument("--full", action="store_true", help="train paper_scale to the end instead of extrapolating")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run only this benchmark; may be repeated")
+    parser.add_argument("--data", metavar="PATH", help="a temperature record, as for `seqdefer run weather`")
     parser.add_argument(
-        "--pair", nargs=2, metavar=("PREDICTOR", "EXPERT"), help="text: two models, names on the Hub or folders (made)"
+        "--pair", nargs=2, metavar=("PREDICTOR", "EXPERT"), help="text: two models, of the Hub or folders (synthetic)"
     )
-    parser.add_argument("--documents", metavar="FILE", help="text: JSON lines, plain or gzip; needs --pair (made)")
-    parser.add_argument("--device", default="auto", help="text: cpu, cuda or auto: a GPU where there is one (auto)")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="text: of the weights (float32)")
-    parser.add_argument("--out", type=Path, default=Path("bench.json"), metavar="FILE", help="write here (bench.json)")
+    parser.add_argument("--documents", metavar="FILE", help="text: JSON lines, plain or gzip; needs --pair (random)")
+    parser.add_argument("--device", default="auto", help="text: cpu, cuda or auto: a GPU if there is one (auto)")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES, help="text: type of the weights (float32)")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"), metavar="FILE", help="output file (bench.json)")
     return parser
 
 
 def _text_choice(chosen: argparse.Namespace, sizes: text.Sizes) -> text.Choice:
     if chosen.documents is not None and chosen.pair is None:
-        raise OptionError("--documents needs --pair: the pair that is made reads numbers, not texts")
-    choose_device(chosen.device)  # before anything is measured
+        raise OptionError("--documents needs --pair: the synthetic pair reads token ids, not texts")
+    choose_device(chosen.device)  # fail before measuring anything
     pair = None if chosen.pair is None else (chosen.pair[0], chosen.pair[1])
     return text.Choice(pair, chosen.documents, chosen.device, chosen.dtype, sizes)
 
@@ -136,22 +136,24 @@ def _names(only: list[str] | None) -> list[str]:
 
 
 def run(bench: Bench, benchmarks: Mapping[str, Benchmark], begun: float) -> list[Row]:
+    """Run the benchmarks and return their rows."""
     rows: list[Row] = []
     for name, benchmark in benchmarks.items():
-        bench.tell = _teller(name, begun)
-        bench.tell("start")
+        bench.log = _logger(name, begun)
+        bench.log("start")
         rows += benchmark(bench)
     return rows
 
 
-def _teller(name: str, begun: float) -> Callable[[str], None]:
-    def tell(line: str) -> None:
+def _logger(name: str, begun: float) -> Callable[[str], None]:
+    def log(line: str) -> None:
         print(f"{time.perf_counter() - begun:6.1f} s  {name}: {line}", file=sys.stderr)
 
-    return tell
+    return log
 
 
 def provenance(bench: Bench, command: str, begun: float) -> dict[str, Any]:
+    """Return what the results depend on."""
     tasks = {name: vars(bench)[name].describe() for name in ("task", "paper_task") if name in vars(bench)}
     return {
         "version": __version__,
@@ -165,11 +167,12 @@ def provenance(bench: Bench, command: str, begun: float) -> dict[str, Any]:
 
 
 def table_of(rows: Sequence[Row]) -> Table:
+    """Return the rows as one table, grouped by benchmark."""
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("ours against")
+    table.add_column("compared with")
     table.add_column("median", justify="right", no_wrap=True)
-    table.add_column("least-largest", no_wrap=True)
-    table.add_column("same results, and more")
+    table.add_column("min-max", no_wrap=True)
+    table.add_column("equality of results, notes")
     for position, row in enumerate(rows):
         if position == 0 or rows[position - 1].benchmark != row.benchmark:
             table.add_row(f"[bold]{row.benchmark}: {OURS[row.benchmark]}[/bold]")

@@ -1,7 +1,7 @@
-"""Clients of a server, in a process of their own: python -m benchmarks.clients ADDRESS MODEL CLIENTS [stream].
+"""Clients of a server in a separate process: python -m benchmarks.clients ADDRESS MODEL CLIENTS [stream].
 
-Inputs come on stdin, one JSON string a line; each client asks for the next one as soon as it has its answer. What they
-got and how long it took goes to stdout as JSON. Within the server's process they would take the interpreter from it.
+Inputs come from stdin, one JSON string per line. Each client sends the next one as soon as it has a response. Responses
+and times go to stdout as JSON. In the server's own process the clients would compete with it for the interpreter.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-OVERHEAD = "x-seqdefer-overhead-ms"
+OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 
 
-def ask(connection: http.client.HTTPConnection, model: str, text: str, stream: bool) -> dict[str, Any]:
+def complete(connection: http.client.HTTPConnection, model: str, text: str, stream: bool) -> dict[str, Any]:
+    """Send one request; return its text, its seconds and the server's overhead."""
     body = json.dumps({"model": model, "prompt": text, "stream": stream})
     begun = time.perf_counter()
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-    answer = connection.getresponse()
-    content = answer.read()
+    response = connection.getresponse()
+    content = response.read()
     seconds = time.perf_counter() - begun
-    if answer.status != 200:
-        raise SystemExit(f"the server answered {answer.status}: {content[:200]!r}")
-    return {"seconds": seconds, "overhead": float(answer.headers[OVERHEAD]) / 1000, "text": _text(content, stream)}
+    if response.status != 200:
+        raise SystemExit(f"the server returned {response.status}: {content[:200]!r}")
+    overhead = float(response.headers[OVERHEAD_HEADER]) / 1000
+    return {"seconds": seconds, "overhead": overhead, "text": _text(content, stream)}
 
 
 def _text(content: bytes, stream: bool) -> str:
@@ -38,7 +40,7 @@ def _text(content: bytes, stream: bool) -> str:
 
 
 def run(address: str, model: str, n_clients: int, inputs: list[str], stream: bool) -> dict[str, Any]:
-    """All answers in the order of the inputs, and the seconds from the first question to the last answer."""
+    """Return all answers in the order of the inputs, and the seconds from the first request to the last response."""
     waiting, answers = queue.SimpleQueue[int](), [dict[str, Any]()] * len(inputs)
     for place in range(len(inputs)):
         waiting.put(place)
@@ -50,7 +52,7 @@ def run(address: str, model: str, n_clients: int, inputs: list[str], stream: boo
                 place = waiting.get_nowait()
             except queue.Empty:
                 return connection.close()
-            answers[place] = ask(connection, model, inputs[place], stream)
+            answers[place] = complete(connection, model, inputs[place], stream)
 
     threads = [threading.Thread(target=work) for _ in range(n_clients)]
     begun = time.perf_counter()

@@ -1,8 +1,8 @@
-"""The benchmark of engines: how much sooner two workers are done than one, and what labelling more takes of memory.
+"""Benchmark of labelling engines: the speed-up of two workers over one, and the memory for more examples.
 
-Tours of the local search are labelled by one process, by two, and by two actors on a Ray of this machine, from the
-start of the workers to the manifest. The files must be the same. Memory is the peak of a driver and of its largest
-worker, in processes of their own, for 1, 4 and 16 times as many examples.
+One process, two processes, and two actors on a local Ray label tours with the local search, timed from the start of the
+workers to the manifest. Their files must be equal. Memory is the peak of a driver and of its largest worker, in
+separate processes, for 1, 4 and 16 times as many examples.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from seqdefer.evaluation.splits import label_task
 from seqdefer.labels.executors.settings import EngineSettings
 from seqdefer.tasks.tsp.task import ENTRY, TSPOptions
 
-TIMES = (1, 4, 16)
-SHARDS = 16  # of the timed examples
-IN_A_SHARD = 128  # examples, where memory is measured
+MEMORY_FACTORS = (1, 4, 16)
+TIMED_SHARDS = 16
+MEMORY_SHARD_SIZE = 128
 
-# A driver that tells its own peak and the largest of its workers'. The system's count of a process that has ended
-# (ru_maxrss) would not do: it begins with the memory of whoever started it.
-MEASURED = """
+# A driver that prints its own peak and that of its largest worker. ru_maxrss of a finished process is no substitute: it
+# starts at the memory of the parent process.
+DRIVER = """
 import json, sys, threading, time
 import multiprocessing
 from pathlib import Path
@@ -48,7 +48,7 @@ def watch():
         for worker in multiprocessing.active_children():
             try:
                 peaks[worker.pid] = peak(worker.pid)
-            except (OSError, StopIteration):  # it has ended
+            except (OSError, StopIteration):  # it has exited
                 pass
         time.sleep(0.02)
 
@@ -60,6 +60,7 @@ if __name__ == "__main__":
 
 
 def labelling(bench: Bench) -> list[Row]:
+    """Time one and two workers, and measure their memory if /proc is available."""
     rows = _timed(bench)
     return rows + _memory(bench) if Path("/proc/self/status").exists() else rows
 
@@ -71,24 +72,24 @@ def _timed(bench: Bench) -> list[Row]:
     def by(engine: str, workers: int) -> Callable[[], dict[str, bytes]]:
         def way() -> dict[str, bytes]:
             store = folder / f"labels-{next(number)}"
-            how = EngineSettings(engine, workers=workers, shard_size=max(1, n // SHARDS), labels=store)
+            how = EngineSettings(engine, workers=workers, shard_size=max(1, n // TIMED_SHARDS), labels=store)
             label_task(ENTRY, options, folder, ["train"], how, seeds=1, instances=1, rollouts=2, device="cpu")
             return {path.name: path.read_bytes() for path in store.iterdir()}
 
         return way
 
     ways = {"one": by("local", 1), "two": by("local", 2)}
-    bench.tell("comparing")
+    bench.log("comparing")
     made = {name: way() for name, way in ways.items()}
     if bench.sizes.ray:
         try:
             made["ray"] = by("ray", 2)()
             ways["ray"] = by("ray", 2)
         except MissingExtraError as error:
-            bench.tell(f"Ray left out: {error}")
+            bench.log(f"Ray skipped: {error}")
     for name, files in made.items():
         if files != made["one"]:
-            raise ResultsDifferError(f"one worker and {name} made different files; please report this")
+            raise ResultsDifferError(f"one worker and {name!r} made different files; please report this")
     seconds: dict[str, Any] = bench.race(**ways)
     what = {
         "two": f"one process; ours two ({n} tours by the local search)",
@@ -103,7 +104,7 @@ def _timed(bench: Bench) -> list[Row]:
 
 
 def _note(seconds: Any) -> str:
-    return f"{np.median(seconds):.3g} s, workers' start counted"
+    return f"{np.median(seconds):.3g} s, including the start of the workers"
 
 
 def _options(n: int, cities: int) -> TSPOptions:
@@ -113,38 +114,27 @@ def _options(n: int, cities: int) -> TSPOptions:
 def _memory(bench: Bench) -> list[Row]:
     n, cities = bench.sizes.n_memory, bench.sizes.n_tour_cities
     peaks = []
-    for times in TIMES:
-        bench.tell(f"memory of {times * n} examples")
+    for times in MEMORY_FACTORS:
+        bench.log(f"memory of {times * n} examples")
         peaks.append(_peaks(bench.folder / f"memory-{times}", times * n, cities))
     rows = []
     for who, values in zip(("driver", "worker"), np.array(peaks).T, strict=True):
-        told = ", ".join(f"{times}x: {value:.0f} MB" for times, value in zip(TIMES, values, strict=True))
-        note = f"{told}; 16x is {values[-1] / values[0]:.2f} times 1x"
+        listed = ", ".join(f"{times}x: {value:.0f} MB" for times, value in zip(MEMORY_FACTORS, values, strict=True))
+        note = f"{listed}; 16x is {values[-1] / values[0]:.2f} times 1x"
         rows.append(Row.of("labelling", f"peak memory of a {who}, 1x is {n} examples", "MB", values, note=note))
     return rows
 
 
 def _peaks(folder: Path, n: int, cities: int) -> tuple[float, float]:
-    """Of the driver and of the larger of two workers, in MB."""
+    """Return the peak memory of the driver and of the larger of two workers, in MB."""
     folder.mkdir()
     script = folder / "measured.py"
-    script.write_text(MEASURED)
+    script.write_text(DRIVER)
     sizes = ["--train", str(n), "--validation", "1", "--test", "1", "--cities", str(cities), "--expert", "search"]
-    how = ["--effort", "0", "--engine", "local", "--workers", "2", "--shard-size", str(IN_A_SHARD), "--splits", "train"]
-    command = [
-        sys.executable,
-        str(script),
-        "label",
-        "tsp",
-        *sizes,
-        *how,
-        "--out",
-        str(folder / "out"),
-        "--quiet",
-        "--json",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    _, driver, worker = json.loads(ended.stdout.splitlines()[-1])
+    how = ["--engine", "local", "--workers", "2", "--shard-size", str(MEMORY_SHARD_SIZE), "--splits", "train"]
+    command = ["label", "tsp", *sizes, *how, "--effort", "0", "--out", str(folder / "out"), "--quiet", "--json"]
+    ran = subprocess.run([sys.executable, str(script), *command], capture_output=True, text=True, check=True)
+    _, driver, worker = json.loads(ran.stdout.splitlines()[-1])
     return driver / 1e3, worker / 1e3
 
 

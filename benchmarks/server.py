@@ -1,9 +1,8 @@
-"""The benchmarks of serving: what the rejector and the server add to the models, and what a budget costs under load.
+"""Benchmarks of serving: the overhead of the rejector and the server, and the cost of a budget under load.
 
-The server runs on a socket, as `seqdefer serve` runs it; clients are a process of their own. Texts are compared with
-those of the bare engine first. "Alone" is the same server at a budget of 0 or 1: what a user would run who served one
-of the two models only. The rejector is not fitted: that changes what it decides, not what it costs; its threshold is
-set for the budget on the same documents.
+The server runs on a socket, as in `seqdefer serve`; clients run in a separate process. Texts are first compared with
+those of the bare engine. "Alone" is the same server at a budget of 0 or 1, like a server of one of the two models. The
+rejector is not fitted: this changes its decisions, not its cost. Its threshold meets the budget on the same documents.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Row, require_same, seconds_of
-from benchmarks.text import BUDGET, NEAR, TRIALS, Choice, Decoding, decoding_of, quiet
+from benchmarks.text import BUDGET, Choice, Decoding, decoding_of, quiet, search_threshold
 from benchmarks.weather import Bench
 from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.policies import Threshold
@@ -39,12 +38,12 @@ from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.types import Examples
 
-NAME = "pair"
-ROUNDS_OF_ONE = 4  # more answers for the percentiles of a single client
+MODEL_NAME = "pair"
+SINGLE_CLIENT_ROUNDS = 4  # more responses for the percentiles of a single client
 
 
 class _Ids(Codec):
-    """Documents as ids with spaces between: the pair that is made has no words."""
+    """Codec for documents written as ids with spaces: the synthetic pair has no words."""
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         rows = [torch.tensor([int(word) for word in one.split()]) for one in inputs]
@@ -57,7 +56,7 @@ class _Ids(Codec):
 
 @dataclass(frozen=True)
 class Serving:
-    """A pair with a rejector, the documents that clients ask about, and the engine's own way to write about them."""
+    """A model to serve, the documents that clients send, and the bare engine for comparison."""
 
     model: DeferringModel
     inputs: list[str]
@@ -65,7 +64,7 @@ class Serving:
 
     @classmethod
     def of(cls, choice: Choice, n: int) -> Serving:
-        whole = _showing_facts(decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n}))))
+        whole = _with_facts(decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n}))))
         ids = whole.examples.inputs
         inputs = [" ".join(str(one) for one in row[row != PADDING].tolist()) for row in ids.cpu()]
         served = Served(whole.pair.predictor, whole.pair.expert, whole.spec, _Ids())
@@ -73,8 +72,8 @@ class Serving:
         return cls(DeferringModel(served, rejector, _calibration(whole, rejector)), inputs, whole)
 
 
-def _showing_facts(plain: Decoding) -> Decoding:
-    """The same pair, whose predictor tells a rejector what it looks at."""
+def _with_facts(plain: Decoding) -> Decoding:
+    """Return the same pair with rejector inputs."""
     return replace(plain, pair=TextPair.of(plain.pair.predictor.model, plain.pair.expert.model, "facts"))
 
 
@@ -91,17 +90,10 @@ def _rejector(some: Decoding) -> TokenNetwork:
 
 
 def _calibration(some: Decoding, rejector: TokenNetwork) -> Calibration:
-    """All that is asked for here: nothing, the budget, everything."""
+    """Return a calibration for the budgets 0, BUDGET and 1."""
     alone = _roll(some, rejector, torch.inf)
-    met, level, tried = alone.scores[alone.sequences.mask()], 1 - BUDGET, []
-    for _ in range(TRIALS):
-        threshold = float(met.quantile(level))
-        share = _roll(some, rejector, threshold).share
-        tried.append((abs(share - BUDGET), threshold, share))
-        if abs(share - BUDGET) <= NEAR:
-            break
-        level = min(max(level + share - BUDGET, 0.0), 1.0)
-    _, threshold, share = min(tried)
+    scores = alone.scores[alone.sequences.mask()]
+    threshold, share = search_threshold(scores, lambda threshold: _roll(some, rejector, threshold).share)
     between = [Setting(budget, threshold, share, share, share) for budget in BUDGETS[1:-1]]
     ends = Setting(0.0, BEYOND, 0.0, 0.0, 0.0), Setting(1.0, -BEYOND, 1.0, 1.0, 1.0)
     return Calibration((ends[0], *between, ends[1]), len(some.examples), "")
@@ -115,11 +107,11 @@ def _roll(some: Decoding, rejector: TokenNetwork, threshold: float) -> Any:
 
 
 def rejector(bench: Bench, choice: Choice) -> list[Row]:
-    """The pair, and predictors of more layers: the rejector costs the same, so it weighs less."""
+    """Measure the rejector with the pair and with deeper predictors, for which its share of the cost is smaller."""
     try:
         transformers()
     except MissingExtraError as missing:
-        bench.tell(f"left out: {missing}")
+        bench.log(f"skipped: {missing}")
         return []
     sizes, rows = choice.sizes, []
     made = [
@@ -129,16 +121,16 @@ def rejector(bench: Bench, choice: Choice) -> list[Row]:
         for one in (choice, *made):
             n = one.sizes.n_layers[0]
             name = "the predictor" if one is choice else f"a predictor of {n} + {n} layers"
-            bench.tell(f"without a rejector: {name}")
+            bench.log(f"without a rejector: {name}")
             plain = decoding_of(one)
             rows += [_rejector_row(bench, plain, batch, name) for batch in (1, min(8, len(plain.examples)))]
     return rows
 
 
 def _rejector_row(bench: Bench, plain: Decoding, batch: int, name: str) -> Row:
-    """Writing with a rejector that is asked and never defers, against the predictor without one."""
+    """Return the cost of a rejector that never defers, relative to the predictor without one."""
     plain = replace(plain, examples=plain.examples.select(torch.arange(batch)), batch=batch)
-    some = _showing_facts(plain)
+    some = _with_facts(plain)
     never = Threshold(_rejector(some), torch.inf)
     same = require_same("tokens of the predictor", (some.roll(never).cpu(), plain.predictor().cpu()))
     seconds = bench.race(ours=lambda: some.roll(never), theirs=plain.predictor)
@@ -150,15 +142,16 @@ def _rejector_row(bench: Bench, plain: Decoding, batch: int, name: str) -> Row:
 
 
 def server(bench: Bench, choice: Choice) -> list[Row]:
+    """Measure the overhead of the server, and its speed under load."""
     from seqdefer.server.running import require_extra
 
     try:
         transformers()
         require_extra()
     except MissingExtraError as missing:
-        bench.tell(f"left out: {missing}")
+        bench.log(f"skipped: {missing}")
         return []
-    bench.tell("making a pair, a rejector and its threshold")
+    bench.log("preparing a pair, a rejector and its threshold")
     with quiet(), torch.no_grad():
         loads, rows = choice.sizes.n_asked, list[Row]()
         serving = Serving.of(choice, max(loads.values()))
@@ -170,17 +163,17 @@ def server(bench: Bench, choice: Choice) -> list[Row]:
 
 
 def _running(model: DeferringModel) -> AbstractContextManager[str]:
-    """The address of a server on a free port."""
+    """Run a server on a free port; the context is its address."""
     from seqdefer.server.app import create_app
     from seqdefer.server.limits import Limits
     from seqdefer.server.running import in_background
 
     limits = Limits(request_seconds=600.0)
-    return in_background(create_app(model, NAME, limits=limits), limits)
+    return in_background(create_app(model, MODEL_NAME, limits=limits), limits)
 
 
-def _asked(address: str, budget: float, n_clients: int, inputs: Sequence[str], *options: str) -> Any:
-    command = [sys.executable, "-m", "benchmarks.clients", address, f"{NAME}@{budget}", str(n_clients), *options]
+def _complete(address: str, budget: float, n_clients: int, inputs: Sequence[str], *options: str) -> Any:
+    command = [sys.executable, "-m", "benchmarks.clients", address, f"{MODEL_NAME}@{budget}", str(n_clients), *options]
     lines = "".join(json.dumps(one) + "\n" for one in inputs)
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -189,20 +182,19 @@ def _asked(address: str, budget: float, n_clients: int, inputs: Sequence[str], *
 
 
 def _overhead_rows(bench: Bench, serving: Serving, address: str, n: int) -> list[Row]:
-    """One client, one request at a time: what the server itself says it took, and what the client sees beyond the
-    engine's own time."""
+    """Measure one client with one request at a time: the reported overhead, and its time against the engine's."""
     model, inputs = serving.model, serving.inputs[:n]
     expected = [model.generate([one], BUDGET).outputs[0] for one in inputs]
     seconds: dict[str, list[float]] = {name: [] for name in ("whole", "bare", "stream", "bare stream")}
     own: list[list[float]] = []
     for turn in range(bench.sizes.repeats):
-        bench.tell(f"overhead: round {turn + 1} of {bench.sizes.repeats}")
+        bench.log(f"overhead: round {turn + 1} of {bench.sizes.repeats}")
         bare, whole = [], []
-        for _ in range(ROUNDS_OF_ONE):
+        for _ in range(SINGLE_CLIENT_ROUNDS):
             bare.append(seconds_of(lambda: [model.generate([one], BUDGET) for one in inputs]))
-            whole.append(_asked(address, BUDGET, 1, inputs))
+            whole.append(_complete(address, BUDGET, 1, inputs))
         seconds["bare stream"].append(seconds_of(lambda: [list(model.stream(one, BUDGET)) for one in inputs]))
-        streamed = _asked(address, BUDGET, 1, inputs, "stream")
+        streamed = _complete(address, BUDGET, 1, inputs, "stream")
         same = _same_texts([one["text"] for asked in (*whole, streamed) for one in asked["answers"]], expected)
         own.append([1000 * one["overhead"] for asked in whole for one in asked["answers"]])
         seconds["bare"].append(sum(bare))
@@ -235,13 +227,13 @@ def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: 
     inputs = serving.inputs[:n]
     budgets = {"ours": BUDGET, "predictor": 0.0, "expert": 1.0}
     engine = partial(serving.model.generate, inputs, BUDGET, batch_size=n_clients)
-    texts = [answer["text"] for answer in _asked(address, BUDGET, n_clients, inputs)["answers"]]
+    texts = [answer["text"] for answer in _complete(address, BUDGET, n_clients, inputs)["answers"]]
     same = _same_texts(texts, engine().outputs)
     seconds: dict[str, list[float]] = {name: [] for name in (*budgets, "engine")}
     for turn in range(bench.sizes.repeats):
-        bench.tell(f"{n_clients} clients: round {turn + 1} of {bench.sizes.repeats}")
+        bench.log(f"{n_clients} clients: round {turn + 1} of {bench.sizes.repeats}")
         for name, budget in budgets.items():
-            seconds[name].append(_asked(address, budget, n_clients, inputs)["seconds"])
+            seconds[name].append(_complete(address, budget, n_clients, inputs)["seconds"])
         seconds["engine"].append(seconds_of(engine))
     times = {name: np.array(values) for name, values in seconds.items()}
     clients, speed = f"{n_clients} client{'s' * (n_clients > 1)}", n / np.median(times["ours"])
@@ -257,6 +249,6 @@ def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: 
 
 
 OURS: Mapping[str, str] = {
-    "rejector": "a rejector that is asked for every token and never defers (budget 0)",
+    "rejector": "a rejector that scores every token and never defers (budget 0)",
     "server": f"a server over a socket, {BUDGET:.0%} of tokens by the expert",
 }

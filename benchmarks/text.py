@@ -1,19 +1,19 @@
-"""The benchmark of decoding with a pair of Hugging Face models: interleaved for a budget, against either model alone.
+"""Benchmark of decoding with a pair of Hugging Face models: interleaved at a budget, against either model alone.
 
-All ways write about the same documents. In float32 their tokens are compared first: never deferring must be the
-predictor's own `generate`, always deferring the expert's, token for token. In half precision batches of different
-shapes round too differently for that, and the share of equal tokens is told instead.
+All ways write about the same documents. In float32 their tokens are compared first: never deferring must equal the
+predictor's own `generate`, always deferring the expert's, token for token. In half precision, batches of different
+shapes round too differently for that, and the share of equal tokens is reported instead.
 
-What interleaving costs is held against a bound: the predictor alone, one encoding of the documents by the expert, and
-of the expert's time the share of tokens that it writes. A second row takes that share of its decoding only, which
-leaves out that keys and values of the documents are made once, and tokens read, however few are deferred. Where
-documents are long and what is written is short, encoding is most of the expert's time, and predictor and encoding
-together may well take longer than the expert alone.
+The cost of interleaving is compared with a bound: the predictor alone, one encoding of the documents by the expert, and
+the expert's time in proportion to its share of tokens. A second row uses the same share of the expert's decoding only;
+it ignores that keys and values of the documents are computed once and tokens are read, however few are deferred. If
+documents are long and outputs short, encoding dominates the expert's time, and predictor and encoding together may take
+longer than the expert alone.
 
-Without `--pair` two T5s are made on the spot. Their weights are random, which changes what is written, not what it
-costs, with three things seen to: the end token is never the likeliest, so that every sequence has the full length; the
-expert has the predictor's layers and adds some that say little, so that the two agree about as often as real pairs do,
-on which assisted generation lives; and documents differ in length as news does.
+Without `--pair` the benchmark uses two T5s with random weights, which changes the output but not its cost. They differ
+from plain random models in three ways. The end token is never the likeliest, so every sequence has the full length. The
+expert has the predictor's layers plus some of small effect, so the two agree about as often as real pairs do, which
+assisted generation depends on. And documents vary in length as news articles do.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from seqdefer.tasks.text.passes import PADDING, to_the_end
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 BUDGET = 0.2
-NEAR = 0.005  # a share so close to the budget will do; the closest one of so many trials, if none is
-TRIALS = 5
+NEAR = 0.005  # stop the search for a threshold at a share this close to the budget
+TRIALS = 5  # then take the closest
 PROMPT = "summarize: "
-REMEMBERED = 2**31  # bytes of encoder states, while the threshold is looked for
+CACHE_BYTES = 2**31  # of encoder states, during the search for a threshold
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is decoded, and how large the pair is that is made where none is given."""
+    """How much is decoded, and the size of the synthetic pair."""
 
-    n_documents: Mapping[int, int]  # for each batch size: how many of the documents, the first ones
-    n_asked: Mapping[int, int]  # for each number of clients of a server: documents that they ask about
+    n_documents: Mapping[int, int]  # number of documents for each batch size
+    n_asked: Mapping[int, int]  # number of documents for each number of clients
     longest: int = 448  # tokens of a document
-    length: int = 20  # tokens that are written
-    n_labelled: int = 4  # documents whose hand-offs are all written
-    n_layers: tuple[int, int] = (2, 8)  # of predictor and expert: so many in the encoder, so many in the decoder
-    more_layers: tuple[int, ...] = (8, 24)  # of other predictors, beside a rejector
+    length: int = 20  # tokens of an output
+    n_labelled: int = 4  # documents for the comparison of hand-offs
+    n_layers: tuple[int, int] = (2, 8)  # of predictor and expert, in the encoder and in the decoder
+    more_layers: tuple[int, ...] = (8, 24)  # of other predictors for the rejector benchmark
     width: int = 512
     n_heads: int = 6
     n_words: int = 32128
@@ -77,7 +77,7 @@ QUICK = Sizes(
 
 @dataclass(frozen=True)
 class Choice:
-    """What the options of the command line say. No pair: one is made; no documents: random ones."""
+    """Options of the command line. Without a pair it is synthetic, without documents they are random."""
 
     pair: tuple[str, str] | None = None
     documents: str | None = None
@@ -91,7 +91,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Documents, a pair, and the ways to write about all of them, `batch` at a time. Ways return tokens (n, L)."""
+    """Documents, a pair, and ways to write about all of them in batches. Ways return tokens (n, L)."""
 
     pair: TextPair
     examples: Examples
@@ -126,7 +126,7 @@ class Decoding:
         return self.over(way)
 
     def encoding(self) -> Tensor:
-        """What the expert's encoder makes of the documents; without an encoder, what it makes of prompts. (n,)"""
+        """Run the expert's encoder on the documents or, without an encoder, the expert on the prompts. (n,)"""
         expert = self.pair.expert
         if not expert.model.is_encoder_decoder:
             return self.over(lambda some: expert.next(expert.start(some), torch.arange(len(some)))[0])
@@ -142,7 +142,7 @@ class Decoding:
         return self.over(lambda some: generate(model, some.inputs, self.spec, **options))
 
     def assisted(self) -> Tensor:
-        """Transformers assists one document at a time, and no more."""
+        """Return assisted generation, which in Transformers takes one document at a time."""
         one_by_one, assistant = replace(self, batch=1), self.pair.predictor.model.model
         return one_by_one.generate(self.pair.expert.model, assistant_model=assistant)
 
@@ -150,24 +150,24 @@ class Decoding:
         return self._roll(Threshold(Confidence("uncertainty"), threshold), self.examples).share
 
     def uncertainty(self) -> Tensor:
-        """Of every token that the predictor writes alone. (tokens,)"""
+        """Return the uncertainty of every token of the predictor alone. (tokens,)"""
         drafted = draft(self.pair.predictor, self.examples, self.spec)
         return drafted.uncertainty[drafted.sequences.mask()]
 
     def agreement(self, by_expert: Tensor) -> float:
-        """How often the predictor writes what the expert did, after what the expert wrote before: tokens (n, L)."""
+        """Return how often the predictor's next token equals the expert's, along the expert's tokens (n, L)."""
         state, _ = self.pair.predictor.start(self.examples.inputs)
         same, n = 0, 0
         for column in by_expert.unbind(1):
-            stands = column != 0
-            same += int((self.pair.predictor.propose(state).tokens == column)[stands].sum())
-            n += int(stands.sum())
+            is_token = column != 0
+            same += int((self.pair.predictor.propose(state).tokens == column)[is_token].sum())
+            n += int(is_token.sum())
             state = self.pair.predictor.append(state, column)
         return same / n
 
 
 def generate(model: TextModel, inputs: Tensor, spec: SequenceSpec, **options: Any) -> Tensor:
-    """What transformers writes greedily, padded as its tokenizers pad. (n, L), 0 past the end"""
+    """Return the greedy output of Transformers with its own padding. (n, L), 0 past the end"""
     given = (inputs != PADDING).sum(1)
     inputs = inputs[:, : int(given.max())]
     if not model.is_encoder_decoder:
@@ -179,47 +179,45 @@ def generate(model: TextModel, inputs: Tensor, spec: SequenceSpec, **options: An
 
 
 def _up_to_end(tokens: Tensor, model: TextModel, spec: SequenceSpec) -> Tensor:
-    """Every end token becomes that of the pair, and 0 what stands after it."""
+    """Replace every end token by that of the pair, and everything after it by 0."""
     is_end = torch.isin(tokens, torch.tensor(model.ends, dtype=tokens.dtype, device=tokens.device))
     tokens = tokens.masked_fill(is_end, 0 if spec.end is None else spec.end)
     return tokens.masked_fill((is_end.cumsum(1) - is_end.long()) > 0, 0)
 
 
-def made_pair(sizes: Sizes, device: torch.device, dtype: str) -> TextPair:
-    """Two T5s with random weights; see above for what they have in common."""
+def random_pair(sizes: Sizes, device: torch.device, dtype: str) -> TextPair:
+    """Make two T5s with random weights, as described above."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(SEED)
-        predictor, expert = (_made_model(sizes, n_layers) for n_layers in sizes.n_layers)
+        predictor, expert = (_random_model(sizes, n_layers) for n_layers in sizes.n_layers)
     expert.load_state_dict(predictor.state_dict(), strict=False)
     for name, weight in expert.named_parameters():
         is_added = ".block." in name and int(name.split(".")[2]) >= sizes.n_layers[0]
         if is_added and name.endswith((".o.weight", ".wo.weight")):
             weight.data *= 0.15
-    words = _MadeWords(sizes.n_words)
-    small, large = (text_model(model.to(device, getattr(torch, dtype)), words) for model in (predictor, expert))
+    tokenizer = IdTokenizer(sizes.n_words, end=1)
+    small, large = (text_model(model.to(device, getattr(torch, dtype)), tokenizer) for model in (predictor, expert))
     return TextPair.of(small, large)
 
 
-def _made_model(sizes: Sizes, n_layers: int) -> Any:
+def _random_model(sizes: Sizes, n_layers: int) -> Any:
     config = transformers().T5Config(
         vocab_size=sizes.n_words, d_model=sizes.width, d_ff=2 * sizes.width, num_heads=sizes.n_heads, d_kv=64,
         num_layers=n_layers, feed_forward_proj="gated-gelu", decoder_start_token_id=0,
     )  # fmt: skip
     model = transformers().T5ForConditionalGeneration(config)
     head = torch.randn(sizes.n_words, sizes.width)
-    head[config.eos_token_id] = 0  # others are above 0, so that this one is never the likeliest
-    model.lm_head.weight = torch.nn.Parameter(head)  # of its own, as in FLAN-T5
+    head[config.eos_token_id] = 0  # others reach above 0, so the end is never the likeliest
+    model.lm_head.weight = torch.nn.Parameter(head)  # not tied, as in FLAN-T5
     model.config.tie_word_embeddings = False
     return model
 
 
-class _MadeWords:
-    """As much of a tokenizer as a pair needs that is given ids."""
+class IdTokenizer:
+    """A tokenizer for inputs of ids."""
 
-    eos_token_id = 1
-
-    def __init__(self, n_words: int) -> None:
-        self.n_words = n_words
+    def __init__(self, n_words: int, end: int | None) -> None:
+        self.n_words, self.eos_token_id = n_words, end
 
     def __len__(self) -> int:
         return self.n_words
@@ -228,8 +226,8 @@ class _MadeWords:
         return {str(number): number for number in range(self.n_words)}
 
 
-def made_documents(n: int, sizes: Sizes) -> Tensor:
-    """Random ids. Lengths like those of news: half of the documents are cut at the longest. (n, S)"""
+def random_documents(n: int, sizes: Sizes) -> Tensor:
+    """Return random ids with the lengths of news: half of the documents are truncated at the longest. (n, S)"""
     generator = torch.Generator().manual_seed(SEED)
     lengths = torch.randint(sizes.longest // 5, 9 * sizes.longest // 5, (n, 1), generator=generator)
     ids = torch.randint(3, sizes.n_words, (n, sizes.longest), generator=generator)
@@ -237,23 +235,27 @@ def made_documents(n: int, sizes: Sizes) -> Tensor:
 
 
 def read_documents(source: str, model: TextModel, n: int, sizes: Sizes) -> Tensor:
+    """Read the first `n` documents of a file."""
     corpus = read_corpus(source, split="test")
     if len(corpus) < n:
-        raise DataError(f"{corpus.name} holds {len(corpus)} documents; the benchmark needs {n}")
+        raise DataError(
+            f"{corpus.name} has {len(corpus)} documents, the benchmark needs {n}; use a larger file or --quick"
+        )
     longest = min(sizes.longest, model.longest_input(sizes.length) or sizes.longest)
     return encode(model.tokenizer, [one.document for one in corpus.documents[:n]], PROMPT, longest)[0]
 
 
 def decoding_of(choice: Choice) -> Decoding:
+    """Load or make the pair and the documents."""
     sizes, device = choice.sizes, choose_device(choice.device)
     with quiet():
         if choice.pair is None:
-            pair = made_pair(sizes, device, choice.dtype)
+            pair = random_pair(sizes, device, choice.dtype)
         else:
             pair = load_pair(*choice.pair, device=device, dtype=choice.dtype)
     n, model = max(sizes.n_documents.values()), pair.predictor.model
     if choice.documents is None:
-        inputs = made_documents(n, replace(sizes, n_words=min(pair.predictor.n_tokens, pair.expert.n_tokens)))
+        inputs = random_documents(n, replace(sizes, n_words=min(pair.predictor.n_tokens, pair.expert.n_tokens)))
     else:
         inputs = read_documents(choice.documents, model, n, sizes)
     examples = Examples(inputs, inputs[:, :0], torch.arange(n)).to(device)
@@ -262,7 +264,7 @@ def decoding_of(choice: Choice) -> Decoding:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Transformers logs advice on its own calls."""
+    """Silence the advice that Transformers logs about its own calls."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -276,14 +278,15 @@ def quiet() -> Iterator[None]:
 
 
 def text(bench: Bench, choice: Choice) -> list[Row]:
+    """Compare interleaved decoding with either model, and branching with one run per hand-off."""
     try:
         transformers()
     except MissingExtraError as missing:
         if choice.pair is not None:
             raise
-        bench.tell(f"left out: {missing}")
+        bench.log(f"skipped: {missing}")
         return []
-    bench.tell("making a pair" if choice.pair is None else "loading the pair")
+    bench.log("preparing a pair" if choice.pair is None else "loading the pair")
     whole, rows = decoding_of(choice), []
     with quiet(), torch.no_grad():
         for batch, n in choice.sizes.n_documents.items():
@@ -295,7 +298,7 @@ def text(bench: Bench, choice: Choice) -> list[Row]:
 
 
 def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
-    """All hand-offs of the documents, branching, against one run of the expert for each."""
+    """Compare all hand-offs by branching with one run of the expert for each."""
     expert, drafts = some.pair.expert, draft(some.pair.predictor, some.examples, some.spec).sequences
     kept = torch.arange(some.spec.length, device=drafts.tokens.device)
     passes = {"ours": 0, "theirs": 0}
@@ -321,7 +324,7 @@ def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
         ]
         return torch.stack([torch.where(run.mask(), run.tokens, 0) for run in runs], 1).flatten(0, 1)
 
-    bench.tell("hand-offs: comparing")
+    bench.log("hand-offs: comparing")
     pair = (counted("ours", together).cpu(), counted("theirs", one_by_one).cpu())
     same = require_same("tokens of all hand-offs", pair, rounding=0.0 if is_exact else 1.0)
     seconds = bench.race(ours=together, theirs=one_by_one)
@@ -335,12 +338,12 @@ def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
 
 
 def _rows(bench: Bench, some: Decoding, *, is_exact: bool) -> list[Row]:
-    bench.tell(f"batches of {some.batch}: a threshold for {BUDGET:.0%}")
+    bench.log(f"batches of {some.batch}: a threshold for {BUDGET:.0%}")
     threshold, share = threshold_for_budget(some)
-    bench.tell(f"batches of {some.batch}: comparing")
+    bench.log(f"batches of {some.batch}: comparing")
     same, expected = compare(some, is_exact=is_exact)
     policy, expert = Threshold(Confidence("uncertainty"), threshold), some.pair.expert.model
-    assisted: list[Tensor] = []  # what it wrote is looked at when it is timed: it is the slowest way
+    assisted: list[Tensor] = []  # the slowest way: its timed output is compared, without a warm-up
     seconds = bench.race(
         interleaved=lambda: some.roll(policy),
         generate=lambda: some.generate(expert),
@@ -354,7 +357,7 @@ def _rows(bench: Bench, some: Decoding, *, is_exact: bool) -> list[Row]:
     encoding, decoding = seconds["encoding"], seconds["expert"] - seconds["encoding"]
     bounds = [seconds["predictor"] + encoding + share * part for part in (seconds["expert"], decoding)]
     batches = f"batches of {some.batch}"
-    alone = "document by document, its only way" if some.batch > 1 else "its only way"
+    alone = "document by document" if some.batch > 1 else "one document"
 
     def times(what: str, bound: Seconds, note: str = "") -> Row:
         parts = {"ours": ours.tolist(), "theirs": bound.tolist()}
@@ -383,17 +386,22 @@ def _parts(seconds: Mapping[str, np.ndarray], n: int) -> str:
 
 
 def threshold_for_budget(some: Decoding) -> tuple[float, float]:
-    """The uncertainty from which deferring spends the budget on these very documents, and the share it does spend.
+    """Return the threshold on the uncertainty that meets the budget on these documents, and the share it spends.
 
-    It is near the quantile of the draft's uncertainties that leaves so many above; a deferral changes what follows."""
+    It is near the quantile of the draft's uncertainties at 1 - BUDGET; a deferral changes what follows."""
     pair = some.pair
-    # Documents are read again in every trial: a second pair around the same weights remembers what the encoders made.
-    remembering = TextPair.of(_remembering(pair.predictor.model), _remembering(pair.expert.model))
-    trial = replace(some, pair=remembering)
-    met, level, tried = trial.uncertainty(), 1 - BUDGET, []
+    # Every trial reads the documents again: a second pair with the same weights caches the encoder states.
+    caching = TextPair.of(_caching(pair.predictor.model), _caching(pair.expert.model))
+    trial = replace(some, pair=caching)
+    return search_threshold(trial.uncertainty(), trial.share)
+
+
+def search_threshold(scores: Tensor, share_at: Callable[[float], float]) -> tuple[float, float]:
+    """Return the quantile of the scores whose share is nearest to the budget, and that share."""
+    level, tried = 1 - BUDGET, []
     for _ in range(TRIALS):
-        threshold = float(met.quantile(level))
-        share = trial.share(threshold)
+        threshold = float(scores.quantile(level))
+        share = share_at(threshold)
         tried.append((abs(share - BUDGET), threshold, share))
         if abs(share - BUDGET) <= NEAR:
             break
@@ -401,12 +409,12 @@ def threshold_for_budget(some: Decoding) -> tuple[float, float]:
     return min(tried)[1:]
 
 
-def _remembering(model: TextModel) -> TextModel:
-    return text_model(model.model, model.tokenizer, model.name, remember=REMEMBERED)
+def _caching(model: TextModel) -> TextModel:
+    return text_model(model.model, model.tokenizer, model.name, remember=CACHE_BYTES)
 
 
 def compare(some: Decoding, *, is_exact: bool) -> tuple[str, Tensor]:
-    """Both ends of the loop and the expert alone against `generate`; and what the expert generates (n, L)."""
+    """Compare both ends of the loop and the expert alone with `generate`; also return the expert's tokens (n, L)."""
     never, always = (Threshold(Confidence("uncertainty"), at) for at in (torch.inf, -torch.inf))
     expected = some.generate(some.pair.expert.model)
     ours = torch.cat([some.roll(never), some.roll(always), some.expert()])
@@ -416,12 +424,12 @@ def compare(some: Decoding, *, is_exact: bool) -> tuple[str, Tensor]:
 
 
 def same_if_assisted(assisted: Tensor, expected: Tensor) -> str:
-    """Transformers answers for these: told, not required."""
+    """Describe how far assisted generation equals the expert; a difference is no error of ours."""
     return require_same("tokens of the expert", (assisted.cpu(), expected.cpu()), rounding=1.0)
 
 
 def provenance(choice: Choice) -> dict[str, Any]:
-    """What the rows of this benchmark depend on besides the sizes."""
+    """Return what the rows of this benchmark depend on, besides the sizes."""
     device = choose_device(choice.device)
     return {
         "pair": "made" if choice.pair is None else [_name(one) for one in choice.pair],
@@ -433,7 +441,7 @@ def provenance(choice: Choice) -> dict[str, Any]:
 
 
 def _name(source: str) -> str:
-    """Of a file or folder the last part: where it lies on this machine is nobody's business."""
+    """Return the last part of a path: results do not contain paths of this machine."""
     return Path(source).name if Path(source).exists() else source
 
 

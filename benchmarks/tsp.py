@@ -1,8 +1,8 @@
-"""The benchmark of labels for tours: every hand-off of a draft, by our experts and by a plain Gurobi solve of each.
+"""Benchmark of labels for tours: every hand-off of a draft, by our experts and by a plain Gurobi solve of each.
 
-All ways get the same drafts and the same threads. The plain way takes long, so it is timed on a few of the instances,
-and ours on those alone beside it; `--full` takes them all. Lengths are compared first: Gurobi's must be the same, the
-local search's no more than `ALLOWED_GAP` longer in the mean.
+All ways get the same drafts and threads. The plain way is slow, so the comparison uses a few of the instances; `--full`
+uses them all. Lengths are compared first: Gurobi's must be equal, and those of the local search at most `ALLOWED_GAP`
+longer on average.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from seqdefer.tasks.tsp.tours import tour_lengths
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
 ALLOWED_GAP = 0.1  # per cent
-CLOSE = 1e-7  # what the solvers' tolerances leave of a length
+TOLERANCE = 1e-7  # relative, of a length: the solvers have tolerances
 
 
 def drafts_of(cities: Tensor) -> Tensor:
-    """What is handed off: the tours of the predictor that ships with the package. (n, N, 2) -> (n, N)"""
+    """Return the tours of the predictor in the package. (n, N, 2) -> (n, N)"""
     device = torch.device("cpu")
     return greedy_tours(shipped_pointer(device), cities, device)
 
 
 @dataclass
-class Labelling:
-    """Instances with their drafts, and the ways to complete every prefix of them."""
+class TourLabels:
+    """Instances with their drafts, and ways to complete every prefix of them."""
 
     cities: Tensor  # (n, N, 2)
     drafts: Tensor  # (n, N)
 
-    def first(self, n: int) -> Labelling:
-        return Labelling(self.cities[:n], self.drafts[:n])
+    def first(self, n: int) -> TourLabels:
+        return TourLabels(self.cities[:n], self.drafts[:n])
 
     @property
     def n_hand_offs(self) -> int:
@@ -55,7 +55,7 @@ class Labelling:
         return n * (n_cities + 1)
 
     def by(self, expert: TourExpert) -> tuple[Tensor, int]:
-        """Tours (n x (N + 1), N), and how often the expert was run."""
+        """Return tours (n x (N + 1), N) and the number of solves."""
         n, n_cities = self.drafts.shape
         examples = Examples(self.cities, self.drafts, torch.arange(n))
         drafts = Sequences(self.drafts, torch.full((n,), n_cities))
@@ -67,7 +67,7 @@ class Labelling:
         return ThreadPoolExecutor(n_threads())
 
     def cold(self) -> Tensor:
-        """The same by Gurobi, each hand-off as if it were the only one."""
+        """Return the same tours by an independent Gurobi solve for each hand-off."""
         cities, drafts, n_cities = self.cities.double().numpy(), self.drafts.numpy(), self.drafts.shape[1]
 
         def solve(number: int, stop: Event) -> np.ndarray:
@@ -81,21 +81,22 @@ class Labelling:
 
 
 def tours(bench: Bench) -> list[Row]:
+    """Compare the exact expert and the local search with cold solves."""
     try:
         exact, search = make_expert("gurobi"), make_expert("search")
     except MissingExtraError as missing:
-        bench.tell(f"left out: {missing}")
+        bench.log(f"skipped: {missing}")
         return []
     cities = gaussian_instances(bench.sizes.n_tours, bench.sizes.n_tour_cities, SEED, "test")
-    everything = Labelling(cities, drafts_of(cities))
+    everything = TourLabels(cities, drafts_of(cities))
     some = everything if bench.full else everything.first(bench.sizes.n_cold_tours)
     for expert in (exact, search):
-        everything.first(1).by(expert)  # loads and compiles
-    bench.tell("comparing")
+        everything.first(1).by(expert)  # warm up: load and compile
+    bench.log("comparing")
     (found, runs), seconds_exact = _timed(lambda: everything.by(exact))
     (searched, _), seconds_search = _timed(lambda: everything.by(search))
     same = require_same(
-        "tour lengths", (some.lengths(found[: some.n_hand_offs]), some.lengths(some.cold())), tolerance=CLOSE
+        "tour lengths", (some.lengths(found[: some.n_hand_offs]), some.lengths(some.cold())), tolerance=TOLERANCE
     )
     gap = require_near(everything.lengths(searched), everything.lengths(found))
     seconds = bench.race(exact=lambda: some.by(exact), search=lambda: some.by(search), cold=some.cold)
@@ -120,12 +121,12 @@ def _timed(way: Callable[[], tuple[Tensor, int]]) -> tuple[tuple[Tensor, int], f
 
 
 def require_near(ours: Tensor, shortest: Tensor) -> str:
-    """Checks how much longer the local search's tours are, and says so."""
+    """Check how much longer the tours of the local search are; return a description."""
     over = 100 * (ours / shortest - 1)
-    gap, n, n_equal = float(over.mean()), over.numel(), int((over <= 100 * CLOSE).sum())
+    gap, n, n_equal = float(over.mean()), over.numel(), int((over <= 100 * TOLERANCE).sum())
     if not gap <= ALLOWED_GAP:
         raise ResultsDifferError(
-            f"tours of the local search are {gap:.3g} % longer in the mean, and {ALLOWED_GAP} % is allowed; "
+            f"tours of the local search are {gap:.3g} % longer on average, more than the allowed {ALLOWED_GAP} %; "
             "please report this"
         )
     return f"{n_equal:,} of {n:,} tour lengths equal, mean gap {gap:.2g} % (allowed: {ALLOWED_GAP} %)"

@@ -1,7 +1,7 @@
-"""The benchmarks, on the weather task: ours, the naive way, and what one would otherwise do, at the same results.
+"""Benchmarks on the weather task: our way, the naive way, and other ways to the same results.
 
-A benchmark is a function of a `Bench` that returns rows; `BENCHMARKS` names them in the order of the table. The
-predictor is trained for `Sizes.predictor_epochs` only: that changes what is forecast, not what a forecast costs.
+A benchmark is a function of a `Bench` that returns rows; `BENCHMARKS` lists them in the order of the table. The
+predictor is trained for only `Sizes.predictor_epochs` epochs, which changes the forecasts but not their cost.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from seqdefer.types import Examples, HandOffTable, Proposal, Rollout, Sequences
 
 PAPER = PRESETS["mwp-token"]
 SEED = 0
-CLOSE = 1e-4  # what float32 leaves of squared errors and losses after batches of different sizes
-FLIPS = 1e-3  # share of decisions that such rounding may turn round
+TOLERANCE = 1e-4  # of float32 losses in batches of different sizes
+MAX_FLIPS = 1e-3  # share of decisions that such rounding may flip
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything. n_* count windows."""
+    """Sizes of the benchmarks. n_* count windows unless the comment says otherwise."""
 
-    weeks: int  # of the record that is made for all but paper_scale
-    paper_weeks: int  # of the one for paper_scale
+    weeks: int  # of the synthetic record for all benchmarks except paper_scale
+    paper_weeks: int  # of the synthetic record for paper_scale
     predictor_epochs: int
     repeats: int
-    least_seconds: float  # a way that is faster is called again until so much time has passed
+    least_seconds: float  # faster ways are called repeatedly for this time
     n_training: int
     training_epochs: int
     n_labels: int
@@ -66,12 +66,12 @@ class Sizes:
     n_engine: int
     n_paper: int
     paper_epochs: int
-    n_tours: int = 100  # instances whose tours are handed off
-    n_cold_tours: int = 4  # of those, how many the slow way is timed on
+    n_tours: int = 100  # instances
+    n_cold_tours: int = 4  # instances for the slow way
     n_tour_cities: int = 50
-    n_labelled: int = 2048  # tours that workers share
-    n_memory: int = 512  # and 4 and 16 times as many
-    ray: bool = True  # where it is installed
+    n_labelled: int = 2048  # tours labelled by workers
+    n_memory: int = 512  # tours; memory is also measured for 4 and 16 times as many
+    ray: bool = True  # if it is installed
 
 
 DEFAULT = Sizes(
@@ -88,13 +88,13 @@ QUICK = replace(
 
 @dataclass
 class Bench:
-    """What the benchmarks share, made when first asked for."""
+    """Data and models that benchmarks share, made on first use."""
 
     sizes: Sizes
     folder: Path
-    data: str | None = None  # as `seqdefer run weather --data` takes it; None makes a record
-    full: bool = False  # paper_scale trains to the end
-    tell: Callable[[str], None] = lambda _: None
+    data: str | None = None  # as for `seqdefer run weather --data`; None makes a synthetic record
+    full: bool = False  # train paper_scale to the end
+    log: Callable[[str], None] = lambda _: None
 
     @cached_property
     def task(self) -> WeatherTask:
@@ -107,33 +107,34 @@ class Bench:
     def _prepare(self, weeks: int) -> WeatherTask:
         data = self.data or str(write_text(self.folder / f"synthetic-{weeks}-weeks.csv", synthetic_record(weeks)))
         options = WeatherOptions(data=data, epochs=self.sizes.predictor_epochs)
-        self.tell("training a predictor")
+        self.log("training a predictor")
         return prepare(options, self.folder, torch.device("cpu"), Silent())
 
     @cached_property
     def rejector(self) -> TokenNetwork:
-        """A rejector that has learned something, so that it defers here and keeps there."""
-        self.tell("training a rejector")
+        """A trained rejector, so that it defers some tokens and keeps others."""
+        self.log("training a rejector")
         n, settings = self.sizes.n_training, replace(PAPER, epochs=self.sizes.training_epochs)
         train, validation = self.some("train", n), self.some("validation", n // 4)
         trees = enumerate_trees(self.task, train), enumerate_trees(self.task, validation)
         return fit_token(*trees, settings, seed=SEED)[0]
 
     def some(self, name: SplitName, n: int) -> Examples:
-        """`n` windows of a split from all over it, or as many as there are."""
+        """Return `n` random windows of a split, or all if there are fewer."""
         return some_of(self.task.split(name), n)
 
     def race(self, **ways: Callable[[], Any]) -> Any:
-        return race(ways, self.sizes.repeats, self.sizes.least_seconds, self.tell)
+        return race(ways, self.sizes.repeats, self.sizes.least_seconds, self.log)
 
 
 def some_of(examples: Examples, n: int) -> Examples:
+    """Return `n` random examples."""
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(SEED))
     return examples.select(order[:n])
 
 
 def synthetic_record(weeks: int) -> str:
-    """A CSV of temperatures every 10 minutes: a yearly and a daily cycle, and noise whose volatility comes and goes."""
+    """Return a CSV of temperatures every 10 minutes: a yearly and a daily cycle, and noise of varying volatility."""
     n = weeks * 7 * 24 * 6
     generator = np.random.default_rng(SEED)
     days = np.arange(n) / 144
@@ -161,15 +162,15 @@ def training(bench: Bench) -> list[Row]:
     settings = replace(PAPER, epochs=sizes.training_epochs)
     examples, judged = bench.some("train", sizes.n_training), bench.some("validation", sizes.n_training // 4)
     trees, judged_trees = enumerate_trees(task, examples), enumerate_trees(task, judged)
-    bench.tell("comparing")
+    bench.log("comparing")
     network, ours = fit_token(trees, judged_trees, settings, seed=SEED)
-    theirs = fit_by_asking(task, examples, judged, settings, network)
+    theirs = fit_without_trees(task, examples, judged, settings, network)
     both = ours.training + ours.validation, theirs.training + theirs.validation
     same = require_same("losses of epochs", both, tolerance=1e-3)
     seconds = bench.race(
         trees=lambda: fit_token(trees, judged_trees, settings, seed=SEED),
         making=lambda: (enumerate_trees(task, examples), enumerate_trees(task, judged)),
-        asking=lambda: fit_by_asking(task, examples, judged, settings, network),
+        asking=lambda: fit_without_trees(task, examples, judged, settings, network),
     )
     size = f"{len(examples):,} windows, {settings.epochs} epochs"
     with_trees = seconds["trees"] + seconds["making"]
@@ -183,15 +184,17 @@ def training(bench: Bench) -> list[Row]:
 
 
 def _break_even(seconds: Mapping[str, Seconds], epochs: int) -> str:
-    """After how many epochs, of all rejectors and seeds together, making the trees has paid for itself."""
+    """Return after how many epochs, over all rejectors and seeds, the trees have paid for themselves."""
     saved = float(np.median(seconds["asking"] - seconds["trees"])) / epochs
     if saved <= 0:
-        return "the trees are never paid for"
-    return f"the trees are paid for after {np.median(seconds['making']) / saved:.1f} epochs of all seeds together"
+        return "the trees never pay for themselves"
+    return f"the trees pay for themselves after {np.median(seconds['making']) / saved:.1f} epochs over all seeds"
 
 
-def fit_by_asking(task: Task, examples: Examples, judged: Examples, settings: Settings, like: TokenNetwork) -> History:
-    """`fit_token` without trees: the same network, standardised as `like` is, steered freely, from the same seed."""
+def fit_without_trees(
+    task: Task, examples: Examples, judged: Examples, settings: Settings, like: TokenNetwork
+) -> History:
+    """Run `fit_token` without trees: same network and standardisation as `like`, free strategy, same seed."""
     torch.manual_seed(SEED)
     network = NETWORKS[settings.architecture](like.sizes, like.predictor)
     assert isinstance(network, TokenNetwork)
@@ -201,15 +204,15 @@ def fit_by_asking(task: Task, examples: Examples, judged: Examples, settings: Se
     return fit(
         network,
         len(examples),
-        lambda rows: risk_by_asking(network, task, examples.select(rows), phi),
-        lambda: risk_by_asking(network, task, judged, phi),
+        lambda rows: risk_without_trees(network, task, examples.select(rows), phi),
+        lambda: risk_without_trees(network, task, judged, phi),
         settings,
         seed=SEED,
     )
 
 
-def risk_by_asking(network: TokenNetwork, task: Any, examples: Examples, phi: Phi) -> Tensor:
-    """`token_risk` of one rollout with the models themselves, for sequences of fixed length."""
+def risk_without_trees(network: TokenNetwork, task: Any, examples: Examples, phi: Phi) -> Tensor:
+    """Return the token risk of one rollout by the models themselves, for sequences of fixed length."""
     state, context = task.predictor.start(examples.inputs)
     expert_state, seen = task.expert.start(examples), network.start(context)
     everyone = torch.arange(len(examples))
@@ -218,9 +221,7 @@ def risk_by_asking(network: TokenNetwork, task: Any, examples: Examples, phi: Ph
         proposal = task.predictor.propose(state)
         named, expert_state = task.expert.next(expert_state, everyone)
         score, seen = network.score(seen, position, proposal)
-        before = Sequences(
-            examples.targets[:, :0], torch.full_like(everyone, position)
-        )  # the losses ask where, not what
+        before = Sequences(examples.targets[:, :0], torch.full_like(everyone, position))  # losses need only positions
         loss, cost = task.token_loss(examples, before, proposal.tokens), task.token_cost(examples, before, named)
         for column, value in zip(columns, (score, loss, cost), strict=True):
             column.append(value)
@@ -237,7 +238,7 @@ def risk_by_asking(network: TokenNetwork, task: Any, examples: Examples, phi: Ph
 def labels(bench: Bench) -> list[Row]:
     task, examples = bench.task, bench.some("train", bench.sizes.n_labels)
     drafted = draft(task.predictor, examples, task.spec)
-    bench.tell("comparing")
+    bench.log("comparing")
     table, calls = hand_off_table(task, examples, drafted)
     plain, plain_calls = hand_off_table(task, examples, drafted, shortcut=False)
     same = _same_tables(table, plain)
@@ -253,28 +254,28 @@ def labels(bench: Bench) -> list[Row]:
     return [
         Row.faster("labels", f"asking for every hand-off ({size})", seconds["table"], seconds["plain"], same, note),
         Row.faster(
-            "labels", f"{n_rollouts} rollouts, one a hand-off; our draft counted",
+            "labels", f"{n_rollouts} rollouts, one per hand-off; ours includes the draft",
             seconds["draft"] + seconds["table"], seconds["rollouts"], same_as_rollouts,
         ),
     ]  # fmt: skip
 
 
 def table_by_rollouts(task: Task, examples: Examples) -> HandOffTable:
-    """The table from the engine alone: a rollout for every hand-off."""
+    """Return the table from the engine alone, by a rollout for every hand-off."""
     kept = [torch.full((len(examples),), k) for k in range(task.spec.length + 1)]
     rolled = [roll_out(task.predictor, task.expert, examples, HandOff(k), task.spec) for k in kept]
     return HandOffTable(*(torch.stack(column, 1) for column in _outcomes(task, examples, rolled)))
 
 
 def _outcomes(task: Task, examples: Examples, rolled: list[Rollout]) -> tuple[list[Tensor], list[Tensor]]:
-    """Loss and deferred tokens of each rollout."""
+    """Return loss and deferred tokens of each rollout."""
     losses = [task.sequence_loss(examples, rollout.sequences) for rollout in rolled]
     return losses, [rollout.deferred for rollout in rolled]
 
 
 def _same_tables(ours: HandOffTable, theirs: HandOffTable) -> str:
     pairs = (ours.loss, theirs.loss), (ours.deferred, theirs.deferred)
-    return require_same("hand-offs (loss and deferred)", *pairs, tolerance=CLOSE)
+    return require_same("hand-offs (loss and deferred)", *pairs, tolerance=TOLERANCE)
 
 
 # -- decision trees ------------------------------------------------------------------------------------------------
@@ -282,12 +283,12 @@ def _same_tables(ours: HandOffTable, theirs: HandOffTable) -> str:
 
 def enumerate_(bench: Bench) -> list[Row]:
     task, examples = bench.task, bench.some("train", bench.sizes.n_enumerate)
-    bench.tell("comparing")
+    bench.log("comparing")
     trees, lazy = enumerate_trees(task, examples), grow_lazily(task, examples)
     outcomes, what = all_outcomes(trees), "outcomes of all decisions (loss and deferred)"
-    same = require_same(what, *zip(outcomes, all_outcomes(lazy), strict=True), tolerance=CLOSE)
+    same = require_same(what, *zip(outcomes, all_outcomes(lazy), strict=True), tolerance=TOLERANCE)
     rolled = outcomes_by_rollouts(task, examples)
-    same_as_rollouts = require_same(what, *zip(outcomes, rolled, strict=True), tolerance=CLOSE)
+    same_as_rollouts = require_same(what, *zip(outcomes, rolled, strict=True), tolerance=TOLERANCE)
     seconds = bench.race(
         levels=lambda: enumerate_trees(task, examples),
         lazy=lambda: grow_lazily(task, examples),
@@ -297,18 +298,18 @@ def enumerate_(bench: Bench) -> list[Row]:
     size = f"{len(examples):,} windows, {trees.nodes.size:,} nodes"
     return [
         Row.faster(
-            "enumerate", f"growing them lazily, a level at once, by replaying prefixes ({size})",
+            "enumerate", f"growing them lazily, level by level, by replaying prefixes ({size})",
             seconds["levels"], seconds["lazy"], same,
         ),
         Row.faster(
-            "enumerate", f"{2**task.spec.length} rollouts, one for each way to decide; our reading them off counted",
+            "enumerate", f"{2**task.spec.length} rollouts, one for each way to decide; ours includes the look-up",
             seconds["levels"] + seconds["outcomes"], seconds["rollouts"], same_as_rollouts,
         ),
     ]  # fmt: skip
 
 
 def grow_lazily(task: Task, examples: Examples) -> DecisionTrees:
-    """All the nodes, as rollouts would find them: each made from the first token on."""
+    """Grow all nodes as rollouts do: each from the first token on."""
     trees = DecisionTrees(task, examples)
     nodes = trees.roots
     while len(nodes):
@@ -319,7 +320,7 @@ def grow_lazily(task: Task, examples: Examples) -> DecisionTrees:
 
 
 class FixedDecisions(Policy[Tensor]):
-    """Defers at the positions that it was told, whatever is proposed."""
+    """A policy that defers at given positions, whatever is proposed."""
 
     def __init__(self, decisions: list[bool]) -> None:
         self.decisions = decisions
@@ -336,7 +337,7 @@ class FixedDecisions(Policy[Tensor]):
 
 
 def outcomes_by_rollouts(task: Task, examples: Examples) -> tuple[Tensor, Tensor]:
-    """`all_outcomes` from the engine alone: a rollout for every way to decide, the first position counting most."""
+    """Return `all_outcomes` from the engine alone, by a rollout for every way to decide (first position highest)."""
     length = task.spec.length
     ways = [[bool(way >> (length - 1 - position) & 1) for position in range(length)] for way in range(2**length)]
     rolled = [roll_out(task.predictor, task.expert, examples, FixedDecisions(way), task.spec) for way in ways]
@@ -351,11 +352,11 @@ def sweep(bench: Bench) -> list[Row]:
     task, rejector, examples = bench.task, bench.rejector, bench.some("test", bench.sizes.n_sweep)
     trees = enumerate_trees(task, examples)
     thresholds = _thresholds_between(sweep_thresholds(rejector, trees), bench.sizes.n_thresholds)
-    bench.tell("comparing")
+    bench.log("comparing")
     swept = sweep_thresholds(rejector, trees, thresholds=thresholds)
     losses, deferred = sweep_by_rollouts(task, rejector, examples, thresholds)
     pairs = (swept.loss, losses), (swept.deferred, deferred)
-    same = require_same("outcomes (loss and deferred)", *pairs, tolerance=CLOSE, rounding=FLIPS)
+    same = require_same("outcomes (loss and deferred)", *pairs, tolerance=TOLERANCE, rounding=MAX_FLIPS)
     seconds = bench.race(
         sweep=lambda: sweep_thresholds(rejector, trees, thresholds=thresholds),
         making=lambda: enumerate_trees(task, examples),
@@ -375,7 +376,7 @@ def sweep(bench: Bench) -> list[Row]:
 
 
 def _thresholds_between(swept: TokenSweep, n: int) -> Tensor:
-    """`n` thresholds halfway between scores that are met: at a score itself, rounding would decide."""
+    """Return `n` thresholds halfway between occurring scores: at a score itself, rounding would decide."""
     met = swept.thresholds[1:-1]
     halfway = (met[1:] + met[:-1]) / 2
     return halfway[torch.linspace(0, len(halfway) - 1, n).long()]
@@ -384,7 +385,7 @@ def _thresholds_between(swept: TokenSweep, n: int) -> Tensor:
 def sweep_by_rollouts(
     task: Task, rejector: TokenNetwork, examples: Examples, thresholds: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Loss and deferred tokens (T, n): a rollout for every threshold."""
+    """Return loss and deferred tokens (T, n) by a rollout for every threshold."""
     policies = [Threshold(rejector, threshold) for threshold in thresholds.tolist()]
     rolled = [roll_out(task.predictor, task.expert, examples, policy, task.spec) for policy in policies]
     losses, deferred = _outcomes(task, examples, rolled)
@@ -396,7 +397,7 @@ def curve(bench: Bench) -> list[Row]:
     drafted = draft(task.predictor, examples, task.spec)
     swept = whole_sweep(ChowSum().score(drafted), hand_off_table(task, examples, drafted)[0])
     weights = np.ones((1, len(examples)))
-    bench.tell("comparing")
+    bench.log("comparing")
     ours = np.concatenate(swept.curves(weights))
     what, theirs = "coordinates of points", (curve_by_loop(swept), curve_by_broadcast(swept))
     same = [require_same(what, (ours, other), tolerance=1e-9) for other in theirs]
@@ -417,7 +418,7 @@ def _falling_thresholds(swept: StepSweep) -> np.ndarray:
 
 
 def curve_by_loop(swept: StepSweep) -> np.ndarray:
-    """Mean deferred and mean loss, (2, T): the whole test set anew for each threshold."""
+    """Return mean deferred and mean loss (2, T) by a pass over the test set for each threshold."""
     points = []
     for threshold in _falling_thresholds(swept):
         defer = swept.scores >= threshold
@@ -426,7 +427,7 @@ def curve_by_loop(swept: StepSweep) -> np.ndarray:
 
 
 def curve_by_broadcast(swept: StepSweep) -> np.ndarray:
-    """The same as one array of thresholds by instances."""
+    """Return the same by one array of thresholds by instances."""
     defer = swept.scores >= _falling_thresholds(swept)[:, None]  # (T, n)
     return np.stack([(swept.start[i] + np.where(defer, swept.change[i], 0)).mean(1) for i in (0, 1)])
 
@@ -447,12 +448,12 @@ def engine(bench: Bench) -> list[Row]:
     def one_by_one() -> list[Rollout]:
         return [roll(row) for row in everyone.split(1)]
 
-    bench.tell("comparing")
+    bench.log("comparing")
     batched, single = roll(everyone), one_by_one()
     tokens = torch.cat([rollout.sequences.tokens for rollout in single])
     authors = torch.cat([rollout.by_expert for rollout in single])
     pairs = (batched.sequences.tokens, tokens), (batched.by_expert, authors)
-    same = require_same("tokens and their authors", *pairs, tolerance=CLOSE, rounding=FLIPS)
+    same = require_same("tokens and their authors", *pairs, tolerance=TOLERANCE, rounding=MAX_FLIPS)
     seconds = bench.race(batched=lambda: roll(everyone), single=one_by_one)
     what, note = f"one row at a time ({len(examples):,} rows)", f"the expert writes {batched.share:.0%} of the tokens"
     return [Row.faster("engine", what, seconds["batched"], seconds["single"], same, note)]
@@ -466,23 +467,23 @@ def paper_scale(bench: Bench) -> list[Row]:
     train, validation = some_of(task.split("train"), sizes.n_paper), task.split("validation")
     settings = PAPER if bench.full else replace(PAPER, epochs=sizes.paper_epochs)
     size = f"{len(train):,} training and {len(validation):,} validation windows"
-    bench.tell(f"labelling {size}")
+    bench.log(f"labelling {size}")
     marks = [time.perf_counter()]
     trees, judged = enumerate_trees(task, train), enumerate_trees(task, validation)
     marks.append(time.perf_counter())
 
     def after_epoch(_: int) -> None:
         marks.append(time.perf_counter())
-        bench.tell(f"epoch {len(marks) - 2} of at most {settings.epochs}: {marks[-1] - marks[-2]:.1f} s")
+        bench.log(f"epoch {len(marks) - 2} of at most {settings.epochs}: {marks[-1] - marks[-2]:.1f} s")
 
     fit_token(trees, judged, settings, seed=SEED, progress=after_epoch)
-    # The first epoch's time holds the making of the network as well; that is part of the fit.
+    # The time of the first epoch includes the creation of the network.
     labelling, *epochs = np.diff(marks)
     nodes = trees.nodes.size + judged.nodes.size
     return [
         Row.of("paper_scale", f"make the trees: {size}", "s", labelling, note=f"{nodes:,} nodes"),
         Row.of("paper_scale", f"one epoch, of {len(epochs)} measured (batches of {settings.batch_size})", "s", epochs),
-        _total(labelling, np.array(epochs), bench.full, _beside_the_paper(len(train))),
+        _total(labelling, np.array(epochs), bench.full, _paper_note(len(train))),
         Row.of("paper_scale", "peak memory of this process", "GB", peak_gigabytes()),
     ]
 
@@ -496,9 +497,9 @@ def _total(labelling: float, epochs: np.ndarray, full: bool, note: str) -> Row:
     return Row.of("paper_scale", what, "s", projected, note=note)
 
 
-def _beside_the_paper(n: int) -> str:
+def _paper_note(n: int) -> str:
     if n < PAPER.samples:
-        return f"{n / PAPER.samples:.0%} of the paper's {PAPER.samples:,} windows: its figure does not compare"
+        return f"{n / PAPER.samples:.0%} of the paper's {PAPER.samples:,} windows: not comparable with the paper's time"
     return "the paper, on an Nvidia A40: about 5 hours of training"
 
 

@@ -21,18 +21,18 @@ BLOCK = re.compile(r"(?P<mark><!-- no-test -->\s*)?^```python\n(?P<code>.*?)^```
 @dataclass(frozen=True)
 class Block:
     code: str
-    line: int  # of its first line in the page
+    line: int  # in the page, of its first line
 
 
 def python_blocks(page: Path) -> list[Block]:
-    """The Python blocks of a page, but for those right after the comment `<!-- no-test -->`."""
+    """Return the Python blocks of a page, except those right after the comment `<!-- no-test -->`."""
     text = page.read_text(encoding="utf-8")
     found = [match for match in BLOCK.finditer(text) if not match["mark"]]
     return [Block(match["code"], text.count("\n", 0, match.start("code"))) for match in found]
 
 
 def run_blocks(page: Path) -> dict[str, Any]:
-    """Runs them in order, in one namespace. Tracebacks show the lines of the page."""
+    """Run the blocks in order, in one namespace. Tracebacks show the lines of the page."""
     names: dict[str, Any] = {"__name__": page.stem.replace("-", "_")}
     for block in python_blocks(page):
         exec(compile("\n" * block.line + block.code, page, "exec", dont_inherit=True), names)
@@ -41,7 +41,7 @@ def run_blocks(page: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Path]:
-    """The current folder of these tests: examples write where they stand."""
+    """A temporary current folder: examples write to it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("docs"))
         yield Path.cwd()
@@ -64,14 +64,13 @@ def test_error_shows_the_line_of_the_page(tmp_path: Path) -> None:
     assert raised.traceback[-1].lineno + 1 == 5
 
 
-@pytest.mark.skipif(not (ROOT / "README.md").is_file(), reason="there is no README.md yet")
 def test_readme(folder: Path) -> None:
     run_blocks(ROOT / "README.md")
 
 
 @pytest.fixture(scope="module")
 def tutorial(folder: Path) -> dict[str, Any]:
-    """Every name that the tutorial defines; `check_task` has passed."""
+    """The names that the tutorial defines; it has called `check_task`."""
     return run_blocks(ROOT / "docs" / "writing-a-task.md")
 
 
@@ -82,7 +81,7 @@ def test_tutorial_is_short() -> None:
 
 
 def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
-    """By a wide margin: the seed, the machine and another version of PyTorch may move the figures, not this."""
+    """The margins are wide: another seed, machine or version of PyTorch changes the numbers, not the outcome."""
     results: Results = tutorial["results"]
     improvement = {name: method.improvement_mean for name, method in results.summary.items()}
     assert improvement["TokenwiseModel"] > 25
@@ -98,23 +97,11 @@ def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
 
 
 def test_tutorial_entry(tutorial: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were installed: the command line finds the task, and its options."""
+    """The command line finds the task and its options, as if it were installed."""
     entry: TaskEntry = tutorial["ENTRY"]
     monkeypatch.setattr("seqdefer.registry.load_task", {"speller": entry}.__getitem__)
-    options = [
-        "--words",
-        "60",
-        "--slips",
-        "0.2",
-        "--seeds",
-        "1",
-        "--instances",
-        "50",
-        "--quiet",
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(["run", "speller", *options]) == 0
+    options = ["--words", "60", "--slips", "0.2", "--seeds", "1", "--instances", "50", "--quiet"]
+    assert main(["run", "speller", *options, "--out", str(tmp_path)]) == 0
     results = load_results(tmp_path)
     assert results.task == "speller"
     assert results.provenance.settings["task"] == {"words": 60, "slips": 0.2}

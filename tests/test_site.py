@@ -1,4 +1,4 @@
-"""The documentation site: what is generated is up to date, links lead somewhere, and the built pages stand alone."""
+"""The documentation site: generated files are up to date, links work, and built pages load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 import seqdefer
+from seqdefer.registry import find_tasks
 from tests.test_docs import ROOT, python_blocks, run_blocks
 
 DOCS = ROOT / "docs"
-PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # those are data
-PICTURES = ("granularities", "curve", "decision-tree")
-GENERATED = ["benchmarks.md", "commands.md", "results.md", *(f"images/{name}.svg" for name in PICTURES)]
-ELSEWHERE = {"writing-a-task.md", "theory.md"}  # pages whose code other tests run
-BROUGHT = {"changelog.md", "contributing.md"}  # by tools/hooks.py, from beside the folder
+PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # data, not pages
+DRAWINGS = ("granularities", "curve", "decision-tree")
+GENERATED = ["benchmarks.md", "commands.md", "results.md", *(f"images/{name}.svg" for name in DRAWINGS)]
+RUN_ELSEWHERE = {"writing-a-task.md", "theory.md"}  # pages whose code other tests run
+ADDED = {"changelog.md", "contributing.md"}  # by tools/hooks.py
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
-# What a browser fetches by itself; a link that a reader may follow is another thing.
+# What a browser loads by itself, in contrast to links.
 REMOTE = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//"
     r"|<link\b[^>]*\bhref=[\"']?(?:https?:)?//|(?:url\(|@import )[\"']?(?:https?:)?//"
@@ -35,30 +36,41 @@ def page_name(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def in_docs() -> Iterator[None]:
-    """The scripts of the site can be imported."""
+def tools() -> Iterator[None]:
+    """Make the scripts in tools importable."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(DOCS))
+        patch.syspath_prepend(str(ROOT / "tools"))
         yield
 
 
 # -- without MkDocs ------------------------------------------------------------------------------------------------
 
 
-def test_all_that_is_generated_is_tested(in_docs: None) -> None:
+def test_every_generated_file_is_tested(tools: None) -> None:
     assert sorted(import_module("generate").GENERATED) == sorted(GENERATED)
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_generated_file_is_up_to_date(name: str, in_docs: None) -> None:
+def test_generated_file_is_up_to_date(name: str, tools: None) -> None:
     if name == "commands.md" and sys.version_info[:2] != (3, 11):
-        pytest.skip("argparse wraps its help differently from version to version; the page is made with Python 3.11")
+        pytest.skip("argparse wraps help differently in each Python version; the page is made with 3.11")
     made = import_module("generate").GENERATED[name]()
-    assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; renew it with: python tools/generate.py"
+    assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; run: python tools/generate.py"
+
+
+def test_commands_page_ignores_other_packages(tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed plug-in must not change a tracked file."""
+    info = tmp_path / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[seqdefer.tasks]\nspeller = plugin:ENTRY\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "speller" in find_tasks()
+    assert "speller" not in import_module("generate").help_of(["run"])
 
 
 def test_every_command_is_in_the_reference() -> None:
-    """A new command must not be missed because its help looks different."""
+    """A new command is not missed because its help has another form."""
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "seqdefer" / "cli").glob("*.py")))
     for command in re.findall(r"add_parser\(\s*\"([a-z-]+)\"", source):
@@ -73,14 +85,14 @@ def test_relative_links_work_in_the_repository(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if python_blocks(page) and page_name(page) not in ELSEWHERE], ids=page_name
+    "page", [page for page in PAGES if python_blocks(page) and page_name(page) not in RUN_ELSEWHERE], ids=page_name
 )
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
-    monkeypatch.chdir(tmp_path)  # examples write where they stand
+    monkeypatch.chdir(tmp_path)  # examples write to the current folder
     run_blocks(page)
 
 
-# -- with it -------------------------------------------------------------------------------------------------------
+# -- with MkDocs ----------------------------------------------------------------------------------------------------
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -92,10 +104,10 @@ def test_every_page_is_in_the_navigation() -> None:
         return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
 
     listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert sorted(listed) == sorted({*map(page_name, PAGES), *BROUGHT})
+    assert sorted(listed) == sorted({*map(page_name, PAGES), *ADDED})
 
 
-def test_docstrings_become_markdown(in_docs: None) -> None:
+def test_docstrings_become_markdown(tools: None) -> None:
     pytest.importorskip("griffe", reason="griffe comes with the extra: docs")
     markdown = import_module("docstrings").markdown
     template = "A loss.\n\nFormula:   a * b.\nReference: section 1,\n           and 2.\nExample:\n>>> 1 + 1\n2\n"
@@ -113,7 +125,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for module in ("mkdocs", "material", "mkdocstrings_handlers"):
         pytest.importorskip(module, reason="needs the extra: docs")
     folder = tmp_path_factory.mktemp("site")
-    # Not --quiet: it hides warnings from --strict, too.
+    # Without --quiet, which would also hide warnings from --strict.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
@@ -123,7 +135,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css", ".svg"}]
     assert len(files) > len(PAGES)
     found = {path.name: match[0] for path in files if (match := REMOTE.search(path.read_text(encoding="utf-8")))}
@@ -131,7 +143,7 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     places = {f"{getattr(seqdefer, name).__module__}.{name}" for name in seqdefer.__all__ if name != "__version__"}
     assert not {place for place in places if f'id="{place}"' not in text}

@@ -1,4 +1,4 @@
-"""The page of benchmarks, from what `python -m benchmarks` wrote: docs/results/bench.json, and bench-gpu.json."""
+"""The benchmarks page, from the output of `python -m benchmarks`: docs/results/bench.json and bench-gpu.json."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any
 HEAD = """\
 # Benchmarks
 
-What is claimed of speed, as ratios: ours and the other way take turns in one run, their results are compared first,
-and the table has the median of the rounds with the least and the largest. *Times as fast* is good when it is more than
-1, *times its cost* when it is near 1 or less. This page is generated from the files that the benchmark wrote.
+Speed is measured as a ratio within one run: our way and the other way alternate, after a check that their results are
+equal. The tables show the median over the rounds with minimum and maximum. *Times as fast* is good above 1, *times its
+cost* is good near 1 or below. This page is generated from the output files of the benchmarks.
 
 ```sh
-make bench                                 # all of it, on data and models made on the spot
+make bench                                 # all benchmarks, on synthetic data and models
 .venv/bin/python -m benchmarks --quick     # smaller, in under three minutes
-.venv/bin/python -m benchmarks --only text --only server --pair small large --documents news.jsonl   # your own models
+.venv/bin/python -m benchmarks --only text --only server --pair small large --documents news.jsonl   # your models
 ```
 """
 
 
 def benchmarks_page(folder: Path) -> str:
+    """Return the page with one section for each file of results."""
     parts = [HEAD]
     for name, title in (("bench.json", "On a CPU"), ("bench-gpu.json", "On a GPU")):
         written = json.loads((folder / name).read_text(encoding="utf-8"))
-        parts.append(f"## {title}\n\n{_made(written)}\n")
+        parts.append(f"## {title}\n\n{_provenance(written)}\n")
         parts += [
             _section(name, list(rows), written) for name, rows in groupby(written["rows"], lambda row: row["benchmark"])
         ]
     return "\n".join(parts)
 
 
-def _made(written: dict[str, Any]) -> str:
+def _provenance(written: dict[str, Any]) -> str:
     machine = ", ".join(f"{key} {value}" for key, value in written["machine"].items())
     text = written.get("text", {})
     with_pair = f" Text and server: pair {_pair(text['pair'])}, {text['device']}, {text['dtype']}." if text else ""
@@ -42,12 +43,12 @@ def _made(written: dict[str, Any]) -> str:
 
 
 def _pair(pair: str | list[str]) -> str:
-    return "made on the spot" if isinstance(pair, str) else " and ".join(Path(one).name for one in pair)
+    return "with random weights" if isinstance(pair, str) else " and ".join(Path(one).name for one in pair)
 
 
 def _section(name: str, rows: list[dict[str, Any]], written: dict[str, Any]) -> str:
     lines = [f"### {name}", "", f"Ours: {written['ours'][name]}.", ""]
-    lines += ["| against | median | least to largest | same results, and more |", "|---|---|---|---|"]
+    lines += ["| compared with | median | minimum to maximum | equality of results, notes |", "|---|---|---|---|"]
     for row in rows:
         spread = "" if row["low"] == row["high"] else f"{_number(row['low'])} to {_number(row['high'])}"
         remarks = "; ".join(filter(None, (row["same"], row["note"])))

@@ -1,11 +1,11 @@
-"""What the API pages make of docstrings: Markdown, from the forms that this package uses.
+"""Griffe extension: convert the docstrings of this package to Markdown for the API pages.
 
 - A labelled paragraph of the template of losses ("Formula:   phi(z) = ...") keeps its label and its columns.
-- An example (`>>> ...`) becomes a block of code. Markdown would quote it three times.
-- The comment behind a field of a class, where shapes stand, becomes its docstring.
+- An example (`>>> ...`) becomes a code block; Markdown would read it as a quotation.
+- The comment after a field of a class, which gives its shape, becomes its docstring.
 
-Functions and classes are shown in any case, constants and members of classes only with a docstring: those of records
-stand in the signature, and a method that says nothing does what the interface says.
+Functions and classes are always shown, constants and members of classes only with a docstring: fields of records are in
+the signature, and a method without a docstring does what its interface says.
 """
 
 from __future__ import annotations
@@ -23,40 +23,42 @@ PROMPT = (">>> ", "... ")
 
 
 class Docstrings(Extension):
+    """Rewrites the docstring of every object."""
+
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if isinstance(obj, Attribute) and obj.docstring is None:
-            obj.docstring = _comment_behind(obj)
+            obj.docstring = _trailing_comment(obj)
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
         elif obj.is_attribute or (obj.parent is not None and obj.parent.is_class):
             obj.public = False
 
 
-def _comment_behind(field: Attribute) -> Docstring | None:
+def _trailing_comment(field: Attribute) -> Docstring | None:
     is_field = field.annotation is not None and field.parent is not None and field.parent.is_class
     found = COMMENT.search(field.lines[-1]) if is_field and field.lines else None
     return Docstring(found[1], parent=field) if found else None
 
 
 def markdown(text: str) -> str:
-    """The docstring as Markdown, one paragraph or block after the other."""
+    """Return a docstring as Markdown."""
     lines = text.expandtabs().splitlines()
     paragraphs = (list(block) for is_blank, block in groupby(lines, lambda line: not line.strip()) if not is_blank)
     return "\n\n".join(part for paragraph in paragraphs for part in _parts(paragraph))
 
 
 def _parts(paragraph: list[str]) -> Iterator[str]:
-    """A paragraph, cut at labels and where an example begins."""
+    """Split a paragraph at labels and at the start of an example."""
     part: list[str] = []
     for line in paragraph:
         if part and (LABEL.match(line) or (line.startswith(PROMPT[0]) and not part[0].startswith(PROMPT[0]))):
-            yield _shown(part)
+            yield _render(part)
             part = []
         part.append(line)
-    yield _shown(part)
+    yield _render(part)
 
 
-def _shown(part: list[str]) -> str:
+def _render(part: list[str]) -> str:
     label = LABEL.match(part[0])
     if label:
         rest = [label[2], *(line.strip() for line in part[1:])] if label[1] != "Inputs" else []
@@ -69,7 +71,7 @@ def _shown(part: list[str]) -> str:
 
 
 def _table(part: list[str]) -> list[str]:
-    """The columns of a labelled table, moved to the left."""
+    """Return the columns of a labelled table without the label."""
     return [part[0].replace("Inputs:", "       ", 1), *part[1:]]
 
 

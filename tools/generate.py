@@ -1,8 +1,8 @@
-"""Writes what is not written by hand: the command reference, the results, the drawings.
+"""Write the generated pages and drawings: the command reference, the results, the benchmarks.
 
     python tools/generate.py
 
-The files are committed, so that they can be read in the repository too; tests/test_site.py fails when they are stale.
+The files are committed so that they can be read in the repository; tests/test_site.py fails if they are stale.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from unittest import mock
 
@@ -19,20 +20,21 @@ from benchmarks_page import benchmarks_page
 from pictures import PICTURES
 
 from seqdefer.cli import main
+from seqdefer.paper.render.pages import results_page
 
 DOCS = Path(__file__).parents[1] / "docs"
-WIDTH = 100  # columns of the help texts
+HELP_COLUMNS = 100
 
 COMMANDS = """\
 # Commands
 
-What `seqdefer` prints when it is asked for help; this page is generated from that. Results go to stdout, talk goes to
-stderr. Exit status: 0 done, 2 something you can mend (one line says what), 130 stopped by Ctrl-C.
+This page is generated from the help of `seqdefer`. Results go to stdout, messages to stderr. Exit status: 0 success,
+2 an error that you can fix (one line says how), 130 stopped by Ctrl-C.
 """
 
 
 def commands_page() -> str:
-    """A section a command, and one a task where the options depend on the task."""
+    """Return a section for each command, and one for each task if the options depend on the task."""
     parts = [COMMANDS]
     for words in [[], *_commands()]:
         level = "##" if len(words) < 2 else "###"
@@ -41,7 +43,7 @@ def commands_page() -> str:
 
 
 def _commands() -> Iterator[list[str]]:
-    """Every command, its actions, and every command of a task, as far as their help names them."""
+    """Yield every command, its actions, and its tasks, as listed in the help."""
     for command in _listed(help_of([]), "commands"):
         yield [command]
         yield from ([command, action] for action in _listed(help_of([command]), "actions"))
@@ -49,31 +51,31 @@ def _commands() -> Iterator[list[str]]:
         yield from ([command, task] for task in tasks[1].split(", ") if help_of([command, task])) if tasks else ()
 
 
-def _listed(words: str, title: str) -> list[str]:
-    """The names that a help text lists under a title."""
-    _, _, listed = words.partition(f"\n{title}:\n")
+def _listed(text: str, title: str) -> list[str]:
+    """Return the names that a help text lists under a title."""
+    _, _, listed = text.partition(f"\n{title}:\n")
     return re.findall(r"^ {4}([a-z][a-z-]*)", listed.partition("\n\n")[0], re.MULTILINE)
 
 
 def help_of(words: list[str]) -> str:
-    """What a command prints for --help; nothing where it does not apply (a task without a predictor to train)."""
-    said, silence = io.StringIO(), contextlib.redirect_stderr(io.StringIO())
-    terminal = mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH), "NO_COLOR": "1"})
-    with terminal, contextlib.redirect_stdout(said), silence, contextlib.suppress(SystemExit):
+    """Return the --help of a command, or "" if it does not apply, as for a task without a predictor to train."""
+    printed, errors = io.StringIO(), contextlib.redirect_stderr(io.StringIO())
+    terminal = mock.patch.dict(os.environ, {"COLUMNS": str(HELP_COLUMNS), "NO_COLOR": "1"})
+    plugins = mock.patch("seqdefer.registry.entry_points", _own_entry_points)
+    with terminal, plugins, contextlib.redirect_stdout(printed), errors, contextlib.suppress(SystemExit):
         main([*words, "--help"])
-    return "".join(f"{line.rstrip()}\n" for line in said.getvalue().strip().splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().strip().splitlines())
 
 
-def stored_results() -> str:
-    from seqdefer.paper.render.pages import results_page
-
-    return results_page(DOCS / "results")
+def _own_entry_points(*, group: str) -> list[EntryPoint]:
+    """Return the plug-ins of this package: the page must not depend on what else is installed."""
+    return [point for point in entry_points(group=group) if point.dist is not None and point.dist.name == "seqdefer"]
 
 
 GENERATED: dict[str, Callable[[], str]] = {
     "benchmarks.md": lambda: benchmarks_page(DOCS / "results"),
     "commands.md": commands_page,
-    "results.md": stored_results,
+    "results.md": lambda: results_page(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},
 }
 

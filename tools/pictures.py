@@ -1,4 +1,4 @@
-"""The drawings of the site: SVG in the colours of the reports. `tools/generate.py` writes them into docs/images."""
+"""Drawings of the documentation: SVG in the colours of the reports. `tools/generate.py` writes them to docs/images."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ def path(points: Sequence[Point], *, closed: bool = False, **attributes: str | f
 # -- one sentence, four ways ---------------------------------------------------------------------------------------
 
 WIDTH, MARGIN, GAP, TILE, STEP = 590, 20, 5, 36, 84
-ALONE = ["Floods", "close", "ten", "schools", "in", "south", "London"]
-RIGHT = ["Floods", "close", "twelve", "schools", "in", "north", "Wales"]
-# What stands in each row, and which of its tokens, by position, the expert wrote.
+PREDICTOR_WORDS = ["Floods", "close", "ten", "schools", "in", "south", "London"]
+EXPERT_WORDS = ["Floods", "close", "twelve", "schools", "in", "north", "Wales"]
+# Title, tokens, and positions of the expert's tokens of each row.
 ROWS = [
-    ("Predictor alone", ALONE, set[int]()),
-    ("Whole deferral", RIGHT, set(range(7))),
-    ("One-time deferral", RIGHT, set(range(2, 7))),
-    ("Token-level deferral", RIGHT, {2, 5}),
+    ("Predictor alone", PREDICTOR_WORDS, set[int]()),
+    ("Whole deferral", EXPERT_WORDS, set(range(7))),
+    ("One-time deferral", EXPERT_WORDS, set(range(2, 7))),
+    ("Token-level deferral", EXPERT_WORDS, {2, 5}),
 ]
 
 
 def granularities() -> str:
-    parts = [*_legend()]
+    """Draw one sentence at each granularity."""
+    parts = _legend()
     for number, row in enumerate(ROWS):
         parts += _row(62 + number * STEP, *row)
     return svg(WIDTH, 62 + len(ROWS) * STEP, "Whole, one-time and token-level deferral of one sentence", parts)
@@ -81,8 +82,9 @@ BEST: list[Point] = [(0, 1), (0.04, 0.66), (0.1, 0.4), (0.18, 0.22), (0.3, 0.11)
 
 
 def curve() -> str:
+    """Draw a deferral curve with Random and Optimal."""
     ends = [METHOD[0], METHOD[-1]]
-    (_, begun), (_, ended) = _placed(ends)
+    (_, first), (_, last) = _placed(ends)
     parts = [
         path(_placed([(0, 0), *METHOD, (1, 0)]), closed=True, fill=PREDICTOR, fill_opacity=0.12),
         *_axes(),
@@ -90,9 +92,9 @@ def curve() -> str:
         path(_placed(BEST), fill="none", stroke=OPTIMAL, stroke_width=2),
         path(_placed(METHOD), fill="none", stroke=PREDICTOR, stroke_width=3, stroke_linejoin="round"),
         *(f'<circle cx="{x:g}" cy="{y:g}" r="5" fill="{INK}"/>' for x, y in _placed(ends)),
-        text(LEFT + 14, begun + 2, "predictor alone", font_weight=600),
-        text(RIGHT_EDGE, ended + 24, "expert alone", font_weight=600, text_anchor="end"),
-        text(LEFT + 226, TOP + 98, "Random: sequences by a coin", fill=SOFT),
+        text(LEFT + 14, first + 2, "predictor alone", font_weight=600),
+        text(RIGHT_EDGE, last + 24, "expert alone", font_weight=600, text_anchor="end"),
+        text(LEFT + 226, TOP + 98, "Random: defer by a coin flip", fill=SOFT),
         text(LEFT + 170, TOP + 176, "a method", fill=PREDICTOR, font_weight=600),
         text(LEFT + 134, BOTTOM - 60, "AUDC: the shaded area", fill=PREDICTOR),
         text(LEFT + 234, _placed(BEST)[-1][1] - 7, "Optimal, in hindsight", fill=OPTIMAL),
@@ -101,7 +103,7 @@ def curve() -> str:
 
 
 def _placed(points: Sequence[Point]) -> list[Point]:
-    """Shares of the width and of the greatest loss, as places in the picture."""
+    """Convert points in the unit square to coordinates of the drawing."""
     return [(round(LEFT + x * (RIGHT_EDGE - LEFT), 1), round(BOTTOM - y * (BOTTOM - TOP), 1)) for x, y in points]
 
 
@@ -123,7 +125,7 @@ LEVEL, FIRST_LEVEL = 72.0, 44.0
 
 
 def tree() -> str:
-    """Three tokens: seven prefixes, eight sequences. Each prefix is a node, its name the decisions that lead to it."""
+    """Draw seven prefixes and eight sequences of three tokens. A node is named by the decisions that lead to it."""
     parts = [text(MARGIN, 32, "left: keep", fill=PREDICTOR)]
     parts.append(text(WIDTH - MARGIN, 32, "right: defer", fill=EXPERT, text_anchor="end"))
     for name, x in TREE.items():

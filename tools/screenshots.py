@@ -1,9 +1,9 @@
-"""Photographs the page and the terminal, with a fitted pair at work.
+"""Take screenshots of the page and the terminal with a fitted pair.
 
     python tools/screenshots.py models/news "A long article ..."
 
-Writes page.png, page-dark.png and terminal.png into docs/images. It needs the extra 'server', selenium, and chromium
-with chromedriver on the path.
+Writes page.png, page-dark.png and terminal.png to docs/images. Needs the extra 'server', selenium, and chromium with
+chromedriver on the path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from seqdefer.server.running import in_background
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BUDGET = 0.2
 WIDTH, SCALE, COLUMNS = 1200, 1.5, 96
-PATIENCE = 120.0  # seconds, for whatever may take long
+WAIT_SECONDS = 120.0
 INK, PAPER = (230, 234, 240), (20, 23, 28)
 COLOURS = [
     (60, 68, 80), (255, 123, 123), (126, 211, 153), (255, 171, 110), (108, 180, 255), (205, 160, 255), (110, 214, 214),
@@ -52,23 +52,23 @@ pre {{ margin: 0; color: {foreground}; font: 15px/1.55 "DejaVu Sans Mono", Menlo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Photographs the page and the terminal into docs/images.")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what seqdefer fit wrote")
-    parser.add_argument("text", metavar="INPUT", help="what to write for")
-    parser.add_argument("--out", type=Path, default=IMAGES, metavar="DIR", help="where pictures go (docs/images)")
+    parser = argparse.ArgumentParser(description="Take screenshots of the page and the terminal.")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder written by `seqdefer fit`")
+    parser.add_argument("text", metavar="INPUT", help="the input to generate for")
+    parser.add_argument("--out", type=Path, default=IMAGES, metavar="DIR", help="output folder (docs/images)")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    with browsing() as driver:
-        photograph_terminal(driver, chosen.folder, chosen.text, chosen.out / "terminal.png")
-        with serving(chosen.folder) as address:
+    with open_browser() as driver:
+        screenshot_terminal(driver, chosen.folder, chosen.text, chosen.out / "terminal.png")
+        with serve_model(chosen.folder) as address:
             for scheme, name in (("light", "page.png"), ("dark", "page-dark.png")):
-                photograph_page(driver, address, chosen.text, scheme, chosen.out / name)
+                screenshot_page(driver, address, chosen.text, scheme, chosen.out / name)
 
 
 # -- the terminal --------------------------------------------------------------------------------------------------
 
 
-def photograph_terminal(driver: Any, folder: Path, text: str, path: Path) -> None:
+def screenshot_terminal(driver: Any, folder: Path, text: str, path: Path) -> None:
     beginning = text if len(text) <= 48 else f"{text[:48].rstrip()} ..."
     shown = Text.assemble(
         ("$ ", "bold"), f'seqdefer generate {folder.resolve().name} "{beginning}" --budget {BUDGET}\n\n'
@@ -77,8 +77,8 @@ def photograph_terminal(driver: Any, folder: Path, text: str, path: Path) -> Non
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(shown)
     html = console.export_html(theme=TerminalTheme(PAPER, INK, COLOURS, COLOURS), code_format=TERMINAL)
-    with tempfile.TemporaryDirectory() as room:
-        page = Path(room) / "terminal.html"
+    with tempfile.TemporaryDirectory() as temporary:
+        page = Path(temporary) / "terminal.html"
         page.write_text(html, encoding="utf-8")
         set_size(driver, WIDTH, 800)
         driver.execute_cdp_cmd("Emulation.setDefaultBackgroundColorOverride", {"color": dict.fromkeys("rgba", 0)})
@@ -88,37 +88,37 @@ def photograph_terminal(driver: Any, folder: Path, text: str, path: Path) -> Non
 
 
 def output_of(*arguments: str) -> str:
-    """What a command prints into a terminal, colours included."""
+    """Return what a command prints to a terminal, with colours."""
     master, slave = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": str(COLUMNS)}
     command = [sys.executable, "-m", "seqdefer", *arguments]
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=subprocess.PIPE, env=environment) as process:
         os.close(slave)
-        said = b"".join(iter(lambda: read_some(master), b""))
-        _, trouble = process.communicate()
+        output = b"".join(iter(lambda: read_some(master), b""))
+        _, errors = process.communicate()
     os.close(master)
     if process.returncode:
-        sys.exit(f"seqdefer {arguments[0]} ended with {process.returncode}: {trouble.decode(errors='replace').strip()}")
-    return said.decode().replace("\r\n", "\n").rstrip("\n")
+        sys.exit(f"seqdefer {arguments[0]} exited with {process.returncode}: {errors.decode(errors='replace').strip()}")
+    return output.decode().replace("\r\n", "\n").rstrip("\n")
 
 
 def read_some(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)
-    except OSError:  # so Linux says that nobody writes any more
+    except OSError:  # on Linux: the other end is closed
         return b""
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
-def serving(folder: Path) -> AbstractContextManager[str]:
+def serve_model(folder: Path) -> AbstractContextManager[str]:
     limits, model = Limits(), DeferringModel.from_pretrained(folder)
     return in_background(create_app(model, folder.resolve().name, limits=limits), limits)
 
 
-def photograph_page(driver: Any, address: str, text: str, scheme: str, path: Path) -> None:
+def screenshot_page(driver: Any, address: str, text: str, scheme: str, path: Path) -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     set_size(driver, WIDTH, 900)
@@ -126,7 +126,7 @@ def photograph_page(driver: Any, address: str, text: str, scheme: str, path: Pat
     wait(driver, "!document.getElementById('board').hidden")
     driver.execute_script("document.getElementById('text').value = arguments[0]", text)
     driver.execute_script("document.getElementById('text').dispatchEvent(new Event('input'))")
-    driver.execute_script("document.getElementById('sweep').click()")  # without a pointer that stays there
+    driver.execute_script("document.getElementById('sweep').click()")  # no mouse pointer in the picture
     wait(driver, "document.getElementById('stop').disabled && document.getElementById('status').textContent")
     driver.execute_script("document.querySelectorAll('.lines button')[2].click()")  # the run at 20 %
     driver.execute_script("document.querySelector('#tokens .expert, #tokens .token').focus()")
@@ -142,23 +142,23 @@ def set_size(driver: Any, width: int, height: int) -> None:
 
 
 def wait(driver: Any, code: str) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + WAIT_SECONDS
     while not driver.execute_script(f"return {code}"):
         if time.monotonic() > end:
-            trouble = driver.execute_script("return document.getElementById('trouble').textContent")
-            sys.exit(f"the page never came to: {code}; it says {trouble!r}")
+            error = driver.execute_script("return document.getElementById('trouble').textContent")
+            sys.exit(f"the page did not reach the state {code!r} in {WAIT_SECONDS:.0f} s; it shows {error!r}")
         time.sleep(0.05)
 
 
 @contextmanager
-def browsing() -> Iterator[Any]:
+def open_browser() -> Iterator[Any]:
     try:
         from selenium import webdriver
     except ImportError:
-        sys.exit("this needs selenium: pip install selenium")
+        sys.exit("selenium is missing; install it with: pip install selenium")
     browser, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if browser is None or driver is None:
-        sys.exit("this needs chromium and chromedriver on the path")
+        sys.exit("chromium or chromedriver is not on the path; install both")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

@@ -1,1 +1,1 @@
-"""What labels cost: counted, modelled and measured."""
+"""The cost of labels: predicted, counted and measured."""

@@ -1,17 +1,17 @@
-"""What labels cost, before they are made: tokens, GPU-hours and bytes of a corpus and a pair, from a few numbers.
+"""Predict the cost of labels: tokens, GPU-hours and bytes for a corpus and a pair, from a few numbers.
 
-A calculation, not a measurement: it says how the cost follows from its inputs, and docs/scaling.md holds it against
-runs that were counted. Nothing here needs PyTorch. Per document of S input tokens and L written ones, where predictor
-and expert disagree at a share d of all positions:
+This is a calculation; docs/scaling.md compares it with measurements. It does not need PyTorch. Per document of S input
+tokens and L output tokens, if predictor and expert disagree at a share d of all positions:
 
     drafts              the predictor reads S and writes L
-    hand-offs           the expert reads S, goes along L, and writes `branch_tokens`: with all hand-offs d L (L - 1) / 2
-      (naively)         for each hand-off it reads S and what was kept, and writes the rest
+    hand-offs           the expert reads S, follows the draft for L tokens, and writes the branches (`branch_counts`):
+                        d L (L - 1) / 2 tokens with all hand-offs
+      (naive)           for each hand-off it reads S and the kept tokens, and writes the rest
     explored trees      both models read S and write one token for each of `explored_nodes`
     enumerated trees    both write one token for each of `enumerated_nodes`, at most 2^L - 1
-    an epoch            of training that asks the models instead of labels: both read S and write L
+    an epoch            of training that calls the models instead of using labels: both read S and write L
 
-What a token takes on which device is in `benchmarks.scaling.roofline`.
+`benchmarks.scaling.roofline` has the time of a token on each device.
 
 >>> from benchmarks.scaling.roofline import DEVICES, LLAMA_7B, LLAMA_70B
 >>> corpus = Corpus(documents=1_000_000, input_tokens=510, length=20, disagreement=0.52)
@@ -30,7 +30,7 @@ from itertools import pairwise
 
 from benchmarks.scaling.roofline import (
     Device,
-    Engine,
+    Efficiency,
     Model,
     check_share,
     read_seconds,
@@ -41,15 +41,15 @@ from benchmarks.scaling.roofline import (
 )
 from seqdefer.errors import OptionError
 
-ROWS = 512  # that a model works on at once, where they fit; the package's own choice on a GPU
-MOST_ROLLOUTS, MOST_LENGTH = 10_000, 4096
-INPUT_READS = 2  # of explored trees: for their roots, and to go on from there
-INTEGER, NUMBER = 8, 4  # bytes: int64 and float32
+DEFAULT_ROWS = 512  # batch size, if it fits; the package's default on a GPU
+MAX_ROLLOUTS, MAX_LENGTH = 10_000, 4096
+TREE_INPUT_READS = 2  # explored trees read the input for their roots and again to grow
+INTEGER_BYTES, FLOAT_BYTES = 8, 4  # int64 and float32
 
 
 def _check_length(length: int) -> None:
-    if not 1 <= length <= MOST_LENGTH:
-        raise OptionError(f"outputs of {length} tokens; there can be 1 to {MOST_LENGTH}")
+    if not 1 <= length <= MAX_LENGTH:
+        raise OptionError(f"length is {length} tokens; it must be from 1 to {MAX_LENGTH}")
 
 
 # -- inputs --------------------------------------------------------------------------------------------------------
@@ -57,15 +57,15 @@ def _check_length(length: int) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is to be labelled.
+    """The documents to label.
 
-    documents     how many
-    input_tokens  S, the mean number of tokens of an input
+    documents     their number
+    input_tokens  S, mean tokens of an input
     length        L, tokens of an output
-    disagreement  d, the share of positions at which the expert would go on otherwise than the draft does; of labels
-                  that were made: (expert calls made - documents) / (calls of the naive way - documents)
-    features      F, numbers a step that rejectors see: 12 facts of a text, or the width of the predictor's states
-    context       C, numbers an input that they see
+    disagreement  d, the share of positions at which the expert's next token differs from the draft; from existing
+                  labels: (expert calls made - documents) / (calls of the naive way - documents)
+    features      F, rejector inputs per step: 12 facts of a text, or the width of the predictor's states
+    context       C, rejector inputs per document
     """
 
     documents: int
@@ -86,10 +86,10 @@ class Corpus:
 
 
 def even_hand_offs(length: int, n: int) -> tuple[int, ...]:
-    """`n` of the hand-offs 0..L-1, evenly spread, the first one included."""
+    """Return `n` evenly spaced hand-offs of 0..L-1, the first one included."""
     _check_length(length)
     if not 1 <= n <= length:
-        raise OptionError(f"{n} hand-offs of {length} tokens; there can be 1 to {length}")
+        raise OptionError(f"{n} hand-offs of {length} tokens; choose 1 to {length}")
     return tuple(index * length // n for index in range(n))
 
 
@@ -104,20 +104,20 @@ def _checked_hand_offs(length: int, hand_offs: Sequence[int]) -> tuple[int, ...]
     chosen = tuple(hand_offs)
     is_rising = all(one < other for one, other in pairwise(chosen))
     if not chosen or not is_rising or chosen[0] < 0 or chosen[-1] >= length:
-        raise OptionError(f"hand-offs {list(chosen)}: they must rise, from 0 or more to {length - 1} or less")
+        raise OptionError(f"hand-offs {list(chosen)} must increase, within 0 to {length - 1}")
     return chosen
 
 
 def branch_counts(length: int, disagreement: float, hand_offs: Sequence[int]) -> tuple[float, float]:
-    """The mean number of branches that a draft's hand-offs need, and of the tokens that the expert writes in them.
+    """Return the mean number of branches that a draft's hand-offs need, and of the expert's tokens in them.
 
-    A hand-off is the branch at the first disagreement from there on; a branch that no hand-off leads to is not needed.
-    Its first token is known from going along with the draft, and is not counted."""
+    A hand-off uses the branch at the next disagreement; other branches are not needed. The first token of a branch is
+    known from following the draft and is not counted."""
     check_share("disagreement", disagreement)
     chosen = _checked_hand_offs(length, hand_offs)
     branches = tokens = 0.0
     for first, following in zip(chosen, [*chosen[1:], length], strict=True):
-        agreed = 1.0  # the chance that there was no disagreement since `first`
+        agreed = 1.0  # the probability of no disagreement since `first`
         for position in range(first, following):
             branches += agreed * disagreement
             tokens += agreed * disagreement * (length - 1 - position)
@@ -126,7 +126,7 @@ def branch_counts(length: int, disagreement: float, hand_offs: Sequence[int]) ->
 
 
 def enumerated_nodes(length: int, disagreement: float) -> float:
-    """The mean number of prefixes that predictor and expert can write together: sum over t < L of (1 + d)^t."""
+    """Return the mean number of prefixes that predictor and expert can write: the sum over t < L of (1 + d)^t."""
     _check_length(length)
     check_share("disagreement", disagreement)
     return math.fsum((1 + disagreement) ** position for position in range(length))
@@ -134,34 +134,34 @@ def enumerated_nodes(length: int, disagreement: float) -> float:
 
 @cache
 def explored_nodes(length: int, disagreement: float, rollouts: int) -> float:
-    """The mean number of distinct prefixes that `rollouts` rollouts pass, the r-th of which defers with probability
-    q_r = r / (R - 1) at each position (`seqdefer.labels.exploration`).
+    """Return the mean number of distinct prefixes that R = `rollouts` rollouts visit.
 
-    Before position t stand m disagreements with probability C(t, m) d^m (1 - d)^(t - m), and a prefix is a choice of
-    writers at these m. One with s tokens of the expert is passed by rollout r with probability q_r^s (1 - q_r)^(m - s):
+    Rollout r defers with probability q_r = r / (R - 1) at each position (`seqdefer.labels.exploration`). Before
+    position t there are m disagreements with probability C(t, m) d^m (1 - d)^(t - m), and a prefix chooses an author at
+    each of them. Rollout r visits a prefix with s expert tokens with probability q_r^s (1 - q_r)^(m - s):
 
         nodes = sum over t < L, m <= t, s <= m of C(t, m) d^m (1 - d)^(t - m) C(m, s)
                 (1 - prod over r of (1 - q_r^s (1 - q_r)^(m - s)))
     """
     _check_length(length)
     check_share("disagreement", disagreement)
-    if not 2 <= rollouts <= MOST_ROLLOUTS:
-        raise OptionError(f"{rollouts} rollouts an example; there can be 2 to {MOST_ROLLOUTS}")
-    passed = [_prefixes_passed(m, rollouts) for m in range(length)]  # by the number of disagreements before
+    if not 2 <= rollouts <= MAX_ROLLOUTS:
+        raise OptionError(f"{rollouts} rollouts per example; choose 2 to {MAX_ROLLOUTS}")
+    visited = [_visited_prefixes(m, rollouts) for m in range(length)]  # by the number of disagreements before
     nodes = 0.0
     for position in range(length):
         nodes += math.fsum(
-            math.comb(position, m) * disagreement**m * (1 - disagreement) ** (position - m) * passed[m]
+            math.comb(position, m) * disagreement**m * (1 - disagreement) ** (position - m) * visited[m]
             for m in range(position + 1)
         )
     return nodes
 
 
-def _prefixes_passed(m: int, rollouts: int) -> float:
-    """Of the 2^m ways to decide at m disagreements, how many some rollout takes."""
+def _visited_prefixes(m: int, rollouts: int) -> float:
+    """Return how many of the 2^m ways to decide at m disagreements are taken by some rollout."""
     total = 0.0
     for s in range(m + 1):
-        missed = 0.0  # the logarithm of the chance that no rollout takes this way
+        missed = 0.0  # log probability that no rollout takes this way
         for rollout in range(rollouts):
             defers = rollout / (rollouts - 1)
             taken = defers**s * (1 - defers) ** (m - s)
@@ -172,12 +172,12 @@ def _prefixes_passed(m: int, rollouts: int) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """What a model does for one document.
+    """The work of a model for one document.
 
-    read       tokens in passes over many at once
-    written    tokens in passes over one a row
-    steps      passes that write, one after the other
-    rows       rows that a document has in the last of them
+    read       tokens in passes over many tokens at once
+    written    tokens in passes over one token per row
+    steps      sequential passes that write
+    rows       rows of a document in the last of them
     """
 
     read: float
@@ -187,17 +187,20 @@ class Work:
 
 
 def draft_work(corpus: Corpus) -> Work:
-    """Also of both models in an epoch that asks them anew."""
+    """Return the work of a draft, and of each model in an epoch without labels."""
     return Work(corpus.input_tokens, corpus.length, corpus.length, 1)
 
 
 def branching_work(corpus: Corpus, hand_offs: Sequence[int]) -> Work:
+    """Return the expert's work for hand-offs that share branches."""
     branches, tokens = branch_counts(corpus.length, corpus.disagreement, hand_offs)
     return Work(corpus.input_tokens, corpus.length + tokens, corpus.length, 1 + branches)
 
 
 def naive_work(corpus: Corpus, hand_offs: Sequence[int]) -> Work:
-    """One run a hand-off, all of a document beside each other. The pass that reads names the first token."""
+    """Return the expert's work with one run per hand-off, in one batch per document.
+
+    The pass that reads produces the first token."""
     chosen = _checked_hand_offs(corpus.length, hand_offs)
     read = sum(corpus.input_tokens + kept for kept in chosen)
     written = sum(corpus.length - kept for kept in chosen)
@@ -205,29 +208,33 @@ def naive_work(corpus: Corpus, hand_offs: Sequence[int]) -> Work:
 
 
 def exploring_work(corpus: Corpus, rollouts: int) -> Work:
+    """Return the work of each model for an explored tree."""
     nodes = explored_nodes(corpus.length, corpus.disagreement, rollouts)
     last = nodes - (explored_nodes(corpus.length - 1, corpus.disagreement, rollouts) if corpus.length > 1 else 0)
-    return Work(INPUT_READS * corpus.input_tokens, nodes, corpus.length, last)
+    return Work(TREE_INPUT_READS * corpus.input_tokens, nodes, corpus.length, last)
 
 
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 
 def hand_off_bytes(corpus: Corpus) -> float:
-    """Of a document's draft with what rejectors see, and of its table, in a shard. The table has all L + 1 columns."""
+    """Return the bytes of a document in a shard: its draft, its rejector inputs, and its table of L + 1 columns."""
     length = corpus.length
-    drafted = NUMBER * corpus.context + INTEGER * (length + 1) + length * NUMBER * (corpus.features + 2)
-    return drafted + (length + 1) * (NUMBER + INTEGER)
+    drafted = FLOAT_BYTES * corpus.context + INTEGER_BYTES * (length + 1) + length * FLOAT_BYTES * (corpus.features + 2)
+    return drafted + (length + 1) * (FLOAT_BYTES + INTEGER_BYTES)
 
 
 def node_bytes(features: int) -> int:
-    """Of a node in a shard: example, position, parent, two tokens and two children; two losses, the features,
-    uncertainty and entropy."""
-    return 7 * INTEGER + NUMBER * (4 + features)
+    """Return the bytes of a node in a shard.
+
+    Seven integers: example, position, parent, two tokens, two children. Floats: two losses, features, uncertainty,
+    entropy."""
+    return 7 * INTEGER_BYTES + FLOAT_BYTES * (4 + features)
 
 
 def tree_bytes(corpus: Corpus, nodes: float) -> float:
-    return nodes * node_bytes(corpus.features) + INTEGER + NUMBER * corpus.context
+    """Return the bytes of a document's tree in a shard."""
+    return nodes * node_bytes(corpus.features) + INTEGER_BYTES + FLOAT_BYTES * corpus.context
 
 
 # -- seconds -------------------------------------------------------------------------------------------------------
@@ -235,15 +242,15 @@ def tree_bytes(corpus: Corpus, nodes: float) -> float:
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage costs, all documents together."""
+    """The cost of one stage, for all documents."""
 
     name: str
     tokens_read: float
     tokens_written: float
-    rows: int  # at once, at most
+    rows: int  # batch size
     read_seconds: float
     write_seconds: float
-    bound: str  # what writing waits for: operations, memory or launches
+    bound: str  # what limits writing: operations, memory or launches
     devices: int
 
     @property
@@ -252,29 +259,31 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Where and how a corpus is worked on."""
+class CostModel:
+    """A corpus, the device, and how well the device is used."""
 
     corpus: Corpus
     device: Device
-    engine: Engine
+    efficiency: Efficiency
     rows: int
 
     def stage(self, name: str, work: Work, model: Model) -> Stage:
-        """As many rows as were asked for, or as fit: in the last step, where a document has all its rows."""
-        corpus, device, engine = self.corpus, self.device, self.engine
-        rows = min(self.rows, rows_that_fit(model, device, engine, corpus.input_tokens + corpus.length))
-        at_once = max(1.0, rows / work.rows)  # documents
+        """Return the cost of a stage.
+
+        `rows` limits the last step, in which a document has all its rows."""
+        corpus, device, efficiency = self.corpus, self.device, self.efficiency
+        rows = min(self.rows, rows_that_fit(model, device, efficiency, corpus.input_tokens + corpus.length))
+        batch = max(1.0, rows / work.rows)  # documents
         attended = corpus.input_tokens + corpus.length / 2
-        step = step_of(at_once * work.written / work.steps, attended, model, device, engine)
-        reading = read_seconds(work.read, corpus.input_tokens / 2, model, device, engine)
+        step = step_of(batch * work.written / work.steps, attended, model, device, efficiency)
+        reading = read_seconds(work.read, corpus.input_tokens / 2, model, device, efficiency)
         return Stage(
             name=name,
             tokens_read=work.read * corpus.documents,
             tokens_written=work.written * corpus.documents,
             rows=rows,
             read_seconds=corpus.documents * reading,
-            write_seconds=corpus.documents / at_once * work.steps * step.seconds,
+            write_seconds=corpus.documents / batch * work.steps * step.seconds,
             bound=step.bound,
             devices=model.devices,
         )
@@ -282,17 +291,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cost:
-    """What it costs to label a corpus, and what it would cost otherwise."""
+    """The cost of labelling a corpus, and of its alternatives."""
 
     corpus: Corpus
     device: Device
     hand_offs: tuple[int, ...]
     rollouts: int
-    branches: float  # a document
-    nodes: float  # a document
+    branches: float  # per document
+    nodes: float  # per document
     stages: tuple[Stage, ...]  # drafts, hand-offs, and trees by each model
-    naive: Stage  # hand-offs with one run each, instead
-    epoch: tuple[Stage, ...]  # both models in one epoch of training that asks them instead of labels
+    naive: Stage  # alternative: one run per hand-off
+    epoch: tuple[Stage, ...]  # alternative: both models in one training epoch without labels
     hand_off_bytes: float
     tree_bytes: float
 
@@ -309,9 +318,9 @@ class Cost:
         return self.hand_off_bytes + self.tree_bytes
 
     def table(self) -> str:
-        """For people to read, in columns."""
+        """Return the stages as a table of text."""
         corpus, chosen = self.corpus, f"{len(self.hand_offs)} hand-offs, {self.rollouts} rollouts"
-        instead = [("instead: one run a hand-off", self.naive)]
+        instead = [("instead: one run per hand-off", self.naive)]
         instead += [(f"instead, an epoch: {stage.name}", stage) for stage in self.epoch]
         return "\n".join(
             [
@@ -337,19 +346,18 @@ def label_cost(
     *,
     hand_offs: int | Sequence[int] | None = None,
     rollouts: int = 8,
-    rows: int = ROWS,
-    engine: Engine | None = None,
+    rows: int = DEFAULT_ROWS,
+    efficiency: Efficiency | None = None,
 ) -> Cost:
-    """Drafts, hand-off tables and explored trees of a corpus.
+    """Predict the cost of drafts, hand-off tables and explored trees of a corpus.
 
-    `hand_offs`: how many, evenly spread, or which; all by default. `rows` are worked on at once, or as many as fit.
-    `engine`: how well the device is used; by default as the package's own passes do."""
+    `hand_offs` is a number, evenly spaced, or a list; the default is all. `rows` is the batch size, reduced if it does
+    not fit. `efficiency` defaults to that of the package's own passes."""
     if rows < 1:
-        raise OptionError(f"{rows} rows at once; give 1 or more")
+        raise OptionError(f"rows is {rows}; it must be 1 or more")
     chosen = _chosen_hand_offs(corpus.length, hand_offs)
     drafting, exploring = draft_work(corpus), exploring_work(corpus, rollouts)
-    cost = Plan(corpus, device, engine or Engine(), rows).stage
-
+    cost = CostModel(corpus, device, efficiency or Efficiency(), rows).stage
     return Cost(
         corpus=corpus,
         device=device,
@@ -371,6 +379,7 @@ def label_cost(
 
 
 def readable_bytes(n: float) -> str:
+    """Return a number of bytes with a decimal unit."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n >= size:
             return f"{n / size:.3g} {unit}"

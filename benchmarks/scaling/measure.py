@@ -1,23 +1,21 @@
-"""Measure what labels cost beside what `label_cost` predicts: docs/results/scaling.json and docs/scaling.md.
+"""Measure the cost of labels for docs/results/scaling.json and docs/scaling.md.
 
     python -m benchmarks.scaling.measure --pair pair/predictor pair/expert --documents xsum_rejector.jsonl.gz
-    python -m benchmarks.scaling.measure --only gpu   # on a machine with a GPU; the other parts stay as they are
+    python -m benchmarks.scaling.measure --only gpu   # on a machine with a GPU; keeps the other parts
 
-Under 6 minutes on two cores that nobody else uses, with every pass on one thread. Tokens are counted exactly, by hooks
-on the models; seconds are medians of three with the least and the largest. The networks of `pronounce` are trained once
-and kept in --folder. A part that cannot be measured here (no pair, no GPU) stays as it was.
+It takes under 6 minutes on two idle cores, with every pass on one thread. Hooks on the models count tokens exactly.
+Seconds are medians of three with minimum and maximum. The networks of `pronounce` are trained once and stored in
+--folder. A part that cannot be measured here (no pair, no GPU) keeps its old results.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -27,8 +25,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.scaling.label_cost import even_hand_offs
-from benchmarks.scaling.made_models import Shape, StrayTask, counted, made_expert
 from benchmarks.scaling.page import PAGE, RESULTS, rendered
+from benchmarks.scaling.synthetic_models import DisagreeingTask, Shape, count_tokens, random_expert
+from benchmarks.text import quiet
 from seqdefer.engine.drafts import draft
 from seqdefer.environment import machine
 from seqdefer.interfaces import Task
@@ -53,22 +52,23 @@ PAIR_DOCUMENTS, TIMED_DOCUMENTS, SWEPT_DOCUMENTS = 16, 6, 32
 TINY = Shape("tiny", 2, 64, 128, 4, 2, vocabulary=500)
 TINY_INPUT = 32
 SIZES = [Shape(f"width {width}", 4, width, 4 * width, 8, 8, vocabulary=2000) for width in (128, 256, 512, 1024)]
-LARGE = [  # of Llama: 1.1, 6.7 and 13 billion parameters, and the rows to try
+GPU_RUNS = [  # Llamas of 1.1, 6.7 and 13 billion parameters; rows of the passes; documents of the hand-offs
     (Shape("1.1B", 22, 2048, 5632, 32, 4), (16, 64, 256), (12, 48)),
     (Shape("6.7B", 32, 4096, 11008, 32, 32), (16, 64, 128), (6, 12)),
     (Shape("13B", 40, 5120, 13824, 40, 40), (16, 64), (4, 8)),
 ]
-LARGE_INPUT = 512
+GPU_INPUT = 512
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
+    """Write a line of progress to stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 @torch.no_grad()
 def timed(way: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """What `way` gives, and the seconds of three calls. Call it once before where there is something to warm up."""
+    """Return the result of `way` and the seconds of three calls. Call it once before if it needs a warm-up."""
     result, seconds = None, []
     for _ in range(REPEATS):
         begun = time.perf_counter()
@@ -80,6 +80,7 @@ def timed(way: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 
 
 def per(n: int, seconds: dict[str, float]) -> dict[str, float]:
+    """Divide seconds by a number of examples or steps."""
     return {name: value / n for name, value in seconds.items()}
 
 
@@ -87,14 +88,14 @@ def per(n: int, seconds: dict[str, float]) -> dict[str, float]:
 
 
 def disagreements(drafts: Sequences, completed: Sequences) -> Tensor:
-    """Where the expert would go on otherwise: bool (n, L). Completions are those of all hand-offs."""
+    """Return where the expert's next token differs, bool (n, L). `completed` has all hand-offs."""
     n, length = drafts.tokens.shape
-    first = completed.tokens.view(n, length, length).diagonal(dim1=1, dim2=2)  # what the expert names at each position
+    first = completed.tokens.view(n, length, length).diagonal(dim1=1, dim2=2)  # the expert's next tokens
     return (first != drafts.tokens) & drafts.mask()
 
 
-def needed(disagrees: Tensor, drafts: Sequences, completed: Sequences, kept: Sequence[int]) -> tuple[int, int]:
-    """Branches that these hand-offs lead to, and the tokens that are written in them after the first."""
+def needed_branches(disagrees: Tensor, drafts: Sequences, completed: Sequences, kept: Sequence[int]) -> tuple[int, int]:
+    """Return the number of branches that these hand-offs need, and of their tokens after the first."""
     n, length = disagrees.shape
     lengths = completed.lengths.view(n, length)
     branches = {
@@ -108,15 +109,15 @@ def needed(disagrees: Tensor, drafts: Sequences, completed: Sequences, kept: Seq
 
 @torch.no_grad()
 def count_hand_offs(task: Task, examples: Examples, model: Any) -> dict[str, Any]:
-    """All hand-offs of the examples, branching: what went through the expert, and what each set of hand-offs needs."""
+    """Count the expert's tokens for all hand-offs by branching, and the tokens that each set of hand-offs needs."""
     spec, n = task.spec, len(examples)
     drafted = draft(task.predictor, examples, spec).sequences
-    with counted(model) as tokens:
+    with count_tokens(model) as tokens:
         completed, _ = branch_out(task.expert, examples, drafted, torch.arange(spec.length), spec)
     disagrees = disagreements(drafted, completed)
     by_hand_offs = []
     for number in sorted({min(each, spec.length) for each in (1, 2, 5, 10, spec.length)}):
-        branches, written = needed(disagrees, drafted, completed, even_hand_offs(spec.length, number))
+        branches, written = needed_branches(disagrees, drafted, completed, even_hand_offs(spec.length, number))
         by_hand_offs.append({"hand_offs": number, "branches": branches / n, "tokens": written / n})
     return {
         "documents": n,
@@ -132,22 +133,23 @@ def count_hand_offs(task: Task, examples: Examples, model: Any) -> dict[str, Any
 
 @torch.no_grad()
 def count_trees(task: Task, examples: Examples, rollouts: int) -> dict[str, float]:
+    """Count the nodes of explored trees."""
     trees = grow_along(task, examples, toss(0, len(examples), rollouts, task.spec.length))
-    return {"rollouts": rollouts, "length": task.spec.length, **_of_nodes(trees.tensors()["tokens"], len(trees))}
+    return {"rollouts": rollouts, "length": task.spec.length, **_node_counts(trees.tensors()["tokens"], len(trees))}
 
 
-def _of_nodes(tokens: Tensor, n: int) -> dict[str, float]:
-    """tokens: (N, 2), the predictor's and the expert's at every node."""
+def _node_counts(tokens: Tensor, n: int) -> dict[str, float]:
+    """Return nodes per example and the disagreement, from the tokens (N, 2) of both models at every node."""
     return {"nodes": len(tokens) / n, "disagreement": float((tokens[:, 0] != tokens[:, 1]).float().mean())}
 
 
 def measure_sweeps() -> dict[str, Any]:
-    """One thing at a time, around L = 20, d = 0.5, all hand-offs, 8 rollouts."""
-    expert = made_expert(TINY, CPU, torch.float32)
+    """Vary one parameter at a time, around L = 20, d = 0.5, all hand-offs, 8 rollouts."""
+    expert = random_expert(TINY, CPU, torch.float32)
     hand_offs, trees = [], []
     for length, share in [(5, 0.5), (10, 0.5), (40, 0.5), (20, 0.1), (20, 0.2), (20, 0.5), (20, 0.8), (20, 1.0)]:
-        tell(f"  {length} tokens, disagreement {share}")
-        task = StrayTask(expert, share, SWEPT_DOCUMENTS, TINY_INPUT, length)
+        log(f"  {length} tokens, disagreement {share}")
+        task = DisagreeingTask(expert, share, SWEPT_DOCUMENTS, TINY_INPUT, length)
         hand_offs.append({"share": share, **count_hand_offs(task, task.examples, expert.model.model)})
         many = (2, 4, 8, 16) if (length, share) == (20, 0.5) else (8,)
         trees += [{"share": share, **count_trees(task, task.examples, rollouts)} for rollouts in many]
@@ -155,26 +157,26 @@ def measure_sweeps() -> dict[str, Any]:
 
 
 def measure_pair(pair: tuple[str, str], documents: str) -> dict[str, Any]:
-    """A real pair on real documents."""
+    """Count and time a real pair on real documents."""
     options = replace(XSUM.presets["quick"], predictor=pair[0], expert=pair[1], train=documents)
     task = XSUM.prepare(options, Path(), CPU, Silent())
     for writer in (task.predictor, task.expert):
-        writer.model.encodings.n_bytes = 0  # count what is read, not what is remembered
+        writer.model.encodings.n_bytes = 0  # disable the cache, to count every read
     examples = task.split("train").select(torch.arange(PAIR_DOCUMENTS))
     models = {"predictor": task.predictor.model.model, "expert": task.expert.model.model}
     found: dict[str, Any] = {
         "parameters": {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()},
         "input_tokens": float((examples.inputs >= 0).sum(1).float().mean()),
     }
-    tell("  hand-offs, counted")
+    log("  hand-offs, counted")
     found["hand_offs"] = count_hand_offs(task, examples, models["expert"])
     found["trees"] = []
     for rollouts in (2, 8):
-        tell(f"  trees of {rollouts} rollouts, counted")
-        with counted(models["expert"]) as tokens:
+        log(f"  trees of {rollouts} rollouts, counted")
+        with count_tokens(models["expert"]) as tokens:
             one = count_trees(task, examples, rollouts)
         found["trees"].append({**one, "read": tokens.read / len(examples), "written": tokens.written / len(examples)})
-    tell("  timed")
+    log("  timed")
     found["task"] = _timed_task(task, TIMED_DOCUMENTS, rollouts=8)
     return found
 
@@ -183,8 +185,8 @@ def measure_pair(pair: tuple[str, str], documents: str) -> dict[str, Any]:
 
 
 def _timed_task(task: Task, n: int, *, rollouts: int = 0) -> dict[str, Any]:
-    """Seconds an example: its draft with all hand-offs, and its tree (explored with `rollouts`, or enumerated), with
-    the bytes of both in a shard."""
+    """Return seconds and bytes per example: its draft with all hand-offs, and its tree (explored, or enumerated if
+    `rollouts` is 0)."""
     rows = torch.arange(n)
     (table,) = cut(task, Part("hand-offs", "train", rows), n)
     (explored,) = cut(task, Part("trees", "train", rows, rollouts), n)
@@ -196,24 +198,25 @@ def _timed_task(task: Task, n: int, *, rollouts: int = 0) -> dict[str, Any]:
     return {
         "name": task.name, "examples": n, "length": task.spec.length, "rollouts": rollouts,
         "hand_offs": per(n, tabling), "runs": calls.made / n, "naive_runs": (calls.made + calls.saved) / n,
-        "trees": per(n, growing), **_of_nodes(trees["tokens"], n),
+        "trees": per(n, growing), **_node_counts(trees["tokens"], n),
         "features": trees["features"].shape[1], "context": trees["context"].shape[1],
         "hand_off_bytes": len(pack("hand-offs", labels)) / n, "tree_bytes": len(pack("trees", trees)) / n,
     }  # fmt: skip
 
 
 def measure_tasks(folder: Path) -> list[dict[str, Any]]:
+    """Time one label of weather and pronounce."""
     from benchmarks.weather import synthetic_record
 
     found = []
-    with tempfile.TemporaryDirectory() as aside:
-        tell("  weather")
-        record = write_text(Path(aside) / "record.csv", synthetic_record(8))
+    with tempfile.TemporaryDirectory() as temporary:
+        log("  weather")
+        record = write_text(Path(temporary) / "record.csv", synthetic_record(8))
         weather = WEATHER.prepare(
-            replace(WEATHER.presets["quick"], data=str(record), epochs=1), Path(aside), CPU, Silent()
+            replace(WEATHER.presets["quick"], data=str(record), epochs=1), Path(temporary), CPU, Silent()
         )
         found.append(_timed_task(weather, 256))
-    tell("  pronounce (trains two networks where there are none yet)")
+    log("  pronounce (trains two networks if there are none)")
     pronounce = PRONOUNCE.prepare(PRONOUNCE.presets["quick"], folder, CPU, Silent())
     found.append(_timed_task(pronounce, 128))
     return found
@@ -224,11 +227,11 @@ def _first(task: Task, n: int) -> Examples:
 
 
 def measure_tours() -> list[dict[str, Any]]:
-    """Seconds an instance for all its hand-offs, on one thread."""
+    """Time all hand-offs of an instance, on one thread."""
     found = []
     for name in ("search", "gurobi"):
         for cities, n in ((20, 24), (35, 16), (50, 8)):
-            tell(f"  {name}, {cities} cities")
+            log(f"  {name}, {cities} cities")
             runs, seconds = _timed_tours(make_expert(name, n_threads=1), gaussian_instances(n, cities, 0, "test"))
             solved = runs / (n * cities)
             found.append(
@@ -245,24 +248,24 @@ def _timed_tours(expert: TourExpert, inputs: Tensor) -> tuple[int, dict[str, flo
     def hand_offs() -> tuple[Sequences, int]:
         return expert.hand_offs(examples, drafts, torch.arange(cities), SequenceSpec(cities))
 
-    hand_offs()  # loads and compiles
+    hand_offs()  # warm up: load and compile
     (_, runs), seconds = timed(hand_offs)
     return runs, seconds
 
 
 def measure_sizes() -> list[dict[str, Any]]:
-    """Reading 256 tokens, and a step of 8 rows, by models of different sizes on this processor."""
+    """Time a read and a step of 8 rows by models of different sizes on the CPU."""
     found = []
     for shape in SIZES:
-        tell(f"  {shape.parameters / 1e6:.0f} million parameters")
-        expert = made_expert(shape, CPU, torch.float32)
+        log(f"  {shape.parameters / 1e6:.0f} million parameters")
+        expert = random_expert(shape, CPU, torch.float32)
         found.append({**asdict(shape), "parameters": shape.parameters, **_passes(expert, 8, 64)})
     return found
 
 
 @torch.no_grad()
 def _passes(expert: Any, rows: int, width: int, steps: int = 4) -> dict[str, Any]:
-    """Seconds to read inputs of `width` tokens in `rows` rows, and of a step that writes a token of each."""
+    """Time reading `rows` inputs of `width` tokens, and a step that writes a token of each."""
     expert.batch_size = rows
     inputs = torch.randint(3, expert.n_tokens, (rows, width), generator=torch.Generator().manual_seed(0))
     examples = Examples(inputs, inputs[:, :0], torch.arange(rows)).to(expert.device)
@@ -271,7 +274,7 @@ def _passes(expert: Any, rows: int, width: int, steps: int = 4) -> dict[str, Any
     def read() -> tuple[Tensor, Any]:
         return expert.next(expert.start(examples), everyone)
 
-    read()  # warms up
+    read()  # warm up
     (named, begun), reading = timed(read)
 
     def write() -> None:
@@ -283,16 +286,17 @@ def _passes(expert: Any, rows: int, width: int, steps: int = 4) -> dict[str, Any
 
 
 def measure_gpu() -> dict[str, Any]:
+    """Time passes and hand-offs of large models on a GPU."""
     device = torch.device("cuda")
     found: dict[str, Any] = {"machine": machine(device), "models": []}
-    for shape, batches, documents in LARGE:
-        tell(f"  {shape.name}")
-        expert = made_expert(shape, device, torch.bfloat16)
+    for shape, batches, documents in GPU_RUNS:
+        log(f"  {shape.name}")
+        expert = random_expert(shape, device, torch.bfloat16)
         one: dict[str, Any] = {**asdict(shape), "parameters": shape.parameters, "passes": [], "hand_offs": []}
         for rows in batches:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            passes = _passes(expert, rows, LARGE_INPUT, steps=8)
+            passes = _passes(expert, rows, GPU_INPUT, steps=8)
             one["passes"].append({**passes, "peak": torch.cuda.max_memory_allocated() - before})
         for n in documents:
             one["hand_offs"].append(_branching(expert, n))
@@ -304,9 +308,9 @@ def measure_gpu() -> dict[str, Any]:
 
 @torch.no_grad()
 def _branching(expert: Any, n: int, share: float = 0.5, length: int = 20) -> dict[str, Any]:
-    """All hand-offs of `n` documents at once. In half precision the two writers disagree about as often as wanted."""
+    """Time all hand-offs of `n` documents. In half precision the disagreement is close to `share`."""
     expert.batch_size = 4 * n
-    task = StrayTask(expert, share, n, LARGE_INPUT, length)
+    task = DisagreeingTask(expert, share, n, GPU_INPUT, length)
     drafted = draft(task.predictor, task.examples, task.spec).sequences
     drafts = Sequences(drafted.tokens.to(expert.device), drafted.lengths.to(expert.device))
     kept = torch.arange(length, device=expert.device)
@@ -314,29 +318,18 @@ def _branching(expert: Any, n: int, share: float = 0.5, length: int = 20) -> dic
     def branch() -> tuple[Sequences, int]:
         return branch_out(expert, task.examples, drafts, kept, task.spec)
 
-    branch()  # takes the memory that the others find
+    branch()  # warm up: allocate memory
     (completed, _), seconds = timed(branch)
     found = disagreements(drafts, completed)
-    return {"documents": n, "input_tokens": LARGE_INPUT, "length": length, "seconds": seconds,
+    return {"documents": n, "input_tokens": GPU_INPUT, "length": length, "seconds": seconds,
             "disagreement": float(found.float().mean())}  # fmt: skip
 
 
-# -- all of it -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Transformers logs advice on its own calls."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logger.setLevel(level)
+# -- main -----------------------------------------------------------------------------------------------------------
 
 
 def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Return the parts that can be measured here."""
     parts: dict[str, Callable[[], Any]] = {
         "sweeps": measure_sweeps,
         "sizes": measure_sizes,
@@ -352,31 +345,32 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--pair", nargs=2, metavar=("PREDICTOR", "EXPERT"), help="two checkpoints with one vocabulary")
+    parser.add_argument("--pair", nargs=2, metavar=("PREDICTOR", "EXPERT"), help="two models that share a vocabulary")
     parser.add_argument("--documents", metavar="FILE", help="JSONL with document and summary, for the pair")
     parser.add_argument("--only", nargs="+", metavar="PART", help="sweeps, sizes, tasks, tours, pair, gpu")
-    parser.add_argument("--folder", type=Path, default=Path("runs/scaling"), help="networks that are trained stay here")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results are, and go")
+    parser.add_argument("--folder", type=Path, default=Path("runs/scaling"), help="stores the trained networks")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="results to read and write")
     options = parser.parse_args()
     parts, found = parts_of(options), read_json(options.out) if options.out.exists() else {}
     missing = sorted(set(options.only or ()) - set(parts))
     if missing:
         parser.error(
-            f"cannot measure {', '.join(missing)} here; there are: {', '.join(parts)} "
-            "(pair: with --pair and --documents; gpu: where there is one)"
+            f"cannot measure {', '.join(missing)} here; available: {', '.join(parts)} "
+            "(pair needs --pair and --documents; gpu needs a GPU)"
         )
     torch.set_num_threads(1)
     begun = time.perf_counter()
-    with quiet():
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         for name in options.only or parts:
-            tell(f"{time.perf_counter() - begun:4.0f} s  {name}")
+            log(f"{time.perf_counter() - begun:4.0f} s  {name}")
             found[name] = parts[name]()
             if name != "gpu":
                 found["machine"] = machine(CPU)
             write_json(options.out, found)
     if options.out == RESULTS:
         write_text(PAGE, rendered(PAGE.read_text(encoding="utf-8"), found))
-    tell(f"{time.perf_counter() - begun:4.0f} s  done: {options.out}")
+    log(f"{time.perf_counter() - begun:4.0f} s  done: {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmarks run, compare what they time, and write what they print; at sizes that measure nothing."""
+"""The benchmarks run, compare results before timing them, and write their table; at tiny sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_benchmarks import OF_TEXT, check_spread, run, weather
+from tiny_benchmarks import TEXT_BENCHMARKS, check_spread, run, weather
 
 from seqdefer.tasks.weather.data import parse_series
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What all benchmarks write that need no models of text."""
+    """The output of all benchmarks that need no text models."""
     out = tmp_path_factory.mktemp("bench") / "new" / "bench.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)
@@ -30,7 +30,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_benchmark_has_rows(written: dict[str, Any]) -> None:
     from benchmarks.__main__ import BENCHMARKS, OURS
 
-    expected = [name for name in BENCHMARKS if name not in OF_TEXT]
+    expected = [name for name in BENCHMARKS if name not in TEXT_BENCHMARKS]
     assert list(dict.fromkeys(row["benchmark"] for row in written["rows"])) == expected
     assert set(OURS) == set(BENCHMARKS)
 
@@ -39,20 +39,20 @@ def test_rows_hold_the_spread_of_their_ratios(written: dict[str, Any]) -> None:
     check_spread(written["rows"])
 
 
-def test_labels_tell_the_calls(written: dict[str, Any]) -> None:
+def test_labels_report_expert_calls(written: dict[str, Any]) -> None:
     notes = [row["note"] for row in written["rows"] if row["benchmark"] == "labels"]
     assert notes[0] == "expert calls: 32 made, 160 saved; without short-cuts 192"
 
 
-def test_paper_scale_is_called_a_projection(written: dict[str, Any]) -> None:
+def test_paper_scale_is_marked_as_a_projection(written: dict[str, Any]) -> None:
     making, epoch, total, memory = (row for row in written["rows"] if row["benchmark"] == "paper_scale")
     assert total["what"].startswith("PROJECTION")
     assert total["median"] == pytest.approx(making["median"] + 100 * epoch["median"])
-    assert "does not compare" in total["note"]
+    assert "not comparable" in total["note"]
     assert memory["unit"] == "GB"
 
 
-def test_labelling_tells_the_memory_of_more_examples(written: dict[str, Any]) -> None:
+def test_labelling_reports_memory(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "labelling"]
     assert [row["unit"] for row in rows] == ["times as fast", "MB", "MB"]
     assert rows[0]["same"] == "5 files equal"
@@ -60,21 +60,21 @@ def test_labelling_tells_the_memory_of_more_examples(written: dict[str, Any]) ->
         assert re.fullmatch(r"1x: \d+ MB, 4x: \d+ MB, 16x: \d+ MB; 16x is \d\.\d\d times 1x", row["note"])
 
 
-def test_text_is_left_out_without_transformers(
+def test_text_is_skipped_without_transformers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     out = tmp_path / "bench.json"
     assert run("--only", "text", "--out", str(out)) == 0
-    assert "text: left out: " in (told := capsys.readouterr().err)
-    assert "pip install 'seqdefer[text]'" in told
+    assert "text: skipped: " in (errors := capsys.readouterr().err)
+    assert "pip install 'seqdefer[text]'" in errors
     assert json.loads(out.read_text(encoding="utf-8"))["rows"] == []
     assert run("--only", "text", "--pair", "small", "large", "--out", str(out)) == 2
 
 
 def test_provenance(written: dict[str, Any]) -> None:
     assert {"version", "command", "machine", "repeats", "sizes", "tasks", "seconds"} < set(written)
-    assert written["command"] == "python -m benchmarks"  # without --out, which changes nothing
+    assert written["command"] == "python -m benchmarks"  # without --out
     assert set(written["tasks"]) == {"task", "paper_task"}
 
 
@@ -107,7 +107,7 @@ def test_different_results_are_not_timed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--only", "cruve"], "unknown benchmark 'cruve'; available: curve, engine"),
         (["--nope"], "unrecognized arguments: --nope; see: python -m benchmarks --help"),
@@ -117,9 +117,9 @@ def test_different_results_are_not_timed(
         (["--device", "tpu"], "unknown device 'tpu'"),
     ],
 )
-def test_mistakes_cost_one_line(
+def test_errors_are_one_line(
     arguments: list[str],
-    says: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -128,11 +128,11 @@ def test_mistakes_cost_one_line(
     assert run(*arguments) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("benchmarks: ")
-    assert says in line
+    assert message in line
     assert not list(tmp_path.iterdir())
 
 
-def test_comparing() -> None:
+def test_require_same() -> None:
     from benchmarks.measure import ResultsDifferError, require_same
 
     assert require_same("x", ([1, 2], [1, 2])) == "2 x equal"

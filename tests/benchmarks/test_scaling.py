@@ -1,4 +1,4 @@
-"""What labels cost: the counts against brute force and real labelling, the seconds against their units and limits."""
+"""The cost of labels: counts against brute force and real labelling, seconds against their units and limits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.scaling.label_cost import (
-    MOST_LENGTH,
-    ROWS,
+    DEFAULT_ROWS,
+    MAX_LENGTH,
     Corpus,
     branch_counts,
     branching_work,
@@ -35,12 +35,12 @@ from benchmarks.scaling.label_cost import (
     tree_bytes,
 )
 from benchmarks.scaling.roofline import (
-    BEST,
     DEVICES,
+    IDEAL,
     LLAMA_7B,
     LLAMA_70B,
     Device,
-    Engine,
+    Efficiency,
     Model,
     read_seconds,
     rows_that_fit,
@@ -63,15 +63,15 @@ CORPUS = Corpus(documents=1000, input_tokens=500, length=20, disagreement=0.5)
 H200 = DEVICES["H200"]
 
 
-# -- a pair that disagrees as often as wanted ----------------------------------------------------------------------
+# -- a pair that disagrees at a given rate --------------------------------------------------------------------------
 
 
 class CountingExpert(NextTokenExpert[ToyState]):
-    """Names a token that hangs on the prefix, and counts what it is asked."""
+    """An expert that hashes the prefix and counts its calls."""
 
     def __init__(self) -> None:
         self.asked = self.started = 0
-        self.steps: list[int] = []  # the rows of each
+        self.steps: list[int] = []  # rows of each step
 
     def start(self, examples: Examples) -> ToyState:
         self.started += len(examples)
@@ -92,10 +92,10 @@ class CountingExpert(NextTokenExpert[ToyState]):
         return state.select(rows)
 
 
-class StrayPredictor(Predictor[ToyState]):
-    """Writes another token than the expert after `share` of all prefixes, picked by a hash."""
+class DisagreeingPredictor(Predictor[ToyState]):
+    """A predictor that writes another token than the expert after a share of all prefixes, chosen by a hash."""
 
-    fingerprint = "stray"
+    fingerprint = "disagreeing"
 
     def __init__(self, expert: CountingExpert, share: float) -> None:
         self.expert, self.share = expert, share
@@ -118,15 +118,15 @@ class StrayPredictor(Predictor[ToyState]):
         return state.select(rows)
 
 
-class StrayTask(Task):
-    name, loss_unit = "stray", "nothing"
+class DisagreeingTask(Task):
+    name, loss_unit = "disagreeing", "none"
     expert: CountingExpert
-    predictor: StrayPredictor
+    predictor: DisagreeingPredictor
 
     def __init__(self, share: float, length: int, n: int) -> None:
         self.spec, self.n = SequenceSpec(length), n
         self.expert = CountingExpert()
-        self.predictor = StrayPredictor(self.expert, share)
+        self.predictor = DisagreeingPredictor(self.expert, share)
 
     def split(self, name: SplitName) -> Examples:
         ids = torch.arange(self.n)
@@ -139,11 +139,11 @@ class StrayTask(Task):
         return torch.zeros(len(examples))
 
 
-# -- counts --------------------------------------------------------------------------------------------------------
+# -- counts ---------------------------------------------------------------------------------------------------------
 
 
 def branches_of(disagrees: Sequence[bool], hand_offs: Sequence[int]) -> set[int]:
-    """Where the branches leave that the hand-offs of a draft lead to."""
+    """Return the positions of the branches that the hand-offs of a draft need."""
     return {
         next(place for place in range(kept, len(disagrees)) if disagrees[place])
         for kept in hand_offs
@@ -153,8 +153,8 @@ def branches_of(disagrees: Sequence[bool], hand_offs: Sequence[int]) -> set[int]
 
 @pytest.mark.parametrize("hand_offs", [(0,), (3,), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_branches_are_those_of_all_drafts(hand_offs: tuple[int, ...], share: float) -> None:
-    """Every pattern of disagreements, weighted by its probability."""
+def test_branch_counts_equal_enumeration(hand_offs: tuple[int, ...], share: float) -> None:
+    """Sum over every pattern of disagreements, weighted by its probability."""
     branches = tokens = 0.0
     for pattern in product((False, True), repeat=5):
         weight = math.prod(share if disagrees else 1 - share for disagrees in pattern)
@@ -164,19 +164,18 @@ def test_branches_are_those_of_all_drafts(hand_offs: tuple[int, ...], share: flo
     assert branch_counts(5, share, hand_offs) == (pytest.approx(branches), pytest.approx(tokens))
 
 
-def test_all_hand_offs_have_the_formula_of_the_page() -> None:
+def test_all_hand_offs_follow_the_formula_of_the_page() -> None:
     branches, tokens = branch_counts(20, 0.54, range(20))
     assert (branches, tokens) == (pytest.approx(0.54 * 20), pytest.approx(0.54 * 20 * 19 / 2))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 1.0])
-def test_branching_writes_what_is_predicted(share: float) -> None:
-    """Given the disagreements that there were, to the last token but for where they stood; their mean place is that of
-    2,000 drafts."""
-    task = StrayTask(share, length=12, n=2000)
+def test_branching_writes_the_predicted_tokens(share: float) -> None:
+    """Exact given the measured disagreement, except for its positions, which average out over 2,000 drafts."""
+    task = DisagreeingTask(share, length=12, n=2000)
     examples = task.split("train")
     drafted = draft(task.predictor, examples, task.spec).sequences
-    task.expert.asked, task.expert.batch_size = 0, 8000  # all drafts at once
+    task.expert.asked, task.expert.batch_size = 0, 8000  # all drafts in one batch
     completed, _ = branch_out(task.expert, examples, drafted, torch.arange(12), task.spec)
     first = completed.tokens.view(2000, 12, 12).diagonal(dim1=1, dim2=2)
     found = float((first != drafted.tokens).float().mean())
@@ -184,12 +183,12 @@ def test_branching_writes_what_is_predicted(share: float) -> None:
     work = branching_work(replace(CORPUS, length=12, disagreement=found), range(12))
     assert task.expert.asked / 2000 == pytest.approx(work.written, rel=0.01)
     assert len(task.expert.steps) == work.steps
-    # The last step takes the rows that have a token to write; the branch that leaves there has none, and is counted.
+    # A branch that starts in the last step has no token to write: the prediction counts its row, the step does not.
     assert work.rows - found == pytest.approx(task.expert.steps[-1] / 2000, rel=0.01)
 
 
-def test_the_naive_way_writes_what_is_predicted() -> None:
-    task = StrayTask(0.5, length=6, n=4)
+def test_the_naive_way_writes_the_predicted_tokens() -> None:
+    task = DisagreeingTask(0.5, length=6, n=4)
     examples = task.split("train")
     drafted = draft(task.predictor, examples, task.spec).sequences
     task.expert.asked = 0
@@ -199,11 +198,11 @@ def test_the_naive_way_writes_what_is_predicted() -> None:
     assert task.expert.asked == 4 * work.written
     assert work.read == 3 * 500 + 7
     assert work.rows == 3
-    assert (work.steps, naive_work(replace(CORPUS, length=6), (2, 5)).steps) == (6, 4)  # as the longest completion
+    assert (work.steps, naive_work(replace(CORPUS, length=6), (2, 5)).steps) == (6, 4)  # the longest completion
 
 
 def distinct_prefixes(length: int, share: float, rollouts: int) -> float:
-    """By brute force: every prefix as a string of k (both agree), p and e, times the chance that it is passed."""
+    """Sum the probability of a visit over all prefixes: strings of k (both agree), p (predictor) and e (expert)."""
     total, biases = 0.0, [rollout / (rollouts - 1) for rollout in range(rollouts)]
     for position in range(length):
         for prefix in product("kpe", repeat=position):
@@ -215,7 +214,7 @@ def distinct_prefixes(length: int, share: float, rollouts: int) -> float:
 
 @pytest.mark.parametrize("rollouts", [2, 3, 8])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_explored_nodes_are_those_of_all_prefixes(share: float, rollouts: int) -> None:
+def test_explored_nodes_equal_enumeration(share: float, rollouts: int) -> None:
     assert explored_nodes(6, share, rollouts) == pytest.approx(distinct_prefixes(6, share, rollouts))
 
 
@@ -227,7 +226,7 @@ def test_explored_trees_end_in_the_prefixes_of_the_last_step(length: int) -> Non
 
 @pytest.mark.parametrize(("share", "rollouts"), [(0.0, 8), (0.2, 4), (0.5, 2), (0.5, 8), (1.0, 8)])
 def test_real_trees_have_the_predicted_nodes(share: float, rollouts: int) -> None:
-    task = StrayTask(share, length=10, n=1500)
+    task = DisagreeingTask(share, length=10, n=1500)
     trees = explore_trees(task, task.split("train"), rollouts)
     work = exploring_work(replace(CORPUS, length=10, disagreement=share), rollouts)
     assert trees.nodes.size / 1500 == pytest.approx(work.written, rel=0.02)
@@ -237,28 +236,28 @@ def test_real_trees_have_the_predicted_nodes(share: float, rollouts: int) -> Non
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_real_enumerated_trees_have_the_predicted_nodes(share: float) -> None:
-    task = StrayTask(share, length=6, n=1500)
+    task = DisagreeingTask(share, length=6, n=1500)
     trees = enumerate_trees(task, task.split("train"))
     assert trees.nodes.size / 1500 == pytest.approx(enumerated_nodes(6, share), rel=0.02)
 
 
 def test_nodes_at_the_ends() -> None:
-    assert enumerated_nodes(MOST_LENGTH, 0.0) == MOST_LENGTH
+    assert enumerated_nodes(MAX_LENGTH, 0.0) == MAX_LENGTH
     assert enumerated_nodes(6, 1.0) == 63
-    assert explored_nodes(20, 0.0, 8) == pytest.approx(20)  # one sequence, whoever writes
-    assert explored_nodes(20, 1.0, 2) == pytest.approx(39)  # two that share the first node
+    assert explored_nodes(20, 0.0, 8) == pytest.approx(20)  # both models write the same sequence
+    assert explored_nodes(20, 1.0, 2) == pytest.approx(39)  # two sequences that share the first node
     assert explored_nodes(8, 0.5, 5000) == pytest.approx(enumerated_nodes(8, 0.5), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["length", "rollouts", "disagreement"])
-def test_more_of_anything_is_more_nodes(name: str) -> None:
+def test_nodes_increase_with_every_parameter(name: str) -> None:
     values: dict[str, Sequence[Any]] = {"length": (2, 5, 20), "rollouts": (2, 4, 16), "disagreement": (0.1, 0.5, 0.9)}
     start = {"length": 10, "rollouts": 8, "disagreement": 0.5}
     nodes = [explored_nodes(**{**start, name: value}) for value in values[name]]
     assert nodes == sorted(set(nodes))
 
 
-def test_hand_offs_are_spread_evenly() -> None:
+def test_hand_offs_are_evenly_spaced() -> None:
     for length in range(1, 25):
         for n in range(1, length + 1):
             chosen = even_hand_offs(length, n)
@@ -267,7 +266,7 @@ def test_hand_offs_are_spread_evenly() -> None:
             assert gaps <= {length // n, -(-length // n)}
 
 
-def test_more_hand_offs_never_need_less() -> None:
+def test_more_hand_offs_never_need_fewer_tokens() -> None:
     counts = [branch_counts(20, 0.5, even_hand_offs(20, n)) for n in range(1, 21)]
     assert counts[-1] == branch_counts(20, 0.5, range(20))
     assert all(counts[-1] >= each for each in counts)
@@ -275,14 +274,14 @@ def test_more_hand_offs_never_need_less() -> None:
     assert nested == sorted(nested)
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------
+# -- bytes ----------------------------------------------------------------------------------------------------------
 
 
 def size_of(tensors: dict[str, Tensor]) -> int:
     return sum(tensor.nbytes for name, tensor in tensors.items() if name != "calls")
 
 
-def test_shards_hold_the_predicted_bytes() -> None:
+def test_shards_have_the_predicted_bytes() -> None:
     task = ToyTask(n=16, ends=False)
     task.expert.fingerprint = "toy"
     (table,) = cut(task, Part("hand-offs", "train", torch.arange(16)))
@@ -294,83 +293,82 @@ def test_shards_hold_the_predicted_bytes() -> None:
     assert node_bytes(3) == 56 + 4 * 7
 
 
-# -- seconds -------------------------------------------------------------------------------------------------------
+# -- seconds --------------------------------------------------------------------------------------------------------
 
 
-def test_reading_has_its_units() -> None:
-    """10 tokens of 2 x 5 operations, and attention of 4 x 1 x 1 x 25 each: 1,100 operations at 50 of 100 a second."""
+def test_reading_time() -> None:
+    """10 tokens of 2 x 5 operations and attention of 4 x 1 x 1 x 25 each: 1,100 operations at 50 per second."""
     model, device = Model(5, layers=1, width=1, cache_width=1), Device("slow", flops=100, bandwidth=1, memory=1)
-    assert read_seconds(10, 25, model, device, Engine(reading=0.5)) == pytest.approx(22)
-    assert read_seconds(10, 25, replace(model, devices=2), device, Engine(reading=0.5)) == pytest.approx(11)
+    assert read_seconds(10, 25, model, device, Efficiency(reading=0.5)) == pytest.approx(22)
+    assert read_seconds(10, 25, replace(model, devices=2), device, Efficiency(reading=0.5)) == pytest.approx(11)
 
 
-def test_a_step_moves_weights_once_and_caches_of_every_row() -> None:
-    step = step_of(10, 100, LLAMA_7B, H200, BEST)
+def test_a_step_moves_weights_once_and_the_caches_of_every_row() -> None:
+    step = step_of(10, 100, LLAMA_7B, H200, IDEAL)
     assert LLAMA_7B.cache_bytes == 2 * 32 * 4096 * 2
     assert step.memory == pytest.approx((2 * 6.74e9 + 10 * 100 * LLAMA_7B.cache_bytes) / 4.8e12)
     assert (step.bound, step.seconds) == ("memory", step.memory)
 
 
-def test_numbers_of_half_the_bytes_are_half_the_bytes() -> None:
-    """Of weights and of caches: they take half the memory, and half the time to move."""
+def test_half_precision_halves_memory_and_traffic() -> None:
     small = replace(LLAMA_7B, bytes_per_number=1)
     assert (small.weight_bytes, small.cache_bytes) == (LLAMA_7B.weight_bytes / 2, LLAMA_7B.cache_bytes / 2)
     for rows in (1, 1000):
-        usual, halved = (step_of(rows, 500, model, H200, BEST) for model in (LLAMA_7B, small))
-        assert (halved.memory, halved.operations) == (pytest.approx(usual.memory / 2), usual.operations)
+        base, halved = (step_of(rows, 500, model, H200, IDEAL) for model in (LLAMA_7B, small))
+        assert (halved.memory, halved.operations) == (pytest.approx(base.memory / 2), base.operations)
 
 
-def test_a_step_takes_what_the_engine_and_the_devices_make_of_it() -> None:
-    """The longest of its three parts; caches are moved several times, and weights once."""
-    engine = Engine(reading=0.5, writing=0.25, launch=1e-3, cache_moves=3)
-    plain, step = step_of(10, 100, LLAMA_7B, H200, BEST), step_of(10, 100, LLAMA_7B, H200, engine)
+def test_a_step_depends_on_efficiency_and_devices() -> None:
+    """A step takes the longest of its three parts; caches move several times, weights once."""
+    efficiency = Efficiency(reading=0.5, writing=0.25, launch=1e-3, cache_moves=3)
+    plain, step = step_of(10, 100, LLAMA_7B, H200, IDEAL), step_of(10, 100, LLAMA_7B, H200, efficiency)
     caches = 10 * 100 * LLAMA_7B.cache_bytes / H200.bandwidth
     assert step.operations == pytest.approx(2 * plain.operations)
     assert step.memory == pytest.approx(4 * (plain.memory + 2 * caches))
     assert step.launches == pytest.approx(32e-3)
     assert (step.seconds, step.bound) == (step.launches, "launches")
-    shared = step_of(10, 100, replace(LLAMA_7B, devices=2), H200, engine)
+    shared = step_of(10, 100, replace(LLAMA_7B, devices=2), H200, efficiency)
     assert (shared.operations, shared.memory) == (pytest.approx(step.operations / 2), pytest.approx(step.memory / 2))
     assert shared.launches == step.launches
 
 
-def test_few_rows_wait_for_memory_and_many_compute() -> None:
-    """Without attention the two cross where rows x 2 N / flops = bytes of N / bandwidth."""
+def test_few_rows_are_bound_by_memory_and_many_by_operations() -> None:
+    """Without attention the two are equal at rows x 2 N / flops = bytes of N / bandwidth."""
     crossing = H200.flops / H200.bandwidth
-    assert step_of(0.99 * crossing, 0, LLAMA_7B, H200, BEST).bound == "memory"
-    assert step_of(1.01 * crossing, 0, LLAMA_7B, H200, BEST).bound == "operations"
-    assert step_of(1, 0, LLAMA_7B, H200, Engine(launch=1.0)).bound == "launches"
+    assert step_of(0.99 * crossing, 0, LLAMA_7B, H200, IDEAL).bound == "memory"
+    assert step_of(1.01 * crossing, 0, LLAMA_7B, H200, IDEAL).bound == "operations"
+    assert step_of(1, 0, LLAMA_7B, H200, Efficiency(launch=1.0)).bound == "launches"
 
 
 def test_caches_limit_the_rows() -> None:
-    fit = rows_that_fit(LLAMA_7B, H200, BEST, 500)
+    fit = rows_that_fit(LLAMA_7B, H200, IDEAL, 500)
     assert fit == int((0.9 * 141e9 - 2 * 6.74e9) / (500 * LLAMA_7B.cache_bytes))
-    copies = rows_that_fit(LLAMA_7B, H200, replace(BEST, cache_copies=3), 500)
+    copies = rows_that_fit(LLAMA_7B, H200, replace(IDEAL, cache_copies=3), 500)
     assert copies == int((0.9 * 141e9 - 2 * 6.74e9) / (3 * 500 * LLAMA_7B.cache_bytes))
-    cost = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=10**6, engine=BEST)
-    assert cost.stages[0].rows == rows_that_fit(LLAMA_7B, H200, BEST, 520)
+    cost = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=10**6, efficiency=IDEAL)
+    assert cost.stages[0].rows == rows_that_fit(LLAMA_7B, H200, IDEAL, 520)
     assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=8).stages[0].rows == 8
 
 
-def test_a_model_that_does_not_fit_says_how_many_devices_it_needs() -> None:
+def test_a_model_that_does_not_fit_names_the_devices_it_needs() -> None:
     with pytest.raises(OptionError, match=r"6.9e\+10 parameters .* do not fit into 1 x H200 of 141 GB; .*devices=2"):
-        rows_that_fit(replace(LLAMA_70B, devices=1), H200, BEST, 500)
-    assert rows_that_fit(LLAMA_70B, H200, BEST, 500) > 0
+        rows_that_fit(replace(LLAMA_70B, devices=1), H200, IDEAL, 500)
+    assert rows_that_fit(LLAMA_70B, H200, IDEAL, 500) > 0
 
 
 @pytest.mark.parametrize("tokens", [500, 100_000, 1_000_000])
-def test_as_many_devices_as_were_named_are_enough_and_fewer_are_not(tokens: int) -> None:
-    """Also where the cache is what does not fit."""
-    with pytest.raises(OptionError, match="do not fit into 1 x A100 of 80 GB") as told:
-        rows_that_fit(replace(LLAMA_70B, devices=1), DEVICES["A100"], BEST, tokens)
-    (needed,) = re.findall(r"devices=(\d+) or more", str(told.value))
-    assert rows_that_fit(replace(LLAMA_70B, devices=int(needed)), DEVICES["A100"], BEST, tokens) >= 1
+def test_the_named_number_of_devices_is_the_minimum(tokens: int) -> None:
+    """The larger cases are bound by the cache."""
+    with pytest.raises(OptionError, match="do not fit into 1 x A100 of 80 GB") as raised:
+        rows_that_fit(replace(LLAMA_70B, devices=1), DEVICES["A100"], IDEAL, tokens)
+    (needed,) = re.findall(r"devices=(\d+) or more", str(raised.value))
+    assert rows_that_fit(replace(LLAMA_70B, devices=int(needed)), DEVICES["A100"], IDEAL, tokens) >= 1
     with pytest.raises(OptionError, match="do not fit"):
-        rows_that_fit(replace(LLAMA_70B, devices=int(needed) - 1), DEVICES["A100"], BEST, tokens)
+        rows_that_fit(replace(LLAMA_70B, devices=int(needed) - 1), DEVICES["A100"], IDEAL, tokens)
 
 
 @pytest.mark.parametrize(
-    ("change", "is_dearer"),
+    ("change", "is_higher"),
     [
         ({"documents": 2000}, True),
         ({"input_tokens": 900}, True),
@@ -379,72 +377,72 @@ def test_as_many_devices_as_were_named_are_enough_and_fewer_are_not(tokens: int)
         ({"disagreement": 0.2}, False),
     ],
 )
-def test_more_of_anything_costs_more(change: dict[str, Any], is_dearer: bool) -> None:
-    usual, other = (label_cost(corpus, LLAMA_7B, LLAMA_70B, H200) for corpus in (CORPUS, replace(CORPUS, **change)))
-    assert (other.device_hours > usual.device_hours) == is_dearer
+def test_cost_increases_with_every_parameter(change: dict[str, Any], is_higher: bool) -> None:
+    base, other = (label_cost(corpus, LLAMA_7B, LLAMA_70B, H200) for corpus in (CORPUS, replace(CORPUS, **change)))
+    assert (other.device_hours > base.device_hours) == is_higher
 
 
-def test_fewer_hand_offs_rollouts_and_copies_cost_less() -> None:
-    usual = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200)
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, hand_offs=5).device_hours < usual.device_hours
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rollouts=4).device_hours < usual.device_hours
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, engine=BEST).device_hours < usual.device_hours
-    assert usual.naive.device_hours > 5 * usual.stages[1].device_hours
+def test_fewer_hand_offs_and_rollouts_cost_less() -> None:
+    base = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200)
+    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, hand_offs=5).device_hours < base.device_hours
+    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rollouts=4).device_hours < base.device_hours
+    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, efficiency=IDEAL).device_hours < base.device_hours
+    assert base.naive.device_hours > 5 * base.stages[1].device_hours
 
 
 def test_a_stage_is_the_work_of_its_documents() -> None:
-    """Worked out by hand: 8 rows hold 8 drafts, 125 times 20 steps for 1,000 documents."""
-    stage = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=8, engine=BEST).stages[0]
-    step = step_of(8, 510, LLAMA_7B, H200, BEST).seconds
+    """Computed by hand: 8 rows hold 8 drafts, so 1,000 documents take 125 times 20 steps."""
+    stage = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=8, efficiency=IDEAL).stages[0]
+    step = step_of(8, 510, LLAMA_7B, H200, IDEAL).seconds
     assert (stage.tokens_read, stage.tokens_written) == (500_000, 20_000)
     assert stage.write_seconds == pytest.approx(125 * 20 * step)
-    assert stage.read_seconds == pytest.approx(read_seconds(500_000, 250, LLAMA_7B, H200, BEST))
+    assert stage.read_seconds == pytest.approx(read_seconds(500_000, 250, LLAMA_7B, H200, IDEAL))
     assert stage.device_hours == pytest.approx((stage.read_seconds + stage.write_seconds) / 3600)
 
 
-def test_stages_with_many_rows_a_document() -> None:
-    """Worked out by hand. A table has 1 + 10 rows in its last step, and 20 + 0.5 x 190 tokens; 22 rows are 2 tables.
-    Of the hand-offs after 5 and 10 tokens each is a run: 2 rows, 15 + 10 tokens; 22 rows are 11 documents."""
-    cost = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=22, engine=BEST)
+def test_stages_with_many_rows_per_document() -> None:
+    """Computed by hand. A table has 1 + 10 rows in its last step, and 20 + 0.5 x 190 tokens; 22 rows are 2 tables.
+    The naive hand-offs after 5 and 10 tokens take 2 rows and 15 + 10 tokens; 22 rows are 11 documents."""
+    cost = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=22, efficiency=IDEAL)
     table, (reader, writer) = cost.stages[1], cost.epoch
-    step = step_of(2 * 115 / 20, 510, LLAMA_70B, H200, BEST).seconds
+    step = step_of(2 * 115 / 20, 510, LLAMA_70B, H200, IDEAL).seconds
     assert (table.tokens_read, table.tokens_written) == (500_000, 115_000)
     assert table.write_seconds == pytest.approx(500 * 20 * step)
     assert table.device_hours == pytest.approx((table.read_seconds + table.write_seconds) * 2 / 3600)
-    few = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=22, engine=BEST, hand_offs=(5, 10)).naive
-    step = step_of(11 * 25 / 15, 510, LLAMA_70B, H200, BEST).seconds
+    few = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=22, efficiency=IDEAL, hand_offs=(5, 10)).naive
+    step = step_of(11 * 25 / 15, 510, LLAMA_70B, H200, IDEAL).seconds
     assert (few.tokens_read, few.tokens_written) == (1000 * (505 + 510), 25_000)
     assert few.write_seconds == pytest.approx(1000 / 11 * 15 * step)
     assert (reader, writer.devices) == (replace(cost.stages[0], name="predictor"), 2)
     assert writer.read_seconds == table.read_seconds
 
 
-def test_a_document_is_not_cut_where_its_rows_are_more_than_fit() -> None:
-    table = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=1, engine=BEST).stages[1]
-    assert table.write_seconds == pytest.approx(1000 * 20 * step_of(115 / 20, 510, LLAMA_70B, H200, BEST).seconds)
+def test_a_document_is_not_split_if_its_rows_do_not_fit() -> None:
+    table = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=1, efficiency=IDEAL).stages[1]
+    assert table.write_seconds == pytest.approx(1000 * 20 * step_of(115 / 20, 510, LLAMA_70B, H200, IDEAL).seconds)
 
 
 def test_trees_are_written_by_both_models() -> None:
-    """The same work; of equal models the same cost."""
+    """Both do the same work; equal models have the same cost."""
     *_, ours, theirs = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200).stages
     assert (ours.tokens_read, ours.tokens_written) == (theirs.tokens_read, theirs.tokens_written)
     assert (ours.devices, theirs.devices) == (1, 2)
     assert label_cost(CORPUS, LLAMA_70B, LLAMA_70B, H200).stages[2] == replace(theirs, name=ours.name)
 
 
-def test_bytes_are_those_of_all_documents() -> None:
+def test_bytes_scale_with_documents() -> None:
     one, many = (label_cost(replace(CORPUS, documents=n), LLAMA_7B, LLAMA_70B, H200) for n in (1, 1000))
     assert (one.hand_off_bytes, one.tree_bytes) == (hand_off_bytes(CORPUS), tree_bytes(CORPUS, one.nodes))
     assert (many.hand_off_bytes, many.tree_bytes) == (1000 * one.hand_off_bytes, 1000 * one.tree_bytes)
 
 
-def test_the_usual_rows_are_those_of_the_package() -> None:
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_7B, H200, engine=BEST).stages[0].rows < ROWS  # fewer fit
-    assert label_cost(replace(CORPUS, input_tokens=50), LLAMA_7B, LLAMA_7B, H200).stages[0].rows == ROWS
-    assert DEFAULT_BATCH["cuda"] == ROWS
+def test_default_rows_are_those_of_the_package() -> None:
+    assert label_cost(CORPUS, LLAMA_7B, LLAMA_7B, H200, efficiency=IDEAL).stages[0].rows < DEFAULT_ROWS  # fewer fit
+    assert label_cost(replace(CORPUS, input_tokens=50), LLAMA_7B, LLAMA_7B, H200).stages[0].rows == DEFAULT_ROWS
+    assert DEFAULT_BATCH["cuda"] == DEFAULT_ROWS
 
 
-def test_the_table_says_all_stages_and_what_they_add_up_to() -> None:
+def test_the_table_has_all_stages_and_their_total() -> None:
     cost = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200)
     assert str(cost) == cost.table()
     lines = cost.table().splitlines()
@@ -475,11 +473,11 @@ def test_bytes_are_readable(n: float, text: str) -> None:
     assert readable_bytes(n) == text
 
 
-# -- nonsense ------------------------------------------------------------------------------------------------------
+# -- bad input ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Nonsense:
+class BadInput:
     make: Any
     message: str
 
@@ -487,59 +485,58 @@ class Nonsense:
 @pytest.mark.parametrize(
     "case",
     [
-        Nonsense(lambda: replace(CORPUS, documents=0), "Corpus: documents is 0; it must be above 0"),
-        Nonsense(lambda: replace(CORPUS, input_tokens=-1), "Corpus: input_tokens is -1; it must be 0 or more"),
-        Nonsense(lambda: replace(CORPUS, input_tokens=math.inf), "input_tokens is inf"),
-        Nonsense(lambda: replace(CORPUS, features=-1), "Corpus: features is -1; it must be 0 or more"),
-        Nonsense(lambda: replace(CORPUS, context=-1), "Corpus: context is -1; it must be 0 or more"),
-        Nonsense(lambda: replace(CORPUS, input_tokens=math.nan), "input_tokens is nan"),
-        Nonsense(lambda: replace(CORPUS, disagreement=1.5), "disagreement is 1.5; it is a share, from 0 to 1"),
-        Nonsense(lambda: replace(CORPUS, length=4097), "outputs of 4097 tokens; there can be 1 to 4096"),
-        Nonsense(lambda: replace(LLAMA_7B, parameters=math.inf), "Model: parameters is inf"),
-        Nonsense(lambda: replace(LLAMA_7B, devices=0), "Model: devices is 0"),
-        Nonsense(lambda: replace(H200, bandwidth=0), "Device: bandwidth is 0"),
-        Nonsense(lambda: replace(H200, memory=0), "Device: memory is 0"),
-        Nonsense(lambda: Engine(reading=1.2), "reading is 1.2; it is a share"),
-        Nonsense(lambda: Engine(writing=1.2), "writing is 1.2; it is a share"),
-        Nonsense(lambda: Engine(cache_moves=0), "Engine: cache_moves is 0; it must be above 0"),
-        Nonsense(lambda: Engine(cache_copies=0), "Engine: cache_copies is 0; it must be above 0"),
-        Nonsense(lambda: Engine(launch=-1), "Engine: launch is -1; it must be 0 or more"),
-        Nonsense(lambda: even_hand_offs(20, 0), "0 hand-offs of 20 tokens"),
-        Nonsense(lambda: branch_counts(20, 0.5, [-1, 3]), r"hand-offs \[-1, 3\]: they must rise, from 0 or more"),
-        Nonsense(lambda: even_hand_offs(20, 21), "21 hand-offs of 20 tokens; there can be 1 to 20"),
-        Nonsense(lambda: branch_counts(20, 0.5, [3, 3]), r"hand-offs \[3, 3\]: they must rise, from 0 or more to 19"),
-        Nonsense(lambda: branch_counts(20, 0.5, [20]), "must rise, from 0 or more to 19 or less"),
-        Nonsense(lambda: branch_counts(20, 0.5, []), "must rise"),
-        Nonsense(lambda: explored_nodes(20, 0.5, 1), "1 rollouts an example; there can be 2 to 10000"),
-        Nonsense(lambda: enumerated_nodes(0, 0.5), "outputs of 0 tokens"),
-        Nonsense(lambda: label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=0), "0 rows at once; give 1 or more"),
+        BadInput(lambda: replace(CORPUS, documents=0), "Corpus: documents is 0; it must be above 0"),
+        BadInput(lambda: replace(CORPUS, input_tokens=-1), "Corpus: input_tokens is -1; it must be 0 or more"),
+        BadInput(lambda: replace(CORPUS, input_tokens=math.inf), "input_tokens is inf"),
+        BadInput(lambda: replace(CORPUS, features=-1), "Corpus: features is -1; it must be 0 or more"),
+        BadInput(lambda: replace(CORPUS, context=-1), "Corpus: context is -1; it must be 0 or more"),
+        BadInput(lambda: replace(CORPUS, input_tokens=math.nan), "input_tokens is nan"),
+        BadInput(lambda: replace(CORPUS, disagreement=1.5), "disagreement is 1.5; a share must be between 0 and 1"),
+        BadInput(lambda: replace(CORPUS, length=4097), "length is 4097 tokens; it must be from 1 to 4096"),
+        BadInput(lambda: replace(LLAMA_7B, parameters=math.inf), "Model: parameters is inf"),
+        BadInput(lambda: replace(LLAMA_7B, devices=0), "Model: devices is 0"),
+        BadInput(lambda: replace(H200, bandwidth=0), "Device: bandwidth is 0"),
+        BadInput(lambda: replace(H200, memory=0), "Device: memory is 0"),
+        BadInput(lambda: Efficiency(reading=1.2), "reading is 1.2; a share must be"),
+        BadInput(lambda: Efficiency(writing=1.2), "writing is 1.2; a share must be"),
+        BadInput(lambda: Efficiency(cache_moves=0), "Efficiency: cache_moves is 0; it must be above 0"),
+        BadInput(lambda: Efficiency(cache_copies=0), "Efficiency: cache_copies is 0; it must be above 0"),
+        BadInput(lambda: Efficiency(launch=-1), "Efficiency: launch is -1; it must be 0 or more"),
+        BadInput(lambda: even_hand_offs(20, 0), "0 hand-offs of 20 tokens"),
+        BadInput(lambda: branch_counts(20, 0.5, [-1, 3]), r"hand-offs \[-1, 3\] must increase, within 0"),
+        BadInput(lambda: even_hand_offs(20, 21), "21 hand-offs of 20 tokens; choose 1 to 20"),
+        BadInput(lambda: branch_counts(20, 0.5, [3, 3]), r"hand-offs \[3, 3\] must increase, within 0 to 19"),
+        BadInput(lambda: branch_counts(20, 0.5, [20]), "must increase, within 0 to 19"),
+        BadInput(lambda: branch_counts(20, 0.5, []), "must increase"),
+        BadInput(lambda: explored_nodes(20, 0.5, 1), "1 rollouts per example; choose 2 to 10000"),
+        BadInput(lambda: enumerated_nodes(0, 0.5), "length is 0 tokens"),
+        BadInput(lambda: label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rows=0), "rows is 0; it must be 1 or more"),
     ],
     ids=lambda case: case.message[:40],
 )
-def test_nonsense_is_told(case: Nonsense) -> None:
+def test_bad_input_raises(case: BadInput) -> None:
     with pytest.raises(OptionError, match=case.message):
         case.make()
 
 
-def test_a_calculation_needs_no_torch() -> None:
+def test_label_cost_does_not_import_torch() -> None:
     code = "import sys, benchmarks.scaling.label_cost; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 
 
-# -- the page ------------------------------------------------------------------------------------------------------
+# -- the page -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    """benchmarks/scaling/page.py"""
     return import_module("benchmarks.scaling.page")
 
 
 def test_the_page_is_up_to_date(page: ModuleType) -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.rendered(text) == text, "stale; renew it with: python -m benchmarks.scaling.page"
+    assert page.rendered(text) == text, "stale; run: python -m benchmarks.scaling.page"
 
 
-def test_a_block_that_nobody_renders_is_told(page: ModuleType) -> None:
+def test_an_unknown_block_raises(page: ModuleType) -> None:
     with pytest.raises(KeyError, match="nothing"):
         page.rendered("<!-- begin nothing -->\n<!-- end nothing -->\n")

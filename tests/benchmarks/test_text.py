@@ -1,4 +1,4 @@
-"""The benchmarks of text and of serving it, with tiny models."""
+"""The benchmarks of text and of the server, with tiny models."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_benchmarks import OF_TEXT, check_spread, run
+from tiny_benchmarks import TEXT_BENCHMARKS, check_spread, run
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What these benchmarks write."""
+    """The output of these benchmarks."""
     out = tmp_path_factory.mktemp("bench") / "bench.json"
-    assert run(*(word for name in OF_TEXT for word in ("--only", name)), "--out", str(out)) == 0
+    assert run(*(word for name in TEXT_BENCHMARKS for word in ("--only", name)), "--out", str(out)) == 0
     written: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return written
 
 
 def test_each_has_rows(written: dict[str, Any]) -> None:
-    assert tuple(dict.fromkeys(row["benchmark"] for row in written["rows"])) == OF_TEXT
+    assert tuple(dict.fromkeys(row["benchmark"] for row in written["rows"])) == TEXT_BENCHMARKS
     assert written["text"]["pair"] == "made"
     check_spread(written["rows"])
 
@@ -41,7 +41,7 @@ def test_text_has_the_same_rows_for_every_batch_size(written: dict[str, Any]) ->
     assert re.fullmatch(r"ms a document: interleaved .*, predictor .*, encoding .*, expert .*", rows[10]["note"])
 
 
-def test_the_rejector_is_measured_beside_deeper_predictors(written: dict[str, Any]) -> None:
+def test_the_rejector_is_measured_with_deeper_predictors(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "rejector"]
     deeper = "a predictor of 3 + 3 layers"
     assert [row["what"] for row in rows] == [
@@ -53,7 +53,7 @@ def test_the_rejector_is_measured_beside_deeper_predictors(written: dict[str, An
 def test_the_server_is_measured_against_the_engine_and_either_model(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "server"]
     assert [row["unit"] for row in rows[:4]] == ["ms"] * 2 + ["times its cost"] * 2
-    assert rows[0]["same"] == "10 texts equal"  # of a round: 4 whole answers and 1 stream, 2 documents each
+    assert rows[0]["same"] == "10 texts equal"  # per round: 4 complete responses and 1 stream, 2 documents each
     assert rows[0]["note"] == "8 requests a round"
     assert [row["what"].split(":")[0] for row in rows[4:]] == ["1 client"] * 3 + ["3 clients"] * 3
     assert all(row["same"] == f"{n} texts equal" for row, n in zip(rows[4:], [2] * 3 + [3] * 3, strict=True))
@@ -77,7 +77,7 @@ def test_text_takes_a_pair_and_documents(tmp_path: Path) -> None:
     assert run("--only", "text", "--pair", *pair, "--dtype", "bfloat16", "--out", str(out)) == 0
 
 
-def test_text_that_differs_is_not_timed(
+def test_different_text_is_not_timed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from benchmarks import text

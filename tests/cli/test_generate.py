@@ -21,7 +21,7 @@ from toy_pair import LetterCodec, Toy, numbers
 from seqdefer import cli
 from seqdefer.errors import DataError
 from seqdefer.interfaces import Served, TaskEntry
-from seqdefer.model import deferring_model
+from seqdefer.model import folders
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
 from seqdefer.model.folders import Pairing
 from seqdefer.report.terminal import written_lines
@@ -50,7 +50,7 @@ def serve(options: Options, *_: Any) -> Served:
 @pytest.fixture(autouse=True)
 def toy_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entry = TaskEntry("toy", "a toy", {"quick": Options()}, lambda *_: None, serve=serve)  # type: ignore[arg-type,return-value]
-    monkeypatch.setattr(deferring_model, "load_task", {"toy": entry}.__getitem__)
+    monkeypatch.setattr(folders, "load_task", {"toy": entry}.__getitem__)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     return

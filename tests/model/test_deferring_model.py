@@ -17,12 +17,20 @@ from hypothesis import strategies as st
 from oracles import PlannedHandOff
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
-from seqdefer.budgets.policies import by_position, choose_by_cost, choose_hand_off, choose_kept
+from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_TOKEN
+from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.labels.labelled import LearningData
+from seqdefer.labels.trees import enumerate_trees
+from seqdefer.methods.base import FitContext, LearningSettings
+from seqdefer.methods.plans import scored_hand_offs
+from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Codec, TaskEntry
-from seqdefer.model import deferring_model
+from seqdefer.model import deferring_model, folders
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
 from seqdefer.model.folders import Pairing
 from seqdefer.model.generation import Generation
@@ -35,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 each_method = pytest.mark.parametrize("method", METHODS)
 each_one_time = pytest.mark.parametrize("method", METHODS[1:])
 INPUTS = numbers(40)
+QUICK, QUICK_DRAFT = (replace(one, epochs=2, units=8, layers=1) for one in (PUBLISHED_TOKEN, COST_PERCEPTRON))
 
 
 @cache
@@ -172,10 +181,9 @@ def test_one_time_decisions_follow_the_rule_of_the_rejector(method: str, choose:
     assert isinstance(model.rejector, DraftNetwork)
     threshold = model.setting(0.4).threshold
     drafted = draft(model.served.predictor, model.served.codec.encode(INPUTS), model.served.spec)
-    scores, grid = model.rejector.score(drafted), torch.tensor(model.rejector.sizes.hand_offs)
-    lengths = drafted.sequences.lengths
-    by_odds, by_cost = choose_hand_off(scores, grid, threshold), choose_by_cost(scores, grid, lengths, threshold)
-    kept = torch.minimum(by_odds if choose == "odds" else by_cost, lengths)
+    assert model.rejector.rule == choose
+    kept = scored_hand_offs(model.rejector, drafted, model.served.spec.length).kept(threshold)
+    kept = torch.minimum(torch.from_numpy(kept), drafted.sequences.lengths)
     written = model.generate(INPUTS, 0.4)
     assert [row.count("predictor") for row in written.sources] == kept.tolist()
 
@@ -186,9 +194,8 @@ def written_twice(model: DeferringModel, inputs: list[int], threshold: float) ->
     assert isinstance(rejector, DraftNetwork)
     examples = served.codec.encode(inputs)
     drafted = draft(served.predictor, examples, served.spec)
-    scores = rejector.score(drafted)
-    kept = choose_kept(rejector, scores, drafted, threshold)
-    policy = PlannedHandOff(kept, by_position(scores, rejector.sizes.hand_offs))
+    scored = scored_hand_offs(rejector, drafted, served.spec.length)
+    policy = PlannedHandOff(torch.from_numpy(scored.kept(threshold)), torch.from_numpy(scored.by_position()).float())
     return roll_out(served.predictor, served.expert, examples, policy, served.spec)
 
 
@@ -362,9 +369,6 @@ def test_rejectors_that_do_not_fit() -> None:
     longer = replace(toy.served, spec=replace(toy.served.spec, length=9))
     with pytest.raises(CheckpointError, match="fitted for sequences of 6 tokens, not of 9; fit one for these"):
         DeferringModel(longer, rejector)
-    whole = DraftMLP(replace(toy.rejector("OneTimeCost").sizes, hand_offs=(), rule="odds"), rejector.predictor)
-    with pytest.raises(CheckpointError, match="defers whole inputs; take one that defers partially"):
-        DeferringModel(toy.served, whole)
 
 
 # -- folders -------------------------------------------------------------------------------------------------------
@@ -390,9 +394,9 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model of the task `toy` in a folder."""
     entry = TaskEntry("toy", "a toy", {"quick": Options()}, lambda *_: None, serve=serve)  # type: ignore[arg-type,return-value]
     tasks = {"toy": entry, "mute": replace(entry, serve=None)}
-    monkeypatch.setattr(deferring_model, "load_task", tasks.__getitem__)
+    monkeypatch.setattr(folders, "load_task", tasks.__getitem__)
     model = Toy.of(length=6).model("TokenwiseModel")
-    model.pairing = deferring_model.pairing_of("toy", Options(), model.served)
+    model.pairing = folders.pairing_of("toy", Options(), model.served)
     model.calibrate(numbers(50))
     return model.save_pretrained(tmp_path / "model")
 
@@ -551,7 +555,7 @@ def test_folders_of_a_pair_are_named_in_full(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "bin" / "solve").touch()
     monkeypatch.chdir(tmp_path)
     named = Named(url=f"https:/{tmp_path / 'small'}")  # a folder of that name is not what it means
-    options = deferring_model.pairing_of("toy", named, Toy.of().served).options
+    options = folders.pairing_of("toy", named, Toy.of().served).options
     changed = {
         "predictor": str(tmp_path / "small"),
         "policy": f"rl4co:{tmp_path / 'small'}",
@@ -564,3 +568,30 @@ def test_a_budget_warning_names_the_line_that_asked() -> None:
     with pytest.warns(BudgetWarning) as told:
         model_of("OneTimeModel").setting(1.0)
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("name", sorted(all_methods()))
+def test_every_method_can_be_saved_calibrated_and_run(name: str, tmp_path: Path) -> None:
+    """Confidence rules and whole deferral are methods like the others; decisions cost the expert nothing."""
+    toy = Toy.of(length=6)
+    examples = toy.served.codec.encode(numbers(40))
+    drafted = draft(toy.served.predictor, examples, toy.served.spec)
+    table, _ = hand_off_table(toy.task, examples, drafted)
+    data = LearningData(examples, drafted, table, enumerate_trees(toy.task, examples))
+    settings = LearningSettings(token=QUICK, once=QUICK_DRAFT, cost=QUICK_DRAFT)
+    context = FitContext(toy.task, settings, hand_off_grid(6, 7), data, data)
+    rejector, _ = get_method(name).fit(context).run(lambda _: None)
+    rejector.save_pretrained(tmp_path / name)
+    model = DeferringModel(toy.served, load_rejector(tmp_path / name, toy.served.predictor))
+    model.calibrate(numbers(60))
+    for budget in (0.0, 0.3, 1.0):
+        threshold = model.calibration.for_budget(budget).threshold
+        written, decided = model.generate(INPUTS, threshold=threshold), model.decide(INPUTS, threshold=threshold)
+        assert (written.share == 0) == (budget == 0)
+        streamed = [token.source for token in model.stream(INPUTS[0], threshold=threshold)]
+        assert streamed == written.sources[0]
+        if get_method(name).granularity == "whole":
+            assert all(len(set(row)) == 1 for row in written.sources)
+        first = [row.index("expert") if "expert" in row else None for row in written.sources]
+        wanted = [row.index(True) if any(row) else None for row in decided.defer.tolist()]
+        assert first == wanted

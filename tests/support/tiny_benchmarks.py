@@ -1,4 +1,4 @@
-"""The benchmarks at sizes that measure nothing."""
+"""The benchmarks at tiny sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-# They are part of the repository, not of the package that is installed.
+# Benchmarks are part of the repository, not of the installed package.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import text, weather
 from benchmarks.__main__ import main
 
-OF_TEXT = ("text", "rejector", "server")
+TEXT_BENCHMARKS = ("text", "rejector", "server")
 SIZES = weather.Sizes(
     weeks=8, paper_weeks=8, predictor_epochs=1, repeats=3, least_seconds=0.0, n_training=48, training_epochs=2,
     n_labels=32, n_enumerate=8, n_sweep=10, n_thresholds=5, n_curve=40, n_engine=6, n_paper=64, paper_epochs=2,
@@ -31,7 +31,7 @@ def run(*arguments: str) -> int:
 
 
 def check_spread(rows: list[dict[str, Any]]) -> None:
-    """Ratios are those of the seconds, with the least and the largest of them."""
+    """Check that each ratio is that of the seconds, with minimum and maximum."""
     ratios = [row for row in rows if row["benchmark"] != "paper_scale" and row["unit"] not in ("MB", "ms")]
     assert ratios
     for row in ratios:
