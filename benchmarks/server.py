@@ -24,7 +24,7 @@ from benchmarks.text import BUDGET, Choice, Decoding, decoding_of, quiet, search
 from benchmarks.weather import Bench
 from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.policies import Threshold
-from seqdefer.budgets.rules import FINITE_LIMIT, Setting
+from seqdefer.budgets.rules import Setting
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import MissingExtraError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.budgets.policies import Threshold, choose_by_cost, choose_hand_off
-from seqdefer.budgets.rules import once_threshold_for, price_for, threshold_for
+from seqdefer.budgets.rules import once_threshold_for, threshold_for
 from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.evaluation.examples import BUDGETS

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from oracles import PlannedHandOff
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
+from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_TOKEN
+from seqdefer.interfaces import Codec, TaskEntry
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LearningData
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.methods.base import FitContext, LearningSettings
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.methods.registry import all_methods, get_method
-from seqdefer.rejectors.checkpoints import load_rejector
-from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.engine.drafts import draft
-from seqdefer.engine.interleaved import roll_out
-from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.interfaces import Codec, TaskEntry
 from seqdefer.model import deferring_model, folders
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
 from seqdefer.model.folders import Pairing
 from seqdefer.model.generation import Generation
-from seqdefer.rejectors.draft import DraftMLP, DraftNetwork
+from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.draft import DraftNetwork
+from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.tasks.common.options import option
 from seqdefer.testing.fakes import blank_prefixes
 from seqdefer.types import Rollout, Sequences
