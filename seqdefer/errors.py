@@ -2,12 +2,12 @@
 
     SeqdeferError
     ├── InputError        the user gave something we cannot use (exit status 2)
-    │   ├── DataError         a file or record that cannot be read as asked
+    │   ├── DataError         a file or record that cannot be read
     │   ├── OptionError       an unknown name, or a value out of range
     │   └── CheckpointError   a checkpoint that is damaged or belongs to another predictor
     ├── MissingExtraError optional software is absent; the message has the command that installs it
     ├── EndpointError     an expert behind an address does not answer as it should (seqdefer.remote.client)
-    ├── LostWorkerError   a process that labels died again and again
+    ├── LostWorkerError   a labelling worker died repeatedly
     └── ContractError     a task, expert, policy or loss breaks its interface (see seqdefer.testing)
 
 A message says what happened, the value, what to do, and what exists.
@@ -29,7 +29,7 @@ class InputError(SeqdeferError):
 
 
 class DataError(InputError):
-    """A file or record that cannot be read as asked."""
+    """A file or record that cannot be read."""
 
 
 class OptionError(InputError):
@@ -45,7 +45,7 @@ class MissingExtraError(SeqdeferError):
 
 
 class LostWorkerError(SeqdeferError):
-    """A process that labels died again and again."""
+    """A labelling worker died repeatedly."""
 
 
 class ContractError(SeqdeferError):
@@ -53,12 +53,12 @@ class ContractError(SeqdeferError):
 
 
 def unknown(kind: str, value: object, available: Iterable[str]) -> OptionError:
-    """The one wording for every name that is not known."""
+    """Return the error for a name that is not known; the one wording for all of them."""
     return OptionError(f"unknown {kind} {str(value)!r}; available: {', '.join(sorted(available))}")
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
-    """The one wording for optional software that is absent. A shell's own pip may belong to another Python."""
+    """Return the error for an absent package, with the command that installs it into this very Python."""
     python = shlex.quote(sys.executable or "python")
     return MissingExtraError(
         f"{purpose} needs the package {package!r}; install it with: {python} -m pip install 'seqdefer[{extra}]'"

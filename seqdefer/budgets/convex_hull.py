@@ -18,13 +18,13 @@ Integers: TypeAlias = NDArray[np.int64]
 
 
 def first_vertices(x: Floats, y: Floats) -> Integers:
-    """The hull's leftmost vertex of each row: least x, then least y. An infinite y marks padding. (n,)"""
+    """Return the hull's leftmost vertex of each row: least x, then least y. An infinite y marks padding. (n,)"""
     first: Integers = np.lexsort((y, np.where(np.isfinite(y), x, np.inf)), axis=-1)[:, 0]
     return first
 
 
 def hull_edges(x: Floats, y: Floats) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """The edges of all rows' hulls by gift wrapping, all rows in step: (rows, start points, end points), (E,) each.
+    """Yield the edges of all rows' hulls by gift wrapping, all rows in step: rows, start points, end points (E,).
 
     Each step yields at most one edge a row, from left to right. Of points on a line only the outermost are vertices:
     a row's slopes rise strictly, as far as numbers can tell."""
@@ -44,9 +44,9 @@ def hull_edges(x: Floats, y: Floats) -> Iterator[tuple[Integers, Integers, Integ
 
 
 def priced_steps(x: Floats, y: Floats) -> tuple[Floats, Integers, Integers, Integers]:
-    """All edges, each with the price of a unit of x at which it is taken: prices, rows, start points, end points. (E,)
+    """Return all edges with the price of a unit of x at which each is taken: prices, rows, start, end points. (E,)
 
-    The edges of a row stand in their order, and its prices never rise, as rounding would have it along a line."""
+    The edges of a row stand in their order, and its prices never rise, even by rounding along a line."""
     lowest = np.full(len(x), np.inf)
     none = np.empty(0, np.int64)
     steps = [(np.empty(0), none, none, none)]

@@ -67,10 +67,10 @@ def add_reproduce(commands: Any) -> None:
 def _reproduce(chosen: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from seqdefer.evaluation.results import to_plain
     from seqdefer.paper.records import Judgements, Study
     from seqdefer.paper.render.writing import tables_of
     from seqdefer.paper.reproduce import Choices, reproduce
+    from seqdefer.storage.records import to_plain
 
     choices = Choices(
         chosen.preset, chosen.seeds, chosen.instances, chosen.tasks, _set_options(chosen.set), chosen.device,

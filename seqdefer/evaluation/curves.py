@@ -1,6 +1,6 @@
-"""Deferral curves: what a method does as its threshold moves, the area under that (AUDC), Random, Optimal, intervals.
+"""Deferral curves: loss against deferred tokens as a setting moves, the area (AUDC), Random, Optimal, intervals.
 
-numpy in float64 throughout; tensors are welcome at the door. n test instances, T thresholds, R weightings of the
+numpy in float64 throughout; tensors are accepted. n test instances, T thresholds, R weightings of the
 instances (a bootstrap resample is a weighting). x is the mean number of deferred tokens per sequence, y the mean loss.
 Every curve of a test set runs from x = 0, the predictor alone, to the x of the expert alone, so that areas compare.
 
@@ -40,7 +40,7 @@ class Curve:
         return float(_areas(self.deferred, self.loss))
 
     def at(self, deferred: Values) -> Floats:
-        """The loss at a mean number of deferred tokens, between two points by mixing them. Any shape.
+        """Return the loss at a mean number of deferred tokens; between two points they are mixed. Any shape.
 
         Where points share an x: the last of them, in the order of `curve_of`. Outside the ends: the nearer end.
         """
@@ -80,14 +80,14 @@ class Ends:
         return cls(table.loss[:, -1], table.loss[:, 0], table.deferred[:, 0])
 
     def means(self, weights: Floats) -> tuple[Floats, Floats, Floats]:
-        """Weighted means of the three, each (R, 1). weights: (R, n)"""
+        """Return weighted means of the three, each (R, 1). weights: (R, n)"""
         columns = np.stack([self.predictor_loss, self.expert_loss, self.expert_deferred], 1)
         means = weights @ columns / weights.sum(1, keepdims=True)  # (R, 3)
         return means[:, 0:1], means[:, 1:2], means[:, 2:3]
 
 
 def curve_of(sweep: Sweep, ends: Ends) -> Curve:
-    """The curve of a method: the sweep's points sorted by x, between the two exact ends.
+    """Return the curve of a method: the sweep's points sorted by x, between the two exact ends.
 
     Points that share an x stand in the order of falling loss, so the curve does not depend on the order of thresholds
     or instances; the exact ends stay outermost. A point that defers more than the expert alone (its tokens make the
@@ -98,10 +98,10 @@ def curve_of(sweep: Sweep, ends: Ends) -> Curve:
 
 
 def _full_curves(sweep: Sweep, ends: Ends, weights: Floats) -> tuple[Floats, Floats]:
-    """`curve_of` for R weightings at once. Each (R, T + 2)"""
+    """Return `curve_of` for R weightings at once. Each (R, T + 2)"""
     x, y = sweep.curves(weights)
     first_y, last_y, last_x = ends.means(weights)
-    beyond = x > last_x  # made copies of the expert's end, behind all others there: as good as left out
+    beyond = x > last_x  # moved onto the expert's end, behind all others there: as good as left out
     x, y = np.where(beyond, last_x, x), np.where(beyond, last_y, y)
     order = np.lexsort((-y, beyond, x), axis=-1)
     x, y = np.take_along_axis(x, order, -1), np.take_along_axis(y, order, -1)
@@ -109,13 +109,13 @@ def _full_curves(sweep: Sweep, ends: Ends, weights: Floats) -> tuple[Floats, Flo
 
 
 def random_curve(ends: Ends) -> Curve:
-    """Random defers whole sequences by a biased coin: the straight line between the ends."""
+    """Return Random, which defers whole sequences by a biased coin: the straight line between the ends."""
     first_y, last_y, last_x = ends.means(np.ones((1, len(ends))))
     return Curve(np.append(0.0, last_x), np.append(first_y, last_y))
 
 
 def improvement(curve: Curve, random: Curve) -> float:
-    """Per cent of Random's area that a curve saves: 100 (1 - AUDC / AUDC of Random).
+    """Return the per cent of Random's area that a curve saves: 100 (1 - AUDC / AUDC of Random).
 
     0 where Random's area is 0: neither model ever errs, or the expert writes nothing, and there is nothing to save.
     """
@@ -128,7 +128,7 @@ def _improvements(areas: Floats, random: Floats) -> Floats:
 
 
 def optimal_curve(loss: Values, deferred: Values, until: float | None = None) -> Curve:
-    """The least mean loss at every budget, over all allowed decisions of each instance: loss (n, D), deferred (n, D).
+    """Return the least mean loss at every budget, over all decisions of each instance: loss, deferred (n, D).
 
     An infinite loss marks padding. Choosing one decision per instance under a budget of tokens is a multiple-choice
     knapsack; its linear relaxation takes the edges of all the instances' lower convex hulls, steepest first. The
@@ -153,7 +153,7 @@ def optimal_curve(loss: Values, deferred: Values, until: float | None = None) ->
 
 
 def _falling_hulls(loss: Floats, deferred: Floats) -> tuple[Floats, Floats]:
-    """The falling part of each row's lower convex hull.
+    """Return the falling part of each row's lower convex hull.
 
     Returns the sum of the rows' leftmost points (2,), and all rows' edges (E, 2), each as (more deferred, loss change).
     """
@@ -184,7 +184,7 @@ class Run:
     sweeps: Mapping[str, Sweep]
 
     def improvements(self, method: str, weights: Floats) -> Floats:
-        """% improvement over Random under R weightings of the instances. weights (R, n) -> (R,)"""
+        """Return % improvement over Random under R weightings of the instances. weights (R, n) -> (R,)"""
         if method not in self.sweeps:
             raise unknown("method", method, self.sweeps)
         first_y, last_y, last_x = self.ends.means(weights)
@@ -210,11 +210,11 @@ def paired_bootstrap(
     seed: int = 0,
     over_runs: bool = False,
 ) -> Interval:
-    """How much better a is than b, in points of % improvement averaged over the runs, with a percentile interval.
+    """Return how much better a is than b, in points of % improvement averaged over the runs, with an interval.
 
-    Each resample draws the instances of every run anew, the same ones for both methods and for Random: how sure we are
-    of these very rejectors. `over_runs` draws the runs anew as well: how sure we are of the way they are trained, which
-    another seed may turn out better or worse.
+    Each resample draws the instances of every run anew, the same ones for both methods and for Random: that is
+    the uncertainty about these very rejectors. `over_runs` draws the runs anew as well: the uncertainty about the way
+    they are trained, which another seed may turn out better or worse.
     """
     generator = np.random.default_rng(seed)
     plain, resampled = [], []

@@ -16,7 +16,7 @@ BEAM_WIDTH = 8  # of two T5 models' summaries; the area with 32 is one in a thou
 
 
 def all_outcomes(trees: DecisionTrees, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Loss and deferred tokens of every way to decide, (n, 2^L) each: what the token oracle chooses from."""
+    """Return loss and deferred tokens of every way to decide, (n, 2^L) each: what the token oracle chooses from."""
     trees.require_open()
     roots = trees.roots if rows is None else trees.roots[rows.to(trees.device)]
     n, length = len(roots), trees.task.spec.length
@@ -40,11 +40,11 @@ def all_outcomes(trees: DecisionTrees, rows: Tensor | None = None) -> tuple[Tens
 def beam_outcomes(
     trees: DecisionTrees, rows: Tensor | None = None, *, width: int = BEAM_WIDTH, progress: Progress = lambda _: None
 ) -> tuple[Tensor, Tensor]:
-    """Loss and deferred tokens of good ways to decide, (n, D) each, rows that have fewer padded with infinite losses:
-    what stands in for `all_outcomes` where sequences are too long for it. Each is real; better ones may be missed.
+    """Return loss and deferred tokens of good ways to decide, (n, D) each; rows with fewer have infinite losses:
+    a stand-in for `all_outcomes` where sequences are too long. Each can be reached; better ones may be missed.
 
-    Level by level both decisions are tried (where the writers agree, only the one that costs nothing). A prefix is
-    given up when `width` others of its example defer no more and have no more loss, if they ended here."""
+    Level by level both decisions are tried (where the writers agree, only the free one). A prefix is dropped when
+    `width` others of its example defer no more and have no more loss, if they ended here."""
     trees.require_open()
     rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
     found = []
@@ -58,7 +58,7 @@ def beam_outcomes(
 
 
 def _beam_part(trees: DecisionTrees, nodes: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The undominated outcomes that the beam finds from the roots `nodes` (n,). (n, D) each"""
+    """Return the undominated outcomes that the beam finds from the roots `nodes` (n,). (n, D) each"""
     n, row = len(nodes), torch.arange(len(nodes), device=trees.device)
     deferred, ended = torch.zeros_like(nodes), []
     while len(nodes):
@@ -85,8 +85,8 @@ def _beam_part(trees: DecisionTrees, nodes: Tensor, width: int) -> tuple[Tensor,
 
 
 def _undominated(row: Tensor, loss: Tensor, deferred: Tensor, width: int) -> Tensor:
-    """Which candidates (int64 indices, by row, then by tokens deferred) have fewer than `width` others of their row
-    that defer no more and lose no more; of equal ones the first count as better."""
+    """Return the candidates (int64 indices, by row, then by tokens deferred) with fewer than `width` others of their
+    row that defer no more and lose no more; of equal ones the first count as better."""
     order = loss.argsort(stable=True)
     order = order[deferred[order].argsort(stable=True)]
     order = order[row[order].argsort(stable=True)]
@@ -101,7 +101,7 @@ def _undominated(row: Tensor, loss: Tensor, deferred: Tensor, width: int) -> Ten
 
 
 def _places(row: Tensor) -> Tensor:
-    """The place of each entry among the equal ones: 0 0 0 2 2 -> 0 1 2 0 1."""
+    """Return the place of each entry among the equal ones: 0 0 0 2 2 -> 0 1 2 0 1."""
     _, counts = torch.unique_consecutive(row, return_counts=True)
     first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     return torch.arange(len(row), device=row.device) - first

@@ -3,33 +3,26 @@
     results = load_results("runs/weather")
     results.summary["TokenwiseModel"].improvement_mean
 
-Nothing here is measured: `curves.py` does that. `summarise` only averages what the seeds already hold. A number that is
-not finite never gets in or out, so that a file that exists can be drawn, compared and parsed by any JSON reader.
+Nothing is measured here: `curves.py` does that. `summarise` only averages what the seeds hold.
 """
 
 from __future__ import annotations
 
-import json
-import numbers
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self
 
 from seqdefer.errors import DataError, InputError
 from seqdefer.storage.files import write_json
+from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
 
-FORMAT = 1
 FILE_NAME = "results.json"
-LARGEST = 1e100  # of a number: no result comes near, and squares of what is below still fit a float
-DEEPEST = 20  # levels of a setting
 
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
 Point = tuple[float, float]  # mean number of deferred tokens per sequence, mean loss
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -123,12 +116,12 @@ class Results:
     provenance: Provenance = field(default_factory=Provenance)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none of these."""
+        """Return plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none."""
         return to_plain(self)
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """The reverse of `to_json`; a `DataError` names the first field that is missing or wrong."""
+        """Return the results that `to_json` was given; a `DataError` names the first field that is missing or wrong."""
         decoded: Self = from_plain(cls, value)
         if decoded.length < 1:
             raise DataError(f"field 'length' is {decoded.length}; it must be at least 1")
@@ -136,7 +129,7 @@ class Results:
 
 
 def summarise(seeds: Sequence[SeedResult]) -> dict[str, Summary]:
-    """Mean and sample standard deviation (0 for one seed) of each method, over the seeds that ran it."""
+    """Return mean and sample standard deviation (0 for one seed) of each method, over the seeds that ran it."""
     rows: dict[str, list[MethodResult]] = {}
     for seed in seeds:
         for name, result in seed.methods.items():
@@ -158,33 +151,9 @@ def save_results(results: Results, directory: Path | str) -> Path:
 
 
 def load_results(path: Path | str) -> Results:
-    """Reads a run's directory, or its `results.json` itself."""
+    """Read a run's directory, or its `results.json` itself."""
     file = _find_file(Path(path))
-    return _told_of(file, Results.from_json, _read_plain(file))
-
-
-def read_record(kind: type[Record], file: Path) -> Record:
-    """The record in a JSON file, every field of the type it should be."""
-    return _told_of(file, partial(from_plain, kind), _read_plain(file))
-
-
-def _read_plain(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(f"{file} is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise DataError(f"{file} is nested too deeply to be the results of a run") from error
-
-
-def _told_of(file: Path, decode: Callable[[Any], Record], value: Any) -> Record:
-    """Errors of `decode` name the file."""
-    try:
-        return decode(value)
-    except DataError as error:
-        raise DataError(f"{file}: {error}") from error
+    return name_file(file, Results.from_json, read_plain(file))
 
 
 def _find_file(path: Path) -> Path:
@@ -194,151 +163,3 @@ def _find_file(path: Path) -> Path:
     if not file.exists():
         raise InputError(f"{path} holds no {FILE_NAME}; make it with: seqdefer run TASK --out {path}")
     return file
-
-
-def _refuse_constant(name: str) -> float:
-    """Python's reader takes NaN and Infinity, which are not JSON."""
-    raise ValueError(f"{name} is not a number")
-
-
-# --- records to plain values -----------------------------------------------------------------------------------------
-
-
-def to_plain(record: Any) -> dict[str, Any]:
-    """A frozen dataclass as plain dicts, lists, strings and finite numbers, with the number of the format."""
-    return {"format": FORMAT, **_plain(record, "")}
-
-
-def _plain(value: Any, where: str) -> Any:
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name), _join(where, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner, _join(where, str(key))) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, f"{where}[{index}]") for index, inner in enumerate(value)]
-    if value is None or isinstance(value, str | bool):
-        return value
-    return _plain_number(value, where)
-
-
-def _plain_number(value: Any, where: str) -> int | float:
-    """Takes numpy's scalars too: they register with `numbers`."""
-    if isinstance(value, numbers.Integral):
-        return int(_sane(int(value), where))
-    if not isinstance(value, numbers.Real):
-        raise DataError(f"field {_place(where)} is a {type(value).__name__}, which JSON cannot hold")
-    return _sane(float(value), where)
-
-
-# --- plain values to records -----------------------------------------------------------------------------------------
-
-
-def from_plain(kind: type[Record], value: Any) -> Record:
-    """The reverse of `to_plain`."""
-    found = value.get("format", "absent") if isinstance(value, dict) else "absent"
-    if found != FORMAT:
-        raise DataError(f"field 'format' is {_shown(found)}; this version of seqdefer reads format {FORMAT}")
-    decoded: Record = _decode(kind, value, "")
-    return decoded
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """`value` as the annotated type `kind`: a record, a container of what follows, or a scalar."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return _decode_any(value, where, DEEPEST)
-    if is_dataclass(kind):
-        return _decode_record(kind, value, where)
-    if origin is Mapping:
-        items = _expect(dict, "an object", value, where).items()
-        return {key: _decode(arguments[1], inner, _join(where, key)) for key, inner in items}
-    if origin is tuple:
-        return _decode_tuple(arguments, value, where)
-    if origin is Literal:
-        return _decode_choice(arguments, value, where)
-    if type(None) in arguments:  # X | None
-        return None if value is None else _decode(arguments[0], value, where)
-    return _decode_scalar(kind, value, where)
-
-
-def _decode_any(value: Any, where: str, levels: int) -> Any:
-    if isinstance(value, dict | list) and levels == 0:
-        raise DataError(f"field {_place(where)} is nested more than {DEEPEST} levels deep")
-    if isinstance(value, dict):
-        return {key: _decode_any(inner, _join(where, key), levels - 1) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_decode_any(inner, f"{where}[{index}]", levels - 1) for index, inner in enumerate(value)]
-    return value if value is None or isinstance(value, str) else _sane(value, where)
-
-
-def _decode_record(kind: Any, value: Any, where: str) -> Any:
-    record = _expect(dict, "an object", value, where)
-    hints = _hints(kind)
-    arguments = {}
-    for item in fields(kind):
-        if item.name in record:
-            arguments[item.name] = _decode(hints[item.name], record[item.name], _join(where, item.name))
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise DataError(f"field {_place(_join(where, item.name))} is missing")
-    return kind(**arguments)
-
-
-def _decode_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    items = _expect(list, "a list", value, where)
-    if arguments[-1] is Ellipsis:
-        arguments = (arguments[0],) * len(items)
-    if len(items) != len(arguments):
-        raise DataError(f"field {_place(where)} must have {len(arguments)} values, not {len(items)}")
-    pairs = zip(arguments, items, strict=True)
-    return tuple(_decode(kind, item, f"{where}[{index}]") for index, (kind, item) in enumerate(pairs))
-
-
-def _decode_choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value not in choices:
-        raise DataError(f"field {_place(where)} is {_shown(value)}; available: {', '.join(choices)}")
-    return value
-
-
-def _decode_scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is str:
-        return _expect(str, "a string", value, where)
-    if kind is bool:
-        return _expect(bool, "true or false", value, where)
-    if isinstance(value, bool):  # a bool is an int to Python, and a mistake here
-        raise DataError(f"field {_place(where)} must be a number, not {value!r}")
-    if kind is int:
-        return _sane(_expect(int, "a whole number", value, where), where)
-    return float(_sane(_expect((int, float), "a number", value, where), where))
-
-
-def _expect(kind: Any, words: str, value: Any, where: str) -> Any:
-    if not isinstance(value, kind):
-        raise DataError(f"field {_place(where or 'results')} must be {words}, not {_shown(value)}")
-    return value
-
-
-def _sane(value: float, where: str) -> float:
-    if not abs(value) < LARGEST:  # nor is NaN
-        raise DataError(f"field {_place(where)} is {_shown(value)}; every number must be finite and below {LARGEST:g}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    """A value for a message, however large or deep what the file holds."""
-    if value and isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    return repr(value)[:40]
-
-
-def _place(where: str) -> str:
-    """A field for a message: its name may hold anything, and its end tells most."""
-    return repr(where if len(where) <= 200 else f"…{where[-199:]}")
-
-
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
-
-
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)

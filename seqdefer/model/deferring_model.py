@@ -22,7 +22,6 @@ from torch import Tensor
 from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
 from seqdefer.budgets.rules import Setting, realised_shares
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.evaluation.results import to_plain
 from seqdefer.interfaces import Served, Task
 from seqdefer.labels.labelled import LabelledData
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
@@ -42,6 +41,7 @@ from seqdefer.model.generation import Decisions, Generation, StreamedToken
 from seqdefer.progress import Meter, Progress, Silent
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.storage.files import write_json
+from seqdefer.storage.records import to_plain
 from seqdefer.types import Examples, Rollout, Sequences
 
 DEFAULT_BUDGET = 0.2

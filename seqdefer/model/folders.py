@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.evaluation.results import read_record
 from seqdefer.interfaces import Served
 from seqdefer.progress import Meter
 from seqdefer.registry import load_task
 from seqdefer.rejectors.base import SavedRejector
+from seqdefer.storage.records import read_record
 
 PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE = "deferral.json", "calibration.json", "curve.json"
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"

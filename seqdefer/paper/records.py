@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from seqdefer.evaluation.results import Block, PaperFigure, Provenance, read_record, to_plain
+from seqdefer.evaluation.results import Block, PaperFigure, Provenance
 from seqdefer.storage.files import write_json
+from seqdefer.storage.records import read_record, to_plain
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 

@@ -227,14 +227,14 @@ PSIS: dict[str, Psi] = {
 
 
 def get_phi(name: str) -> Phi:
-    """The token-level surrogate of that name."""
+    """Return the token-level surrogate of this name."""
     if name not in PHIS:
         raise unknown("loss", name, PHIS)
     return PHIS[name]
 
 
 def get_psi(name: str) -> Psi:
-    """The one-time surrogate of that name."""
+    """Return the one-time surrogate of this name."""
     if name not in PSIS:
         raise unknown("loss", name, PSIS)
     return PSIS[name]
@@ -316,7 +316,7 @@ def one_time_surrogate(scores: Tensor, total: Tensor, psi: Psi) -> Tensor:
 
 
 def query_costs(deferred: Tensor, alpha_1: float, length: int) -> Tensor:
-    """The price of the tokens the expert writes: alpha_1 / L each, so that a whole sequence of L tokens costs alpha_1.
+    """Return the price of the expert's tokens: alpha_1 / L each, so that a whole sequence of L tokens costs alpha_1.
 
     For sequences of fixed length this is the paper's schedule alpha_j = (L - j + 1) / L * alpha_1 (appendix F), where
     j = kept + 1 and deferred = L - kept. Written per token it also prices sequences of any length. Any shape.
@@ -328,32 +328,32 @@ def query_costs(deferred: Tensor, alpha_1: float, length: int) -> Tensor:
 
 
 def rule_of_thumb(table: HandOffTable) -> float:
-    """alpha_1 by the paper's rule of thumb (appendix F): the median of how much the expert alone improves on the
-    predictor alone, over the training examples; 0 where it does not improve."""
+    """Return alpha_1 by the paper's rule of thumb (appendix F): the median gain of the expert alone over the predictor
+    alone, over the training examples; 0 where there is no gain."""
     gains = (table.loss[:, -1] - table.loss[:, 0]).double()
     return max(0.0, float(gains.quantile(0.5)))
 
 
 def is_ended(grid: Tensor, lengths: Tensor) -> Tensor:
-    """Hand-offs of `grid` (J,) at or past the end of a draft: they do what no deferral, the last, does. bool (n, J)
+    """Mark the hand-offs of `grid` (J,) at or past the end of a draft, which equal no deferral, the last. bool (n, J)
 
-    Without the last itself. lengths: (n,) of the drafts."""
+    The last itself is not marked. lengths: (n,) of the drafts."""
     ended = grid[None, :] >= lengths[:, None]
     ended[:, -1] = False
     return ended
 
 
 def merge_ended(scores: Tensor, ended: Tensor) -> Tensor:
-    """One-time scores (n, J) with the mass of ended hand-offs given to no deferral, which they are. Otherwise a softmax
-    would split no deferral's mass over its copies, and a policy would take a copy for a deferral."""
+    """Give the mass of ended hand-offs to no deferral, which they equal, in scores (n, J). Otherwise a softmax would
+    split no deferral's mass over its copies, and a policy would take a copy for a deferral."""
     last = torch.where(ended, scores, -torch.inf).logsumexp(1).logaddexp(scores[:, -1])
     merged = torch.where(ended, NO_MASS, scores)
     return torch.cat([merged[:, :-1], last[:, None]], 1)
 
 
 def hand_off_grid(length: int, size: int) -> Tensor:
-    """The allowed hand-offs: `size` values of `kept`, uniform over 0..length, always with 0 (the expert alone) and
-    length (no deferral). int64 (size,)
+    """Return the allowed hand-offs: `size` values of `kept`, uniform over 0..length, always with 0 (the expert alone)
+    and length (no deferral). int64 (size,)
 
     >>> hand_off_grid(length=20, size=5)
     tensor([ 0,  5, 10, 15, 20])

@@ -455,7 +455,7 @@ def test_deferral_json_is_written_last(saved: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(CheckpointError, match=r"it has no deferral\.json; make one: seqdefer fit TASK"):
         DeferringModel.from_pretrained(saved)
     (saved / "work").mkdir()
-    with pytest.raises(CheckpointError, match="the same seqdefer fit goes on with it"):
+    with pytest.raises(CheckpointError, match="the same seqdefer fit resumes it"):
         DeferringModel.from_pretrained(saved)
 
 
