@@ -36,6 +36,7 @@ from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.tasks.common.options import option
+from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import blank_prefixes
 from seqdefer.types import Rollout, Sequences
 
@@ -573,13 +574,13 @@ def test_a_budget_warning_names_the_line_that_asked() -> None:
 @pytest.mark.parametrize("name", sorted(all_methods()))
 def test_every_method_can_be_saved_calibrated_and_run(name: str, tmp_path: Path) -> None:
     """Confidence rules and whole deferral are methods like the others; decisions cost the expert nothing."""
-    toy = Toy.of(length=6)
-    examples = toy.served.codec.encode(numbers(40))
-    drafted = draft(toy.served.predictor, examples, toy.served.spec)
-    table, _ = hand_off_table(toy.task, examples, drafted)
-    data = LearningData(examples, drafted, table, enumerate_trees(toy.task, examples))
+    toy, task = Toy.of(length=6), ToyTask(n=40, length=6)
+    examples = task.split("train")
+    drafted = draft(task.predictor, examples, task.spec)
+    table, _ = hand_off_table(task, examples, drafted)
+    data = LearningData(examples, drafted, table, enumerate_trees(task, examples))
     settings = LearningSettings(token=QUICK, once=QUICK_DRAFT, cost=QUICK_DRAFT)
-    context = FitContext(toy.task, settings, hand_off_grid(6, 7), data, data)
+    context = FitContext(task, settings, hand_off_grid(6, 7), data, data)
     rejector, _ = get_method(name).fit(context).run(lambda _: None)
     rejector.save_pretrained(tmp_path / name)
     model = DeferringModel(toy.served, load_rejector(tmp_path / name, toy.served.predictor))
