@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
 import tempfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import CheckpointError, DataError, OptionError
+from seqdefer.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,41 +82,6 @@ def read_weights(network: nn.Module, path: Path) -> None:
     except RuntimeError as error:  # its message takes many lines
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path} is damaged: {reason}; remove its folder and run again") from error
-
-
-def read_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a text, plain or gzip, that are not empty, with their numbers."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:  # some editors begin a file with a mark
-            lines = [(number, line.strip()) for number, line in enumerate(file, 1)]
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read {path}: {reason}; give JSONL or a text, plain or gzip") from error
-    found = [(number, line) for number, line in lines if line]
-    if not found:
-        raise DataError(f"{path} is empty; give one input a line")
-    return found
-
-
-def inputs_in(lines: Iterable[tuple[int, str]], path: Path, field: str) -> list[Any]:
-    """What lines of `path` hold: JSON, of which `field` is the input (*.jsonl, *.ndjson), or the input itself."""
-    if not {".jsonl", ".ndjson"} & {*path.suffixes}:
-        return [line for _, line in lines]
-    return [_input_of(line, field, f"{path}, line {number}") for number, line in lines]
-
-
-def _input_of(line: str, field: str, where: str) -> Any:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}); give one object a line") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: not an object; give one with the field {field!r}")
-    if field not in record:
-        there = ", ".join(map(repr, record)) or "none"
-        raise DataError(f"{where}: there is no {field!r}; the fields are: {there}; choose one with --field")
-    return record[field]
 
 
 def fingerprint(*parts: Any) -> str:

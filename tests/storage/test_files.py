@@ -94,7 +94,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import torch
-from seqdefer.store import write_tensors
+from seqdefer.storage.files import write_tensors
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # the system then refuses to write more, as on a full disk
 try:
     write_tensors(Path(sys.argv[1]), {"a": torch.zeros(1_000_000)})

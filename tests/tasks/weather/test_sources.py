@@ -180,8 +180,8 @@ def test_jena_out_of_reach_names_the_alternatives(
 
 def test_downloads_that_are_too_large(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(archive(JENA_MEMBER)))
-    small.setattr(download, "LARGEST_FILE", 10)
-    with pytest.raises(DataError, match=r"jena_climate_2009_2016\.csv has more than 10 bytes"):
+    small.setattr(download, "MAX_FILE_MIB", 0)
+    with pytest.raises(DataError, match=r"jena_climate_2009_2016\.csv is larger than 0 MiB; download it by hand"):
         official_jena_series(tmp_path)
     small.setattr(sources, "LARGEST_ARCHIVE", 10)
     with pytest.raises(DataError, match=r"\.zip has more than 10 bytes"):
