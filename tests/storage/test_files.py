@@ -111,7 +111,7 @@ def test_tensors_on_a_full_disk_are_an_os_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-# -- fingerprints ---------------------------------------------------------------------------------------------------------
+# -- fingerprints ---------------------------------------------------------------------------------------------------
 
 ONES = torch.ones(6, dtype=torch.int32)
 

@@ -35,14 +35,14 @@ def _series(source: RemoteFile, column: str, cache: Path | None) -> Series:
     return parse_series(fetch(source, cache), source.name.removesuffix(".csv"), column)
 
 
-def _download_jena(source: RemoteFile) -> bytes:
+def _download_jena(file: RemoteFile) -> bytes:
     try:
         with urllib.request.urlopen(JENA_URL, timeout=30) as response:
             archive: bytes = response.read(LARGEST_ARCHIVE + 1)
     except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-        raise source.failure(f"{JENA_URL}: {error}") from error
+        raise file.failure(f"{JENA_URL}: {error}") from error
     if len(archive) > LARGEST_ARCHIVE:
-        raise source.failure(f"{JENA_URL} has more than {LARGEST_ARCHIVE} bytes")
+        raise file.failure(f"{JENA_URL} has more than {LARGEST_ARCHIVE} bytes")
     return archive
 
 
