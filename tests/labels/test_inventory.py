@@ -94,79 +94,42 @@ def test_manifests_come_last(left: int, toy_labels: dict[str, bytes], tmp_path: 
 # -- names ---------------------------------------------------------------------------------------------------------
 
 
-def another_version(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "__version__", "another")
-
-
-def another_layout(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "LAYOUT", jobs.LAYOUT + 1)
-
-
-def another_length(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_examples(task, monkeypatch)
-    task.spec = replace(task.spec, length=13)
-
-
-def another_end(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_examples(task, monkeypatch)
-    task.spec = replace(task.spec, end=None)
-
-
-def keep_examples(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> Examples:
-    """The toy makes them anew, of its rules; others do not."""
+def freeze_examples(task: HeldToy) -> Examples:
+    """Make the task return the same examples again, which the toy would derive from its rules."""
     examples = task.split("train")
-    monkeypatch.setattr(task, "split", lambda _: examples)
+    task.split = lambda _: examples  # type: ignore[method-assign]
     return examples
 
 
-def another_expert(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    task.expert.fingerprint = "another"
+def change_spec(task: HeldToy, **changes: int | None) -> None:
+    freeze_examples(task)
+    task.spec = replace(task.spec, **changes)  # type: ignore[arg-type]
 
 
-def another_predictor(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    task.predictor.fingerprint = "another"
-
-
-def another_task(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    task.name = "another"
-
-
-def another_loss(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    task.loss_unit = task.token_rule = "another"
-
-
-def another_key(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "loss_key", lambda _: "another")
-
-
-def another_input(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_examples(task, monkeypatch).inputs[3] += 1
-
-
-def another_target(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_examples(task, monkeypatch).targets[3] += 1
-
-
-def another_number(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_examples(task, monkeypatch).ids[3] += 1
-
-
-CHANGES = [
-    another_version, another_layout, another_length, another_end, another_expert, another_predictor, another_task,
-    another_loss, another_key, another_input, another_target, another_number,
-]  # fmt: skip
+CHANGES: dict[str, Callable[[HeldToy, pytest.MonkeyPatch], object]] = {
+    "version": lambda _, patch: patch.setattr(jobs, "__version__", "another"),
+    "layout": lambda _, patch: patch.setattr(jobs, "LAYOUT", jobs.LAYOUT + 1),
+    "length": lambda task, _: change_spec(task, length=13),
+    "end": lambda task, _: change_spec(task, end=None),
+    "expert": lambda task, _: setattr(task.expert, "fingerprint", "another"),
+    "predictor": lambda task, _: setattr(task.predictor, "fingerprint", "another"),
+    "task": lambda task, _: setattr(task, "name", "another"),
+    "loss unit": lambda task, _: (setattr(task, "loss_unit", "another"), setattr(task, "token_rule", "another")),
+    "loss key": lambda task, _: setattr(task, "loss_key", lambda _: "another"),
+    "inputs": lambda task, _: freeze_examples(task).inputs[3].add_(1),
+    "targets": lambda task, _: freeze_examples(task).targets[3].add_(1),
+    "ids": lambda task, _: freeze_examples(task).ids[3].add_(1),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", ["hand-offs", "trees"])
-def test_whatever_changes_has_another_name(
-    kind: jobs.Kind, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_change_changes_the_name(kind: jobs.Kind, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part(kind, "train", torch.arange(5), 3)
     before = name_of(HeldToy(ToyOptions()), part)
     task = HeldToy(ToyOptions())
     assert name_of(task, part) == before
-    change(task, monkeypatch)
+    CHANGES[change](task, monkeypatch)
     assert name_of(task, part) != before
 
 

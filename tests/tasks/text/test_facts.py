@@ -83,14 +83,6 @@ def test_an_example_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor([expected]))
 
 
-def test_tokens_that_were_never_seen() -> None:
-    found = facts_of(torch.tensor([[5, 3, PADDING, PADDING]]), torch.tensor([[6]]), torch.tensor([[7, 8]]),
-                     torch.tensor([[0.0, -1e4]]))  # fmt: skip
-    assert found[0, [2, 3, 4, 6, 7]].tolist() == [0] * 5  # no counts
-    assert found[0, 9:].tolist() == [1, 0, 1]  # not found, never after the last token, one token written
-    assert bool(found.isfinite().all())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_exact(dtype: torch.dtype) -> None:
     """Ids and counts stay exact."""

@@ -161,14 +161,6 @@ def test_a_model_that_does_not_write(tmp_path: Path) -> None:
         load_text_model(tmp_path / "bare")
 
 
-def test_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("socket.getaddrinfo", unknown_host)
-    monkeypatch.setattr("seqdefer.tasks.text.hub.getproxies", dict)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with pytest.raises(OptionError, match="nobody/nothing is not a folder and not in the Hub's cache, and"):
-        load_text_model("nobody/nothing")
-
-
 @pytest.mark.parametrize(("variable", "is_reachable"), [("no_proxy", False), ("https_proxy", True)])
 def test_behind_a_proxy_the_hub_is_reachable(
     variable: str, is_reachable: bool, monkeypatch: pytest.MonkeyPatch

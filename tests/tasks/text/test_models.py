@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from seqdefer.engine.interleaved import HandOff, draft, roll_out
+from seqdefer.engine.interleaved import HandOff, draft
 from seqdefer.errors import DataError
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
-from seqdefer.testing import check_expert, check_predictor, check_task
+from seqdefer.testing import check_expert, check_predictor
 from seqdefer.types import Examples
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -100,17 +100,6 @@ def test_interleaved_rows_equal_full_passes_without_a_cache(
     pattern = random_pattern(12, share=share)
     together = written(pair, examples, Decided(pattern))
     assert together == [slow(pair, one, row) for one, row in zip(examples.inputs, pattern.tolist(), strict=True)]
-
-
-@each_family
-def test_a_batch_of_32_equals_32_batches_of_one(family: str) -> None:
-    pair, examples, pattern = tiny_pair(family), documents(32), random_pattern(32)
-    together = roll_out(pair.predictor, pair.expert, examples, Decided(pattern), spec_of(pair))
-    for row in range(32):
-        only = torch.tensor([row])
-        alone = roll_out(pair.predictor, pair.expert, examples.select(only), Decided(pattern[only]), spec_of(pair))
-        assert rows_of(alone.sequences) == rows_of(together.sequences.select(only))
-        assert torch.equal(alone.by_expert, together.by_expert[only])
 
 
 def test_several_end_tokens_count_as_the_first() -> None:
@@ -209,11 +198,6 @@ def test_branching_leaves_a_state_unchanged(family: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(caches, now, strict=True))
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_contract_of_a_task_over_a_pair(family: str) -> None:
-    check_task(PairTask(tiny_pair(family), documents(6), 3), n=2)
-
-
 @pytest.mark.parametrize(("family", "key", "value"), [("gpt2", "n_head", 4), ("t5", "start", 9)])
 def test_a_fingerprint_covers_more_than_the_weights(family: str, key: str, value: int) -> None:
     model = tiny_pair(family).expert.model
@@ -246,6 +230,7 @@ def test_the_agreement_short_cut_is_exact(family: str) -> None:
 def test_a_tree_holds_what_the_engine_writes(family: str) -> None:
     task = PairTask(tiny_pair(family), documents(4), 5)
     trees, lazy = enumerate_trees(task, task.examples), DecisionTrees(task, task.examples)
+    assert task.expert.examples_at_once == 1  # on a CPU: rows of one document share its cache
     for decisions in product([False, True], repeat=5):
         pattern = torch.tensor([decisions] * 4)
         expected = written(tiny_pair(family), task.examples, Decided(pattern), 5)

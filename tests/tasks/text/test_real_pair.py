@@ -112,16 +112,6 @@ def test_the_real_pair_alone_is_generate(news: TextTask) -> None:
         )
 
 
-def test_branches_of_the_real_pair_are_completions(news: TextTask) -> None:
-    examples = everyone(news).select(torch.arange(2))
-    drafted = draft(news.predictor, examples, news.spec)
-    short, calls = hand_off_table(news, examples, drafted)
-    plain, naive = hand_off_table(news, examples, drafted, shortcut=False)
-    assert torch.equal(short.loss, plain.loss)
-    assert torch.equal(short.deferred, plain.deferred)
-    assert calls.made < naive.made / 1.5
-
-
 def test_explored_trees_of_the_real_pair_hold_what_the_engine_meets(news: TextTask) -> None:
     examples = news.split("test")
     trees = explore_trees(news, examples, 3)

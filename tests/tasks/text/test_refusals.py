@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,6 @@ pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 from text_runs import Capture, command, documents_in, finished, models, refused, save_place, unknown_host
 from tiny_models import random_documents, write_lines
-from tiny_models import tokenizer as tiny_tokenizer
 
 from seqdefer.tasks.text.codec import TruncationWarning
 
@@ -30,49 +27,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_place(tmp_path_factory.mktemp("text"))
 
 
-def test_checkpoints_that_do_not_match(place: Path, tmp_path: Path, capsys: Capture) -> None:
-    import transformers as hf
-
-    other = tmp_path / "other"
-    shutil.copytree(place / "t5" / "expert", other)
-    spelling = json.loads((other / "tokenizer.json").read_text())
-    spelling["model"]["vocab"]["x7"] = spelling["model"]["vocab"].pop("w7")
-    (other / "tokenizer.json").write_text(json.dumps(spelling))
-    said = refused(capsys, *command(place, tmp_path / "run", "--expert", str(other)))
-    assert "the models do not share a vocabulary: id 7 is 'w7' for the predictor and 'x7' for the expert" in said
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    hf.BertForMaskedLM(hf.BertConfig(vocab_size=60, **sizes)).save_pretrained(tmp_path / "bert")
-    tiny_tokenizer().save_pretrained(tmp_path / "bert")
-    said = refused(capsys, *command(place, tmp_path / "run", "--predictor", str(tmp_path / "bert")))
-    assert "is a BertForMaskedLM, which does not write sequences; choose one like T5, BART or GPT-2" in said
-    assert not (tmp_path / "run").exists()
-
-
 def test_required_options(place: Path, tmp_path: Path, capsys: Capture) -> None:
     out, data, pair = ["--out", str(tmp_path / "run")], ["--train", str(place / "train.jsonl")], models(place)
     assert refused(capsys, "run", "text", *data, *out) == "--predictor is missing; give a model"
     assert refused(capsys, "run", "text", *data, *pair[:2], *out) == "--expert is missing; give a model"
     assert refused(capsys, "run", "text", *pair, *out) == "--train is missing; give documents"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{no JSON", "bad.jsonl, line 3: not JSON ("),
-        ('{"document": "w5"}', "bad.jsonl, line 3: there is no 'summary'; the fields are: 'document'"),
-        (
-            '{"document": " ", "summary": "w5"}',
-            "bad.jsonl, line 3: 'document' is empty; fill it in, or remove the line",
-        ),
-        ('{"document": "w5", "summary": ""}', "bad.jsonl, line 3: 'summary' is empty; fill it in, or remove the line"),
-        ('{"document": 5, "summary": "w5"}', "bad.jsonl, line 3: 'document' is a number, not a text"),
-    ],
-)
-def test_bad_lines(line: str, message: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
-    bad = write_lines(tmp_path / "bad.jsonl", random_documents(2))
-    bad.write_text(bad.read_text() + line + "\n")
-    for option in ("--train", "--test"):
-        assert message in refused(capsys, *command(place, tmp_path / "run", option, str(bad)))
 
 
 @pytest.mark.parametrize(

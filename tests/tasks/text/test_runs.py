@@ -8,16 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from seqdefer import cli
 from seqdefer.evaluation import experiment
 from seqdefer.evaluation.results import load_results
 from seqdefer.evaluation.settings import GRANULARITY
@@ -212,15 +209,6 @@ def test_short_sequences_from_end_to_end(more: list[str], place: Path, tmp_path:
     assert not any("a bound" in note for note in results.notes)
     for seed in results.seeds:
         assert seed.methods["OptimalToken"].audc <= min(one.audc for one in seed.methods.values())
-
-
-def test_one_file_is_dealt_into_three_parts(place: Path, tmp_path: Path) -> None:
-    arguments = command(place, tmp_path / "run", "--methods", "ChowMean", "--instances", "2", "--length", "3")
-    where = arguments.index("--test")
-    with redirect_stdout(StringIO()):
-        assert cli.main([*arguments[:where], *arguments[where + 2 :]]) == 0
-    parts = load_results(tmp_path / "run").provenance.data["documents"]
-    assert parts == "train 10, validation 2, test 8"
 
 
 def test_xsum_reports_on_the_users_own_documents(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from seqdefer.engine.interleaved import HandOff, draft, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.settings import experiment_settings
-from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
 from seqdefer.progress import Silent
 from seqdefer.registry import EXPERTS
 from seqdefer.testing import check_task
@@ -22,7 +20,7 @@ from seqdefer.types import Rollout, Sequences
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 from text_runs import save_place
-from tiny_models import Decided, pair_of, random_documents, rows_of, task_of, tiny
+from tiny_models import pair_of, random_documents, task_of, tiny
 from tiny_models import tokenizer as tiny_tokenizer
 
 from seqdefer.tasks.text import task as task_module
@@ -70,33 +68,6 @@ def test_a_pair_without_an_end_token(endless: TextPair) -> None:
     check_task(task, n=2)
     assert draft(task.predictor, task.split("test"), task.spec).sequences.lengths.tolist() == [4, 4]
     assert task.split("test").targets[0].tolist()[0] > 2
-
-
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_short_sequences_are_enumerated_exactly(family: str) -> None:
-    """One document at a time, because states of several would fill the memory."""
-    task = task_of(pair_of(family), random_documents(12), length=5)
-    examples = task.split("test")
-    trees, lazy = enumerate_trees(task, examples), DecisionTrees(task, examples)
-    assert task.expert.examples_at_once == 1
-    pattern = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)) < 0.5
-    expected = rows_of(roll_out(task.predictor, task.expert, examples, Decided(pattern), task.spec).sequences)
-    for grown in (trees, lazy):
-        assert walked(grown, pattern) == expected
-
-
-def walked(trees: DecisionTrees, pattern: Tensor) -> list[list[int]]:
-    """Return the sequences at the ends of the paths of `pattern` (n, L)."""
-    found: list[list[int]] = [[] for _ in range(len(trees))]
-    nodes, rows = trees.roots, torch.arange(len(trees))
-    for decided in pattern.unbind(1):
-        following = trees.children(nodes, decided[rows])
-        over = following == END
-        leaves = rows_of(trees.sequences(nodes[over], decided[rows][over]))
-        for row, tokens in zip(rows[over].tolist(), leaves, strict=True):
-            found[row] = tokens
-        nodes, rows = following[~over], rows[~over]
-    return found
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------
