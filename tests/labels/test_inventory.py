@@ -43,14 +43,14 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_damaged_labels_are_not_trained_on(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """Whatever a flipped byte would have meant: the labels that are read are those that were made."""
+    """Labels with a flipped byte are made again."""
     label_toy(tmp_path)
     paths = sorted((tmp_path / "labels").glob("*.safetensors"))[::6]
     for path in paths:
         flip(path, -5)
-    with pytest.warns(DamagedShardWarning) as told:
+    with pytest.warns(DamagedShardWarning) as warned:
         made = label_toy(tmp_path)
-    assert len(told) == len(paths) == sum(one.made for one in made)
+    assert len(warned) == len(paths) == sum(one.made for one in made)
     assert files_in(tmp_path / "labels") == toy_labels
 
 
@@ -71,10 +71,10 @@ label_toy(Path(sys.argv[1]))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize("left", [3, 21, 23])
 def test_manifests_come_last(left: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """Killed amid 20 shards, before the first manifest, and between two: what a manifest names is there."""
+    """A run killed among 20 shards, before the first manifest or between two leaves no manifest without its shards."""
     environment = {**os.environ, "PYTHONPATH": str(Path(labelling_toy.__file__).parent)}
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(left)]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
@@ -134,15 +134,15 @@ def test_any_change_changes_the_name(kind: jobs.Kind, change: str, monkeypatch: 
 
 
 def test_names_follow_the_losses_that_are_kept(tmp_path: Path) -> None:
-    """Tables hold losses of sequences, trees those of tokens."""
+    """Tables hold sequence losses, trees hold token losses."""
     task, rows = HeldToy(ToyOptions()), torch.arange(5)
     parts = [Part("hand-offs", "train", rows), Part("trees", "train", rows, 3), Part("whole-trees", "train", rows)]
-    usual = [name_of(task, part) for part in parts]
+    before = [name_of(task, part) for part in parts]
     task.loss_unit = "another"
-    assert [name_of(task, part) == name for part, name in zip(parts, usual, strict=True)] == [False, True, True]
+    assert [name_of(task, part) == name for part, name in zip(parts, before, strict=True)] == [False, True, True]
     task.token_rule = "another"
-    assert [name_of(task, part) == name for part, name in zip(parts, usual, strict=True)] == [False, False, False]
-    assert len({name_of(task, part) for part in parts}) == 3  # whatever the losses are called
+    assert [name_of(task, part) == name for part, name in zip(parts, before, strict=True)] == [False, False, False]
+    assert len({name_of(task, part) for part in parts}) == 3  # also if the losses share a name
     task.expert.fingerprint = ""
     assert [name_of(task, part) for part in parts] == ["", "", ""]
 
@@ -161,7 +161,7 @@ def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
         name_of(task, Part("trees", "train", rows, 3), first=5),
     ]
     assert len(set(names)) == len(names)
-    for kind in ("hand-offs", "whole-trees"):  # nothing is tossed for them: wherever rows stand, their labels are found
+    for kind in ("hand-offs", "whole-trees"):  # not random: independent of the first row
         one, other = Part(kind, "train", rows, 3), Part(kind, "train", rows, 4)
         assert name_of(task, one) == name_of(task, other, first=5)
 
@@ -171,7 +171,7 @@ def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Two labellings that share a shard, a shard of none, a half, and files of others."""
+    """A store with two labellings that share a shard, an unused shard, partial files and unrelated files."""
     task, kept = HeldToy(ToyOptions()), Store(tmp_path / "labels")
     labels = Labels(task, kept, shard_size=5)
     labels.make([Part("hand-offs", "train", torch.arange(10)), Part("hand-offs", "train", torch.arange(5, 10))])
@@ -200,7 +200,7 @@ def test_what_there_is(store: Store) -> None:
     assert found.damaged == {}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the zone of a process cannot be set there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no tzset")
 def test_times_are_those_of_greenwich(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = contents(store).labellings[0].manifest
     os.utime(store.folder / f"{manifest.name}.json", (0, 86_400))
@@ -238,12 +238,12 @@ def test_what_is_damaged_or_missing_is_named_and_removed(store: Store) -> None:
     assert list(verify(store).values()) == [
         f"{path} is missing: labelling {contents(store).labellings[0].manifest.name} names it"
     ]
-    assert remove_damaged(store) == []  # what is missing is gone already
+    assert remove_damaged(store) == []  # missing files need no removal
     assert others_in(store) == OTHERS
 
 
 def test_verify_reads_what_was_checked_before(store: Store) -> None:
-    """A disk that loses a bit tells nobody the time."""
+    """A flipped bit does not change the modification time."""
     path = store.path(NAME)
     assert store.read(NAME) is not None
     times = path.stat()
@@ -253,7 +253,7 @@ def test_verify_reads_what_was_checked_before(store: Store) -> None:
 
 
 def test_other_bytes_than_a_manifest_names_are_damage(store: Store) -> None:
-    """Whole in itself, and not what was made."""
+    """A valid shard with another content."""
     shard = contents(store).labellings[0].manifest.shards[0]
     store.write(shard.name, pack(shard.name, TENSORS))
     assert [words.partition(": ")[2][:9] for words in verify(store).values()] == ["labelling"] * len(verify(store))

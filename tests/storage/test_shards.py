@@ -223,9 +223,9 @@ def write_too_much(folder: Path, how: str, *before: str) -> str:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
 def test_a_failed_write_leaves_finished_shards(tmp_path: Path) -> None:
-    said = write_too_much(tmp_path, "limit")
-    assert said.startswith(f"cannot write {tmp_path / ('1' * 16)}.safetensors: {os.strerror(errno.EFBIG)}; ")
-    assert "finished shards stay: free space and run again" in said
+    error = write_too_much(tmp_path, "limit")
+    assert error.startswith(f"cannot write {tmp_path / ('1' * 16)}.safetensors: {os.strerror(errno.EFBIG)}; ")
+    assert "finished shards stay: free space and run again" in error
     assert os.listdir(tmp_path) == ["0" * 16 + ".safetensors"]
     assert Store(tmp_path).read("0" * 16) is not None
 
@@ -244,8 +244,8 @@ MOUNT = [
 def test_a_full_disk(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*MOUNT, str(tmp_path), "true"], check=False).returncode:
         pytest.skip("no small disk can be mounted here")
-    said = write_too_much(tmp_path, "disk", *MOUNT, str(tmp_path))
-    assert f"{'1' * 16}.safetensors: {os.strerror(errno.ENOSPC)}; finished shards stay" in said
+    error = write_too_much(tmp_path, "disk", *MOUNT, str(tmp_path))
+    assert f"{'1' * 16}.safetensors: {os.strerror(errno.ENOSPC)}; finished shards stay" in error
 
 
 def _write_often(folder: str, barrier: multiprocessing.synchronize.Barrier) -> None:

@@ -86,13 +86,13 @@ def test_rows_at_different_positions_catch_up_in_one_pass(family: str, spy: Spy)
         state = expert.next(state, torch.tensor(asked))[1] if asked else state
         state = expert.append(state, tokens[:, position])
     _, extended = read_by(expert.model, spy)
-    said, _ = expert.next(state, torch.tensor([3, 1, 0, 2]))
+    named, _ = expert.next(state, torch.tensor([3, 1, 0, 2]))
     assert [call[1].shape for call in extended] == [(4, 6)]  # from where row 0 stands
     expected = [
         int(full_pass(expert.model, examples.inputs[row], tokens[row].tolist())[0].argmax()) for row in (3, 1, 0, 2)
     ]
     ends = expert.model.ends
-    assert said.tolist() == [ends[0] if token in ends else token for token in expected]
+    assert named.tolist() == [ends[0] if token in ends else token for token in expected]
 
 
 @some_families

@@ -1,4 +1,4 @@
-"""What `seqdefer run text` cannot use is told in one line: models, documents, choices, and a Hub out of reach."""
+"""`seqdefer run text` rejects bad options, documents and an unreachable Hub with one line."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("offline")
 def test_models_of_the_hub_without_a_network(place: Path, tmp_path: Path, capsys: Capture) -> None:
     data = ["--train", str(place / "train.jsonl"), "--test", str(place / "test.jsonl")]
-    said = refused(capsys, "run", "xsum", *data, "--out", tmp_path / "run")
-    assert said.startswith(
+    error = refused(capsys, "run", "xsum", *data, "--out", tmp_path / "run")
+    assert error.startswith(
         "google/flan-t5-small is not a folder and not in the Hub's cache, and there is no network; give a folder"
     )
-    assert "config.json, model.safetensors, and tokenizer.json" in said
+    assert "config.json, model.safetensors, and tokenizer.json" in error
 
 
 @pytest.mark.usefixtures("offline")
@@ -109,9 +109,9 @@ def test_documents_of_the_hub_without_a_network(
             raise ConnectionError(f"Couldn't reach {name!r} on the Hub (OfflineModeIsEnabled)")
 
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    said = refused(capsys, "run", "xsum", "--out", tmp_path / "run")
-    assert said.startswith("cannot load the dataset EdinburghNLP/xsum/train: it is not in the Hub's cache, and ther")
-    assert said.endswith(
+    error = refused(capsys, "run", "xsum", "--out", tmp_path / "run")
+    assert error.startswith("cannot load the dataset EdinburghNLP/xsum/train: it is not in the Hub's cache, and ther")
+    assert error.endswith(
         "give files instead: JSONL, plain or gzip, one object a line with the fields 'document' and 'summary'"
     )
     assert not constants.HF_HUB_OFFLINE

@@ -347,8 +347,8 @@ def test_fit_calibrate_and_generate(
 @ignore_call_warnings
 def test_by_token(place: Path, endpoint: str, tmp_path: Path, capsys: Capture) -> None:
     out, options = tmp_path / "model", ["--length", "3", "--train-documents", "6", "--validation-documents", "3"]
-    said = refused(capsys, *fit(place, out, endpoint, *options, "--method", "TokenwiseModel"))
-    assert "completes sequences and names no next token" in said
+    error = refused(capsys, *fit(place, out, endpoint, *options, "--method", "TokenwiseModel"))
+    assert "completes sequences and names no next token" in error
     with pytest.warns(ExpertCallsWarning, match="for every token that it writes: up to 3 calls per sequence"):
         assert cli.main(fit(place, out, endpoint, *options, "--expert-by-token")) == 0
     with pytest.warns(ExpertCallsWarning) as warned:
@@ -374,8 +374,8 @@ def test_answers_are_stored(
     assert total > 2 * lived
     server.asked.clear()
     server.behaviours = [*[completion("fine")] * lived, *[status(402, "no money left")] * 100]
-    said = refused(capsys, *fit(place, tmp_path / "model", server.url))
-    assert "refused the call for 'toy' (status 402, 'no money left')" in said
+    error = refused(capsys, *fit(place, tmp_path / "model", server.url))
+    assert "refused the call for 'toy' (status 402, 'no money left')" in error
     server.behaviours.clear()
     server.asked.clear()
     assert cli.main(fit(place, tmp_path / "model", server.url)) == 0
@@ -400,9 +400,9 @@ def test_options_are_checked(capsys: Capture, place: Path, tmp_path: Path) -> No
         with pytest.raises(OptionError, match=match):
             TextOptions(expert=url, expert_model="m", **bad)  # type: ignore[arg-type]
     for more in ([], ["--expert-model", ""]):
-        said = refused(capsys, *fit(place, tmp_path / "model", "https://me:hush@host/v1", *more))
-        assert KEY in said
-        assert "hush" not in said
+        error = refused(capsys, *fit(place, tmp_path / "model", "https://me:hush@host/v1", *more))
+        assert KEY in error
+        assert "hush" not in error
 
 
 def test_the_fingerprint_ignores_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
