@@ -39,11 +39,12 @@ from seqdefer.errors import DataError, MissingExtraError
 from seqdefer.interfaces import Policy
 from seqdefer.labels.branches import branch_out
 from seqdefer.rejectors.confidence import Confidence
-from seqdefer.tasks.text.data import encode, read_corpus
-from seqdefer.tasks.text.encodings import Encodings
+from seqdefer.tasks.text.codec import encode
+from seqdefer.tasks.text.data import read_corpus
+from seqdefer.tasks.text.encoder_cache import EncoderCache
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 from seqdefer.tasks.text.pairs import TextPair, load_pair
-from seqdefer.tasks.text.passes import PADDING, to_the_end
+from seqdefer.tasks.text.passes import PADDING, pad_left
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 BUDGET = 0.2
@@ -136,7 +137,7 @@ class Decoding:
             states: Tensor = encoder(inputs.clamp(min=0), (inputs != PADDING).long()).last_hidden_state
             return states
 
-        return self.over(lambda some: Encodings().of(some.inputs, encode)[:, 0, 0])
+        return self.over(lambda some: EncoderCache().of(some.inputs, encode)[:, 0, 0])
 
     def generate(self, model: TextModel, **options: Any) -> Tensor:
         return self.over(lambda some: generate(model, some.inputs, self.spec, **options))
@@ -171,7 +172,7 @@ def generate(model: TextModel, inputs: Tensor, spec: SequenceSpec, **options: An
     given = (inputs != PADDING).sum(1)
     inputs = inputs[:, : int(given.max())]
     if not model.is_encoder_decoder:
-        inputs = to_the_end(inputs)
+        inputs = pad_left(inputs)
     options |= {"attention_mask": (inputs != PADDING).long(), "max_new_tokens": spec.length, "do_sample": False}
     written = model.model.generate(input_ids=inputs.clamp(min=0), **options)
     written = written[:, 1 if model.is_encoder_decoder else inputs.shape[1] :]
@@ -241,7 +242,7 @@ def read_documents(source: str, model: TextModel, n: int, sizes: Sizes) -> Tenso
         raise DataError(
             f"{corpus.name} has {len(corpus)} documents, the benchmark needs {n}; use a larger file or --quick"
         )
-    longest = min(sizes.longest, model.longest_input(sizes.length) or sizes.longest)
+    longest = min(sizes.longest, model.max_input_tokens(sizes.length) or sizes.longest)
     return encode(model.tokenizer, [one.document for one in corpus.documents[:n]], PROMPT, longest)[0]
 
 
@@ -410,7 +411,7 @@ def search_threshold(scores: Tensor, share_at: Callable[[float], float]) -> tupl
 
 
 def _caching(model: TextModel) -> TextModel:
-    return text_model(model.model, model.tokenizer, model.name, remember=CACHE_BYTES)
+    return text_model(model.model, model.tokenizer, model.name, cache_bytes=CACHE_BYTES)
 
 
 def compare(some: Decoding, *, is_exact: bool) -> tuple[str, Tensor]:

@@ -6,6 +6,9 @@ A package offers a plug-in with a line in its own pyproject.toml:
     mine = "my_package.task:ENTRY"
 
 Nothing is imported before a plug-in is asked for by name.
+
+Experts of other packages use the group "seqdefer.experts" and names TASK.NAME, which `--expert NAME` finds. For text
+tasks, `text.NAME` is a callable `(options, predictor, device) -> Expert`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
 
 TASKS = "seqdefer.tasks"
+EXPERTS = "seqdefer.experts"
 
 
 def find_plugins(group: str) -> dict[str, EntryPoint]:

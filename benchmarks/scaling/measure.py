@@ -161,7 +161,7 @@ def measure_pair(pair: tuple[str, str], documents: str) -> dict[str, Any]:
     options = replace(XSUM.presets["quick"], predictor=pair[0], expert=pair[1], train=documents)
     task = XSUM.prepare(options, Path(), CPU, Silent())
     for writer in (task.predictor, task.expert):
-        writer.model.encodings.n_bytes = 0  # disable the cache, to count every read
+        writer.model.encoder_cache.n_bytes = 0  # disable the cache, to count every read
     examples = task.split("train").select(torch.arange(PAIR_DOCUMENTS))
     models = {"predictor": task.predictor.model.model, "expert": task.expert.model.model}
     found: dict[str, Any] = {

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 
 USUAL_BUDGET = 0.2
+MAX_INPUTS_MIB = 256  # of the inputs that calibrate reads
 FEW = 200  # inputs: the share that a budget spends is known to some points at best
 USED = "In parentheses: what is used if an option is not given."
 SERVED = """\
@@ -146,19 +148,23 @@ def add_calibrate(commands: Any) -> None:
 
 def _calibrate(chosen: argparse.Namespace) -> int:
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
-    from seqdefer.storage.files import inputs_in, read_lines
+    from seqdefer.storage.user_files import parse_inputs, read_lines
 
     if chosen.inputs < 2:
         raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
     if chosen.data is None and chosen.check is None:
         raise OptionError("nothing to do: give --data FILE to calibrate with, --check FILE to see if budgets hold")
-    given = {path: read_lines(path)[: chosen.inputs] for path in (chosen.data, chosen.check) if path is not None}
+    given = {
+        path: list(islice(read_lines(path, kind="JSONL or one input a line", max_mib=MAX_INPUTS_MIB), chosen.inputs))
+        for path in (chosen.data, chosen.check)
+        if path is not None
+    }
     seen: tuple[Setting, ...] = ()
     with progress(quiet=chosen.quiet) as meter:
         is_new = chosen.data is not None
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
         field = chosen.field or model.served.codec.field
-        inputs = {path: inputs_in(lines, path, field) for path, lines in given.items()}
+        inputs = {path: parse_inputs(lines, path, field) for path, lines in given.items()}
         if is_new:
             with meter.stage("calibrate budgets", len(inputs[chosen.data])) as advance:
                 model.calibrate(inputs[chosen.data], progress=advance)

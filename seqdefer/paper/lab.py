@@ -209,7 +209,7 @@ class Lab:
             return {**made, "seconds": torch.tensor(time.perf_counter() - begun, dtype=torch.float64)}
 
         name = fingerprint(self.name, words)
-        found = Store(self.folder / "cells").kept(name, noted)
+        found = Store(self.folder / "cells").load_or_make(name, noted)
         seconds = float(found.pop("seconds"))
         if name not in self._counted:
             self._counted.add(name)

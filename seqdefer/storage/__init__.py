@@ -1,1 +1,1 @@
-"""Files on disk: written aside and renamed, JSON and safetensors, never pickle; shards of tensors; users' own files."""
+"""Files on disk: atomic writes of JSON and safetensors (never pickle), shards of tensors, files that users bring."""

@@ -1,32 +1,30 @@
-"""Files on disk: written aside and renamed, so that what exists is whole; JSON and safetensors, never pickle."""
+"""Read and write JSON and safetensors, never pickle. Files are written aside and renamed: what exists is complete."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
 import tempfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import CheckpointError, DataError, OptionError
+from seqdefer.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 def write_aside(path: Path, write: Callable[[Path], None]) -> Path:
-    """Calls `write` with a temporary path beside `path`, then renames: a reader never sees half a file."""
+    """Call `write` with a temporary path beside `path`, then rename it: readers never see a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
         write(Path(name))
-        os.chmod(name, 0o644)  # mkstemp makes private files; artifacts are for sharing
+        os.chmod(name, 0o644)  # mkstemp creates private files; artifacts are shared
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -61,7 +59,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     def write(aside: Path) -> None:
         try:
             save_file(flat, str(aside), metadata=dict(metadata or {}))
-        except SafetensorError as error:  # a full disk is an OSError to all who write, but not to this library
+        except SafetensorError as error:  # safetensors reports a full disk as its own error
             raise OSError(f"cannot write {path}: {error}") from error
 
     return write_aside(path, write)
@@ -78,51 +76,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(network: nn.Module, path: Path) -> None:
-    """Reads the weights of a network into one of the same shape."""
+    """Load weights into a network of the same shape."""
     try:
         network.load_state_dict(read_tensors(path))
-    except RuntimeError as error:  # its message takes many lines
+    except RuntimeError as error:  # its message spans many lines
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{path} is damaged: {reason}; remove its folder and run again") from error
 
 
-def read_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines of a text, plain or gzip, that are not empty, with their numbers."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:  # some editors begin a file with a mark
-            lines = [(number, line.strip()) for number, line in enumerate(file, 1)]
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read {path}: {reason}; give JSONL or a text, plain or gzip") from error
-    found = [(number, line) for number, line in lines if line]
-    if not found:
-        raise DataError(f"{path} is empty; give one input a line")
-    return found
-
-
-def inputs_in(lines: Iterable[tuple[int, str]], path: Path, field: str) -> list[Any]:
-    """What lines of `path` hold: JSON, of which `field` is the input (*.jsonl, *.ndjson), or the input itself."""
-    if not {".jsonl", ".ndjson"} & {*path.suffixes}:
-        return [line for _, line in lines]
-    return [_input_of(line, field, f"{path}, line {number}") for number, line in lines]
-
-
-def _input_of(line: str, field: str, where: str) -> Any:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}); give one object a line") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: not an object; give one with the field {field!r}")
-    if field not in record:
-        there = ", ".join(map(repr, record)) or "none"
-        raise DataError(f"{where}: there is no {field!r}; the fields are: {there}; choose one with --field")
-    return record[field]
-
-
 def fingerprint(*parts: Any) -> str:
-    """A short name for what made something: JSON-able settings, bytes, or tensors. Equal parts, equal name."""
+    """Return a short name for what made an artifact: JSON-able settings, bytes, tensors. Equal parts, equal name."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(_bytes_of(part))
@@ -133,33 +96,33 @@ def fingerprint(*parts: Any) -> str:
 def _bytes_of(part: Any) -> bytes:
     if isinstance(part, bytes):
         return part
-    if hasattr(part, "detach"):  # a tensor; torch is loaded by whoever made it
+    if hasattr(part, "detach"):  # a tensor; torch is loaded already
         from torch import uint8
 
-        raw = part.detach().cpu().contiguous().reshape(-1).view(uint8)  # numpy knows no bfloat16
+        raw = part.detach().cpu().contiguous().reshape(-1).view(uint8)  # numpy has no bfloat16
         return f"{part.dtype}{tuple(part.shape)}".encode() + bytes(raw.numpy().tobytes())
     return json.dumps(part, sort_keys=True).encode()
 
 
 @contextmanager
 def writable_folder(folder: Path, option: str = "--out") -> Iterator[None]:
-    """Makes `folder` and tries a file in it, because minutes of work should not end in what cannot be written.
-    `option` chooses another.
+    """Create `folder` and check that it is writable before minutes of work. Errors name `option`, which chooses it.
 
-    Where the work within fails, the folders that were made for it go again unless something is in them.
+    If the body fails, remove the folders created here, unless they hold something.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         try:
-            made = [path for path in (folder, *folder.parents) if not path.exists()]  # the deepest first
+            created = [path for path in (folder, *folder.parents) if not path.exists()]  # deepest first
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            reason = f"cannot write into {folder}: {error.strerror}"
-            raise OptionError(f"{reason}; choose another folder with {option}") from error
+            raise OptionError(
+                f"cannot write into {folder}: {error.strerror}; choose another folder with {option}"
+            ) from error
         yield
     except BaseException:
-        for path in made:
+        for path in created:
             with suppress(OSError):
                 path.rmdir()
         raise

@@ -1,12 +1,12 @@
-"""Shards: tensors on disk, named by all that made them, and used only where every byte is as it was written.
+"""Shards: tensors on disk, named by everything that made them and verified on reading.
 
-A shard is a safetensors file `NAME.safetensors`. The name says what made it, so that whatever changes finds another
-shard or none. It is written aside and renamed: what exists was finished. Inside stand its name and a digest of its
-tensors (names, types, shapes, bytes): a shard that was cut short, changed or renamed is told (`DamagedShardWarning`),
-removed and made again. Tensors are mapped into memory as they are read, not copied.
+A shard is a safetensors file `NAME.safetensors`. NAME is a fingerprint of its inputs: if an input changes, the name
+changes. Shards are written aside and renamed, so a shard that exists is complete. Its metadata hold its name and a
+digest of its tensors (names, types, shapes, bytes). A truncated, changed or renamed shard raises a
+`DamagedShardWarning` and is removed and made again. Tensors are memory-mapped, not copied.
 
     store = Store(folder)
-    tensors = store.kept(name, make)    # read, or made and written
+    tensors = store.load_or_make(name, make)
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIX = ".safetensors"
-NOTE = "shard"  # the one entry of the metadata: safetensors writes several in any order, and no two files were equal
+NOTE = "shard"  # the only metadata entry: safetensors writes several in random order, so equal shards would differ
 
 
 class DamagedShardWarning(UserWarning):
-    """A shard is not as it was written: it is removed, and made again."""
+    """A shard was damaged; it is removed and made again."""
 
 
 class DamagedShardError(CheckpointError):
-    """What is wrong with a shard."""
+    """A shard that fails verification."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard that is whole."""
+    """A verified shard."""
 
     name: str
     digest: str
@@ -50,12 +50,12 @@ class Shard:
 
 
 def is_name(text: str) -> bool:
-    """Whether it looks like what `store.fingerprint` gives."""
+    """Whether a text has the form of a fingerprint, which names shards and manifests."""
     return re.fullmatch("[0-9a-f]{16}", text) is not None
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> bytes:
-    """A shard as the bytes of its file. Equal tensors, equal bytes."""
+    """Return the bytes of a shard's file. Equal tensors, equal bytes."""
     from safetensors.torch import save
 
     plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
@@ -75,21 +75,21 @@ def digest_of(name: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 class Store:
-    """A folder of shards. Of two who write the same shard at once either may be last: both write the same bytes."""
+    """A folder of shards. Concurrent writers of one shard are safe: they write the same bytes."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self._checked: dict[str, tuple[tuple[int, ...], str]] = {}  # files whose digest was checked, as they were then
+        self._checked: dict[str, tuple[tuple[int, ...], str]] = {}  # name: file status and digest when verified
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}{SUFFIX}"
 
     def names(self) -> list[str]:
-        """Of all shards. Other files, such as a model's weights, are nobody's here."""
+        """Return the names of all shards; other files, such as a model's weights, are ignored."""
         return sorted(path.stem for path in self.folder.glob(f"*{SUFFIX}") if is_name(path.stem))
 
     def read(self, name: str) -> Shard | None:
-        """None where there is no such shard; or a damaged one, which is told and removed."""
+        """Return a shard, or None if it does not exist or is damaged. Warn about a damaged one and remove it."""
         try:
             return self.open(name)
         except FileNotFoundError:
@@ -100,31 +100,37 @@ class Store:
             return None
 
     def open(self, name: str) -> Shard:
-        """Raises FileNotFoundError where there is no such shard, DamagedShardError where it is damaged. The digest is
-        checked once, and again where the file has changed."""
+        """Return a shard. Raise FileNotFoundError if it does not exist, DamagedShardError if it is damaged.
+
+        The digest is verified once, and again after the file has changed.
+        """
         path = self.path(name)
         tensors, note = _read(path)
         if note.get("name") != name:
-            raise DamagedShardError(f"{path} is damaged: it says that its name is {note.get('name')!r:.60}")
+            raise DamagedShardError(f"{path} is damaged: it claims the name {note.get('name')!r:.60}")
         status = os.stat(path)
         seen, digest = (status.st_ino, status.st_size, status.st_mtime_ns), str(note.get("digest"))
         if self._checked.get(name) != (seen, digest):
             if digest_of(name, tensors) != digest:
-                raise DamagedShardError(f"{path} is damaged: its bytes are not those that were written")
+                raise DamagedShardError(f"{path} is damaged: its digest does not match its content")
             self._checked[name] = seen, digest
         return Shard(name, digest, status.st_size, tensors)
 
     def write(self, name: str, packed: bytes) -> None:
-        """What `pack` gave. On a full disk an OSError, and all that was finished stays."""
+        """Write the bytes that `pack` returned. A full disk is an OSError and leaves finished shards intact."""
         path = self.path(name)
+
+        def write(aside: Path) -> None:
+            aside.write_bytes(packed)
+
         try:
-            write_aside(path, lambda aside: _write(aside, packed))
+            write_aside(path, write)
         except OSError as error:
             reason = error.strerror or error
-            raise OSError(f"cannot write {path}: {reason}; what is finished stays: make room there") from error
+            raise OSError(f"cannot write {path}: {reason}; finished shards stay: free space and run again") from error
 
-    def kept(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors of a shard; where it is missing or damaged they are made and written."""
+    def load_or_make(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the tensors of a shard; call `make` and write them if it is missing or damaged."""
         found = self.read(name)
         if found is not None:
             return found.tensors
@@ -133,19 +139,14 @@ class Store:
         return made
 
 
-def _write(path: Path, packed: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(packed)
-
-
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The tensors, mapped, and what the shard says of itself."""
+    """Return the memory-mapped tensors and the shard's note."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             note = json.loads((file.metadata() or {}).get(NOTE, "{}"))
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a mapping
     except (SafetensorError, ValueError) as error:
         raise DamagedShardError(f"{path} is damaged: {error}") from error
     return tensors, note if isinstance(note, dict) else {}

@@ -30,18 +30,15 @@ from seqdefer.rejectors.checkpoints import load_rejector
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from text_runs import LENGTH, Capture, refused, written_by_itself
 from tiny_models import random_documents, tiny, words, write_lines
 from tiny_models import tokenizer as tiny_tokenizer
 
-from seqdefer.tasks.text.codec import CutWarning
+from seqdefer.tasks.text.codec import TruncationWarning
 from seqdefer.tasks.text.task import TEXT, TextOptions
-from tests.tasks.text.test_refusals import refused
-from tests.tasks.text.test_runs import written_by_itself
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
-Capture = pytest.CaptureFixture[str]
-LENGTH = 14  # as in test_text_runs, whose helper knows it
 METHODS = ("TokenwiseModel", "OneTimeModel", "OneTimeCost")
 each_method = pytest.mark.parametrize("method", METHODS)
 TEXTS = [one.document for one in random_documents(12, seed=9)]
@@ -260,7 +257,7 @@ def test_long_inputs_are_cut_and_it_is_said(place: Path, folders: dict[str, Path
     path = tmp_path / "model" / "deferral.json"
     path.write_text(path.read_text().replace('"input_tokens": 448', '"input_tokens": 3'))
     model = DeferringModel.from_pretrained(tmp_path / "model", device="cpu")
-    with pytest.warns(CutWarning, match="1 of 2 documents are longer than 3 tokens and were cut there"):
+    with pytest.warns(TruncationWarning, match="1 of 2 documents are longer than 3 tokens and were truncated"):
         written = model.generate(["w5 w6 w7 w8", "w5"], 0.0)
     assert written.outputs[0] == model.generate(["w5 w6 w7"], 0.0).outputs[0]
 

@@ -1,4 +1,4 @@
-"""Files on disk: whole or not there, and names that tell apart whatever differs."""
+"""Files are complete or absent, and fingerprints tell apart whatever differs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from seqdefer.storage.files import (
 # -- written aside -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="files have no such modes there")
-def test_what_is_written_may_be_read_by_all(tmp_path: Path) -> None:
-    """Machines of a cluster may read as somebody else."""
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
+def test_files_are_readable_by_everyone(tmp_path: Path) -> None:
+    """Machines of a cluster may run as another user."""
     assert write_text(tmp_path / "deep" / "file", "words").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])
-def test_a_write_that_is_broken_off_leaves_what_was_there(error: type[BaseException], tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_old_file(error: type[BaseException], tmp_path: Path) -> None:
     def half(aside: Path) -> None:
         aside.write_text("ha")
         raise error
@@ -48,7 +48,7 @@ def test_a_write_that_is_broken_off_leaves_what_was_there(error: type[BaseExcept
     assert path.read_text() == "whole"
 
 
-def test_json_holds_numbers_that_everybody_reads(tmp_path: Path) -> None:
+def test_json_rejects_nan(tmp_path: Path) -> None:
     path = write_json(tmp_path / "file.json", {"loss": 0.5})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"loss": float("nan")})
@@ -56,7 +56,7 @@ def test_json_holds_numbers_that_everybody_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_told(content: bytes | None, tmp_path: Path) -> None:
+def test_bad_json(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     if content is not None:
         path.write_bytes(content)
@@ -67,21 +67,21 @@ def test_what_is_no_json_is_told(content: bytes | None, tmp_path: Path) -> None:
 # -- tensors -------------------------------------------------------------------------------------------------------
 
 
-def test_tensors_are_read_as_they_were_whatever_their_memory(tmp_path: Path) -> None:
+def test_tensors_of_any_memory_layout(tmp_path: Path) -> None:
     turned = torch.arange(6.0, requires_grad=True).view(2, 3).t()
     found = read_tensors(write_tensors(tmp_path / "file", {"turned": turned}))
     assert torch.equal(found["turned"], turned)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 300])
-def test_what_is_no_tensors_is_told(content: bytes | None, tmp_path: Path) -> None:
+def test_bad_tensors(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "file").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"cannot read .*file: "):
         read_tensors(tmp_path / "file")
 
 
-def test_weights_of_another_shape_are_told_in_one_line(tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
     path = write_tensors(tmp_path / "file", nn.Linear(2, 3).state_dict())
     network = nn.Linear(2, 3)
     read_weights(network, path)
@@ -94,8 +94,8 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import torch
-from seqdefer.store import write_tensors
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # the system then refuses to write more, as on a full disk
+from seqdefer.storage.files import write_tensors
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # writes beyond it fail, as on a full disk
 try:
     write_tensors(Path(sys.argv[1]), {"a": torch.zeros(1_000_000)})
 except OSError as error:
@@ -104,14 +104,14 @@ except OSError as error:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-def test_tensors_that_cannot_be_written_are_an_error_of_the_disk(tmp_path: Path) -> None:
+def test_tensors_on_a_full_disk_are_an_os_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path / "file")]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.stdout.startswith(f"cannot write {tmp_path / 'file'}: "), told.stderr
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.startswith(f"cannot write {tmp_path / 'file'}: "), result.stderr
     assert os.listdir(tmp_path) == []
 
 
-# -- names ---------------------------------------------------------------------------------------------------------
+# -- fingerprints ---------------------------------------------------------------------------------------------------
 
 ONES = torch.ones(6, dtype=torch.int32)
 
@@ -130,11 +130,11 @@ ONES = torch.ones(6, dtype=torch.int32)
         (({"a": 1, "b": 2},), ({"a": 2, "b": 1},)),
     ],
 )
-def test_what_differs_has_another_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+def test_different_parts_have_different_fingerprints(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     assert fingerprint(*one) != fingerprint(*other)
 
 
-def test_what_is_equal_has_the_same_name() -> None:
+def test_equal_parts_have_equal_fingerprints() -> None:
     turned = torch.arange(6).view(2, 3)
     assert fingerprint({"a": 1, "b": [2]}, turned) == fingerprint({"b": [2], "a": 1}, turned.t().contiguous().t())
     assert fingerprint(torch.ones(2, dtype=torch.bfloat16)) == fingerprint(torch.ones(2, dtype=torch.bfloat16))
@@ -153,10 +153,8 @@ def something(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("leave", "left"), [(nothing, ["there"]), (something, ["deep", "there"])])
-def test_folders_made_for_work_that_fails_go_again(
-    leave: Callable[[Path], None], left: list[str], tmp_path: Path
-) -> None:
-    """But for those that were there before, and those that something is in."""
+def test_folders_of_failed_work_are_removed(leave: Callable[[Path], None], left: list[str], tmp_path: Path) -> None:
+    """Except folders that existed before or are not empty."""
     (tmp_path / "there").mkdir()
     for folder in (tmp_path / "deep" / "deeper", tmp_path / "there"):
         with pytest.raises(KeyboardInterrupt), writable_folder(folder):
@@ -167,11 +165,11 @@ def test_folders_made_for_work_that_fails_go_again(
     assert (tmp_path / "kept").is_dir()
 
 
-def test_a_folder_that_cannot_be_written_into_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folders = [tmp_path / "file" / "folder"]
     if Path("/proc/self/task").is_dir():
-        folders.append(Path("/proc/self/task"))  # it is there, and nobody may make files in it
+        folders.append(Path("/proc/self/task"))  # exists, and rejects new files
     for folder in folders:
         with (
             pytest.raises(OptionError, match=f"cannot write into {folder}: .*; choose another folder with --labels"),

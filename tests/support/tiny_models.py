@@ -1,5 +1,5 @@
-"""Hugging Face models of a few thousand random weights, made on the spot, with a tokenizer of 60 words; documents and
-tasks for them; and what they write, one row at a time and without a cache."""
+"""Tiny random Hugging Face models with a tokenizer of 60 words, documents and tasks for them, and slow oracles of what
+they write."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from seqdefer.tasks.text.task import TextOptions, TextTask
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 N_WORDS = 60
-LENGTH = 8  # tokens that a pair writes
+LENGTH = 8  # tokens to write
 ENCODER_DECODERS = ("t5", "t5-tied", "mt5", "bart", "pegasus")
 DECODERS = ("gpt2", "llama", "qwen2")
 FAMILIES = ENCODER_DECODERS + DECODERS
 SOME_FAMILIES = ("t5", "bart", "gpt2", "llama")  # one of each kind of position
-SEEDS = {"pegasus": (13, 10)}  # where the usual ones give sequences that all have one length
+SEEDS = {"pegasus": (13, 10)}  # the default seeds give sequences of one length
 
 
 @cache
@@ -43,7 +43,7 @@ def tokenizer() -> Any:
 
 
 def tiny(family: str, n_layers: int, seed: int) -> Any:
-    """A model of the family whose greedy sequences differ from input to input and often end early."""
+    """Return a model whose greedy sequences differ from input to input and often end early."""
     import transformers as hf
 
     common: dict[str, Any] = {"vocab_size": N_WORDS, "pad_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False}
@@ -61,11 +61,11 @@ def tiny(family: str, n_layers: int, seed: int) -> Any:
     match family:
         case "t5":
             model = _untied(hf.T5ForConditionalGeneration(hf.T5Config(**common, **t5)))
-        case "t5-tied":  # scales what the output layer sees
+        case "t5-tied":  # scales the input of the output layer
             model = hf.T5ForConditionalGeneration(hf.T5Config(**{**common, "tie_word_embeddings": True}, **t5))
         case "mt5":
             model = hf.MT5ForConditionalGeneration(hf.MT5Config(**common, **t5))
-        case "bart":  # begins with the end token, then with a token that is always the same
+        case "bart":  # starts with the end token and forces the first token
             rules = {"decoder_start_token_id": 1, "forced_eos_token_id": None}
             model = hf.BartForConditionalGeneration(hf.BartConfig(**{**common, **bart, **rules}))
             model.generation_config.forced_bos_token_id = 5
@@ -74,7 +74,7 @@ def tiny(family: str, n_layers: int, seed: int) -> Any:
             model = hf.PegasusForConditionalGeneration(hf.PegasusConfig(**{**common, **bart, **rules}))
         case "gpt2":  # pads with its end token
             model = hf.GPT2LMHeadModel(hf.GPT2Config(**{**common, "pad_token_id": None}, **gpt2))
-        case "llama":  # ends in three ways
+        case "llama":  # has three end tokens
             model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**common, "eos_token_id": [1, 7, 8]}, **llama))
         case "qwen2":
             model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**common, **llama))
@@ -84,14 +84,14 @@ def tiny(family: str, n_layers: int, seed: int) -> Any:
 
 
 def _untied(model: Any) -> Any:
-    """T5Config of recent releases ties all that it makes; FLAN-T5 is loaded untied."""
+    """Untie the output layer, as in FLAN-T5; recent releases of T5Config always tie it."""
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.config.tie_word_embeddings = False
     return model
 
 
 def _lively(model: Any, seed: int) -> Any:
-    """Fresh weights are near 0: every input gets nearly the same answer. Larger ones make it depend on all it reads."""
+    """Draw larger weights, so that the output depends on the input."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -108,17 +108,17 @@ def _lively(model: Any, seed: int) -> Any:
 
 @cache
 def tiny_pair(family: str) -> TextPair:
-    """Nobody may change it."""
-    cheap, dear = SEEDS.get(family, (1, 6))
-    return TextPair.of(tiny_text_model(family, 1, cheap), tiny_text_model(family, 2, dear))
+    """Return a cached pair. Shared: do not modify."""
+    small, large = SEEDS.get(family, (1, 6))
+    return TextPair.of(tiny_text_model(family, 1, small), tiny_text_model(family, 2, large))
 
 
-def tiny_text_model(family: str, n_layers: int, seed: int, *, remember: int = 0) -> TextModel:
-    return text_model(tiny(family, n_layers, seed), tokenizer(), family, remember=remember)
+def tiny_text_model(family: str, n_layers: int, seed: int, *, cache_bytes: int = 0) -> TextModel:
+    return text_model(tiny(family, n_layers, seed), tokenizer(), family, cache_bytes=cache_bytes)
 
 
 def documents(n: int, longest: int = 12, seed: int = 0) -> Examples:
-    """Random words, of different lengths."""
+    """Return documents of random words and different lengths."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randint(3, N_WORDS, (n, longest), generator=generator)
     lengths = torch.randint(1, longest + 1, (n, 1), generator=generator)
@@ -128,8 +128,9 @@ def documents(n: int, longest: int = 12, seed: int = 0) -> Examples:
 
 
 def generated(model: TextModel, inputs: Tensor, length: int, prefixes: Tensor | None = None) -> list[list[int]]:
-    """What `generate` of transformers writes after the start token or the prompt, prefixes (B, T) included, `length`
-    tokens at most, up to the end token; other end tokens count as the first."""
+    """Return what `generate` of transformers writes, prefixes (B, T) included: at most `length` tokens, up to the end.
+
+    Every end token counts as the first."""
     n = len(inputs)
     prefixes = torch.zeros(n, 0, dtype=torch.long) if prefixes is None else prefixes
     options: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": length - prefixes.shape[1]}
@@ -164,7 +165,7 @@ def _up_to_end(row: list[int], ends: tuple[int, ...]) -> list[int]:
 
 
 class Decided(Policy[Tensor]):
-    """Defers where `pattern` (n, L) says so, and gets the pen back."""
+    """A policy that defers the tokens in `pattern` (n, L)."""
 
     def __init__(self, pattern: Tensor) -> None:
         self.pattern = pattern
@@ -180,7 +181,7 @@ class Decided(Policy[Tensor]):
 
 
 class PairTask(Task):
-    """A pair with losses: tokens that the target does not hold."""
+    """A pair with losses: tokens that are not in the target."""
 
     name, loss_unit = "pair", "share of tokens"
 
@@ -219,7 +220,7 @@ def random_pattern(n: int, length: int = LENGTH, seed: int = 0, share: float = 0
 
 @torch.no_grad()
 def full_pass(model: TextModel, one: Tensor, prefix: list[int]) -> tuple[Tensor, Tensor]:
-    """Logits (V,) and what the output layer sees (H,) after a prefix: one row, no cache, no padding."""
+    """Return logits (V,) and the input of the output layer (H,) after a prefix: one row, no cache, no padding."""
     inputs, after = one[one != PADDING][None], torch.tensor([prefix], dtype=torch.long)
     options = {"use_cache": False, "output_hidden_states": True}
     if not model.is_encoder_decoder:
@@ -232,13 +233,13 @@ def full_pass(model: TextModel, one: Tensor, prefix: list[int]) -> tuple[Tensor,
 
 
 def slow(pair: TextPair, one: Tensor, decisions: list[bool]) -> list[int]:
-    """The interleaved loop for one row, everything computed anew for each token."""
+    """Run the interleaved loop for one row without a cache."""
     tokens: list[int] = []
     for defer in decisions:
         model = (pair.expert if defer else pair.predictor).model
         token = int(full_pass(model, one, tokens)[0].argmax())
-        if not tokens and model.first is not None:
-            token = model.first
+        if not tokens and model.first_token is not None:
+            token = model.first_token
         tokens.append(model.ends[0] if token in model.ends else token)
         if tokens[-1] == pair.predictor.end:
             break
@@ -268,6 +269,6 @@ def pair_of(family: str, shown: str = "facts") -> TextPair:
 
 
 def task_of(pair: TextPair, documents: Sequence[Document], **options: Any) -> TextTask:
-    """A third of the documents in each part."""
+    """Return a task with a third of the documents in each split."""
     thirds = {"train": documents[::3], "validation": documents[1::3], "test": documents[2::3]}
     return TextTask("text", TextOptions(**{"rouge": "words", **options}), pair, thirds)  # type: ignore[arg-type]

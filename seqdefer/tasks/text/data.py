@@ -1,63 +1,40 @@
-"""Documents with a reference each: read from JSON lines or a `datasets` name, filtered, split without leaks, encoded.
+"""Documents with a reference each: read from JSON lines or a `datasets` name, filtered, split without leaks.
 
     corpus = filter_by_words(read_corpus("news.jsonl.gz"), max_words=14)
     splits = make_splits(corpus, None, {"train": 800, "validation": 200, "test": 500}, seed=0)
     splits.parts["test"][0].document, splits.parts["test"][0].summary
-    ids, n_cut = encode(tokenizer, [one.document for one in splits.parts["test"]], "summarize: ", max_tokens=448)
 
-A file holds one JSON object a line, plain or gzip; whatever is wrong with it is a DataError that names file and line.
-Of equal documents the first is kept, and none is in two parts. What was left out is counted, and said in `describe`.
-Nothing here knows of models, apart from the tokenizer that `encode` is given.
+A file holds one JSON object a line, plain or gzip; errors are DataErrors that name the file and the line. Repeated
+documents are dropped, and no document is in two parts. `describe` counts what was dropped.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-
 from seqdefer.errors import DataError, MissingExtraError, OptionError, missing_extra
 from seqdefer.interfaces import SplitName
 from seqdefer.storage.files import fingerprint
-from seqdefer.tasks.text.hub import cache_alone_if_unknown
-from seqdefer.tasks.text.passes import PADDING
+from seqdefer.storage.user_files import get_field, join_quoted, json_kind, parse_record, quote, read_lines
+from seqdefer.tasks.text.hub import offline_if_unreachable
 
-LARGEST_LINE = 16  # MiB
-LARGEST_FILE = 4096  # MiB of text, unpacked: the whole of XSum has 500
-LETTERS, MARGIN = 16, 64  # of a token, more than most have; tokens that the end of a text may change
-_MIB = 2**20
-_OLDEST_DATASETS = 4  # the versions before run Python code that a dataset brings along
+_MIN_DATASETS_VERSION = 4  # older versions run Python code of datasets
 
-# The parts in the order in which they are dealt: the test stays the same when more is asked for training.
-_DEALT: Sequence[SplitName] = ("test", "validation", "train")
-_USUAL_SPLITS = ("train", "validation", "test")
-_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")  # of files that may not be there
-_KINDS = {
-    type(None): "null",
-    bool: "true or false",
-    str: "a text",
-    int: "a number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
+# Parts are dealt in this order, so that the test stays the same when training grows.
+_DEAL_ORDER: Sequence[SplitName] = ("test", "validation", "train")
+_COMMON_SPLITS = ("train", "validation", "test")
+_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What the parts of a record are called; `id` may be absent."""
+    """Names of the fields of a record; `id` is optional."""
 
     document: str = "document"
     summary: str = "summary"
@@ -66,27 +43,27 @@ class Fields:
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and the one that is wanted for it."""
+    """A text and its reference summary."""
 
-    id: str  # as the data has it, else the number of its line
+    id: str  # from the data, else the line number
     document: str
     summary: str
 
     def digest(self, seed: str = "") -> bytes:
-        """Tells documents apart by their text alone, whatever the spaces; with a seed, a random number of each."""
+        """Return a hash of the text, ignoring white space; a seed makes it a random number."""
         text = " ".join(self.document.split())
         return blake2b(text.encode(), key=seed.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Different documents from one place, and what was left out to make them so."""
+    """Distinct documents of one source, with counts of what was dropped."""
 
     name: str
     documents: Sequence[Document]
     empty: int = 0  # rows of a dataset without a document or a summary
-    repeated: int = 0  # documents that had been seen
-    wordy: int = 0  # summaries with more than `max_words`
+    repeated: int = 0  # documents seen before
+    wordy: int = 0  # summaries of more than `max_words` words
     max_words: int | None = None
 
     def __len__(self) -> int:
@@ -94,11 +71,11 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Of the documents and summaries that are left, in their order."""
+        """Return a fingerprint of the documents and summaries, in order."""
         return fingerprint(*(text.encode() for one in self.documents for text in (one.document, one.summary)))
 
     def describe(self) -> str:
-        """In words, for the provenance."""
+        """Return a description for the provenance."""
         left_out = {
             "empty": self.empty,
             "repeated": self.repeated,
@@ -109,21 +86,20 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Splits:
+class DocumentSplits:
     """Three parts that share no document."""
 
     parts: Mapping[SplitName, Sequence[Document]]
-    source: str  # where they come from and what was left out, in words, for the provenance
+    source: str  # a description for the provenance
 
 
 def read_corpus(source: Path | str, *, fields: Fields | None = None, split: str = "train") -> Corpus:
-    """The documents of a JSONL file, plain or gzip, or of a dataset: NAME[:CONFIG][/SPLIT] for the package `datasets`.
+    """Read a JSONL file, plain or gzip, or a dataset of the package `datasets`: NAME[:CONFIG][/SPLIT].
 
-    A name is that of a file if there is one, or if it looks like one (news.jsonl, ./news). `split` is the one of a
-    dataset that names none. `fields` are the usual ones unless told otherwise.
+    A source is a file if it exists or looks like one (news.jsonl, ./news). `split` applies to a dataset without one.
     """
     if not str(source):
-        raise DataError("the name of the data is empty: give a JSONL file, plain or gzip")
+        raise DataError("the name of the data is empty; give a JSONL file, plain or gzip")
     fields = fields or Fields()
     path = Path(source)
     if _is_file_name(path):
@@ -132,9 +108,9 @@ def read_corpus(source: Path | str, *, fields: Fields | None = None, split: str 
 
 
 def _is_file_name(path: Path) -> bool:
-    # os.path.exists: a path that cannot be looked at is reported when it is opened
-    looks_so = path.is_absolute() or str(path).startswith((".", "~")) or path.suffix.lower() in _FILE_SUFFIXES
-    return looks_so or "\0" in str(path) or os.path.exists(path)
+    # os.path.exists: unlike Path.exists, it does not raise on bad paths, which fail when they are opened
+    looks_like_file = path.is_absolute() or str(path).startswith((".", "~")) or path.suffix.lower() in _FILE_SUFFIXES
+    return looks_like_file or "\0" in str(path) or os.path.exists(path)
 
 
 def _without_repeats(name: str, documents: Iterable[Document]) -> Corpus:
@@ -146,12 +122,12 @@ def _without_repeats(name: str, documents: Iterable[Document]) -> Corpus:
 
 
 def filter_by_words(corpus: Corpus, max_words: int) -> Corpus:
-    """The documents whose summary has at most `max_words` words, as spaces part them."""
+    """Keep the documents whose summary has at most `max_words` words, separated by white space."""
     if max_words < 1:
-        raise OptionError(f"summaries of at most {max_words} words were asked for; it must be at least 1")
+        raise OptionError(f"--max-words is {max_words}; it must be at least 1")
     kept = [one for one in corpus.documents if len(one.summary.split()) <= max_words]
     if not kept:
-        raise DataError(f"{corpus.name} has no summary of at most {max_words} words: allow more")
+        raise DataError(f"{corpus.name} has no summary of at most {max_words} words; allow more with --max-words")
     return replace(corpus, documents=kept, wordy=corpus.wordy + len(corpus) - len(kept), max_words=max_words)
 
 
@@ -163,91 +139,26 @@ def count_documents(n: int) -> str:
 
 
 def _file_documents(path: Path, fields: Fields) -> Iterator[Document]:
-    is_empty = True
-    for number, line in _numbered_lines(path):
-        is_empty = False
+    kind = f"a JSONL file: one object a line {_expected_fields(fields)}"
+    for number, line in read_lines(path, kind=kind):
         place = f"{path.name}, line {number}"
-        record = _parse(line, place)
+        record = parse_record(line, place)
         document, summary = (_text(record, field, place) for field in (fields.document, fields.summary))
         for field, text in ((fields.document, document), (fields.summary, summary)):
             if not text.strip():
-                raise DataError(f"{place}: {_quoted(field)} is empty; fill it in, or remove the line")
+                raise DataError(f"{place}: {quote(field)} is empty; fill it in, or remove the line")
         yield Document(_id(record.get(fields.id), number, place), document, summary)
-    if is_empty:
-        raise DataError(f"{path.name} is empty: give one JSON object a line, {_wanted(fields)}")
-
-
-def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines with something on them, one at a time: a file may be larger than what is made of it."""
-    number, n_bytes = 0, 0
-    try:
-        with path.open("rb") as file, _unpacked(file) as lines:
-            while line := lines.readline(LARGEST_LINE * _MIB + 1):
-                number, n_bytes = number + 1, n_bytes + len(line)
-                _check_size(len(line), LARGEST_LINE, f"{path.name}, line {number},")
-                _check_size(n_bytes, LARGEST_FILE, path.name)
-                if number == 1:
-                    line = _checked_start(line, path.name)
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        after = f" after line {number}" if number else ""
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"cannot read {path}{after}: {reason}; give a JSONL file, plain or gzip") from error
-
-
-def _unpacked(file: io.BufferedReader) -> io.BufferedIOBase:
-    return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
-
-
-def _check_size(n_bytes: int, largest: int, name: str) -> None:
-    if n_bytes > largest * _MIB:
-        raise DataError(f"{name} is larger than {largest} MiB; one document stands on a line: give shorter or fewer")
-
-
-def _checked_start(line: bytes, name: str) -> bytes:
-    """The first line without a byte-order mark, if it can be one of ours."""
-    if line.startswith(b"PK\x03\x04"):
-        raise DataError(f"{name} is a zip archive: unpack it and give the JSONL file inside")
-    line = line.removeprefix(b"\xef\xbb\xbf")
-    if line.lstrip().startswith(b"["):
-        raise DataError(f"{name} is a list: write one JSON object a line, without brackets and commas around them")
-    return line
-
-
-def _parse(line: bytes, place: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 (byte {line[error.start]:#04x}); save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise DataError(f"{place}: not JSON ({reason}); write one object a line, not {_start_of(line)}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{place}: {_kind(record)}, not a JSON object: {_start_of(line)}")
-    return record
-
-
-def _start_of(line: bytes) -> str:
-    return _quoted(line[:1000].decode(errors="replace").strip())
-
-
-def _kind(value: object) -> str:
-    """What a value is called in JSON."""
-    return _KINDS.get(type(value), type(value).__name__)
 
 
 def _text(record: Mapping[str, Any], field: str, place: str) -> str:
-    if field not in record:
-        raise DataError(f"{place}: there is no {_quoted(field)}; the fields are: {_listed(record)}")
-    text = record[field]
+    text = get_field(record, field, place, "choose others with --document-field and --summary-field")
     if not isinstance(text, str):
-        raise DataError(f"{place}: {_quoted(field)} is {_kind(text)}, not a text")
+        raise DataError(f"{place}: {quote(field)} is {json_kind(text)}, not a text")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell what is half a character
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
         bad = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f"{place}: {_quoted(field)} holds {bad}, which is no character; remove it") from error
+        raise DataError(f"{place}: {quote(field)} holds {bad}, which is not a character; remove it") from error
     return text
 
 
@@ -255,39 +166,29 @@ def _id(value: object, number: int, place: str) -> str:
     if value is None:
         return str(number)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(f"{place}: the id is {_kind(value)}; it must be a text or a whole number")
+        raise DataError(f"{place}: the id is {json_kind(value)}; it must be a text or a whole number")
     return str(value)
 
 
-def _wanted(fields: Fields) -> str:
-    return f"with the fields {_quoted(fields.document)} and {_quoted(fields.summary)}"
-
-
-def _quoted(text: str, longest: int = 40) -> str:
-    """A text for a message: a file can hold escape sequences and lines without end."""
-    return repr(text if len(text) <= longest else f"{text[: longest - 1]}…")
-
-
-def _listed(names: Iterable[str], most: int = 10) -> str:
-    quoted = [_quoted(name) for name in names]
-    return (", ".join(quoted[:most]) or "none") + (f" and {len(quoted) - most} more" if len(quoted) > most else "")
+def _expected_fields(fields: Fields) -> str:
+    return f"with the fields {quote(fields.document)} and {quote(fields.summary)}"
 
 
 # --- the package `datasets` ------------------------------------------------------------------------------------------
 
 
 def parse_dataset_name(name: str, split: str = "train") -> tuple[str, str | None, str]:
-    """NAME[:CONFIG][/SPLIT] -> name, config, split. A NAME may be OWNER/NAME: of two words without a config, the
-    second is a split only if it is a usual one (xsum/test, but EdinburghNLP/xsum)."""
+    """Split NAME[:CONFIG][/SPLIT] into name, config and split. NAME may be OWNER/NAME: in A/B without a config, B is a
+    split only if it is a common one (xsum/test, but EdinburghNLP/xsum)."""
     head, colon, tail = name.partition(":")
     if colon:
         config, slash, named = tail.partition("/")
     else:
         config, (*owner, last) = "", head.split("/")
-        slash = "/" if len(owner) == 2 or (len(owner) == 1 and last in _USUAL_SPLITS) else ""
+        slash = "/" if len(owner) == 2 or (len(owner) == 1 and last in _COMMON_SPLITS) else ""
         head, named = ("/".join(owner), last) if slash else (head, "")
     if not head.strip("/") or (colon and not config) or (slash and not named):
-        raise OptionError(f"cannot read the dataset {_quoted(name)}; write NAME, NAME:CONFIG, NAME/SPLIT or both")
+        raise OptionError(f"cannot read the dataset {quote(name)}; write NAME, NAME:CONFIG, NAME/SPLIT or both")
     return head, config or None, named or split
 
 
@@ -297,39 +198,39 @@ def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
     rows = _load_dataset(label, (name, config, split), fields)
     missing = [field for field in (fields.document, fields.summary) if field not in rows.column_names]
     if missing:
-        raise DataError(f"{label} has no column {_listed(missing)}; the columns are: {_listed(rows.column_names)}")
+        raise DataError(f"{label} has no {join_quoted(missing)}; the columns are: {join_quoted(rows.column_names)}")
     documents = list(_dataset_documents(rows, fields, label))
     if not documents:
-        raise DataError(f"{label} holds no document with a summary")
+        raise DataError(f"{label} has no document with a summary")
     corpus = _without_repeats(label, documents)
     return replace(corpus, empty=len(rows) - len(documents))
 
 
 def _load_dataset(label: str, wanted: tuple[str, str | None, str], fields: Fields) -> Any:
-    instead = f"give files instead: JSONL, plain or gzip, one object a line {_wanted(fields)}"
+    instead = f"give files instead: JSONL, plain or gzip, one object a line {_expected_fields(fields)}"
     try:
         datasets = import_module("datasets")
     except ImportError as error:
         missing = missing_extra("datasets", "text", f"the dataset {label!r}")
         raise MissingExtraError(f"{missing}; or {instead}") from error
-    if int(datasets.__version__.split(".")[0]) < _OLDEST_DATASETS:
+    if int(datasets.__version__.split(".")[0]) < _MIN_DATASETS_VERSION:
         raise MissingExtraError(
-            f"the package 'datasets' is {datasets.__version__}, {_OLDEST_DATASETS} or newer is needed, which runs no"
-            f" code of a dataset; update it with: pip install 'seqdefer[text]'; or {instead}"
+            f"the package 'datasets' is {datasets.__version__}; {_MIN_DATASETS_VERSION} or newer is needed, which does"
+            f" not run code of datasets; update it with: pip install 'seqdefer[text]'; or {instead}"
         )
     name, config, split = wanted
     try:
-        with cache_alone_if_unknown() as is_cut_off:
+        with offline_if_unreachable() as is_offline:
             return datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # no network, no such name, config or split, a full disk: they have no common root
+    except Exception as error:  # a bad name, no network, a full disk: these errors share no base class
         reason = " ".join(str(error).split()) or type(error).__name__
-        if is_cut_off and isinstance(error, ConnectionError):
-            reason = "it is not in the cache of the Hub, and there is no network"
+        if is_offline and isinstance(error, ConnectionError):
+            reason = "it is not in the Hub's cache, and there is no network"
         raise DataError(f"cannot load the dataset {label}: {reason}; {instead}") from error
 
 
 def _dataset_documents(rows: Any, fields: Fields, label: str) -> Iterator[Document]:
-    """Those with a text and a summary: nobody can repair a row of the Hub, so an empty one is left out."""
+    """Yield rows with a document and a summary. Skip empty ones: users cannot repair a dataset of the Hub."""
     wanted = (fields.document, fields.summary)
     columns = [field for field in (*wanted, fields.id) if field in rows.column_names]
     for number, row in enumerate(rows.select_columns(columns)):
@@ -342,45 +243,46 @@ def _dataset_documents(rows: Any, fields: Fields, label: str) -> Iterator[Docume
 # --- splits ----------------------------------------------------------------------------------------------------------
 
 
-def make_splits(train: Corpus, test: Corpus | None, counts: Mapping[SplitName, int], seed: int) -> Splits:
-    """Parts of at most `counts` documents.
+def make_splits(train: Corpus, test: Corpus | None, counts: Mapping[SplitName, int], seed: int) -> DocumentSplits:
+    """Deal documents into parts of at most `counts`.
 
     train alone      all three parts are dealt from it
-    train and test   training and validation are dealt from the first, less what the test has too; the test is the
-                     second, in its order, or as many of it as asked for
+    train and test   train and validation are dealt from the first, without documents of the second; the test is the
+                     second, or a sample of it, in its order
 
-    Dealing depends on the documents and the seed, not on their order: a larger part begins with the smaller, and the
-    test and the validation stay the same when more is asked for training. Where there are too few documents, they are
-    shared out in the proportions of `counts`.
+    The deal depends on the documents and the seed, not on the order of the file. A larger part begins with the smaller
+    one, and test and validation stay the same when train grows. Too few documents are divided in the proportions of
+    `counts`.
     """
     for name, count in counts.items():
         if count < 1:
-            raise OptionError(f"{count_documents(count)} asked for the part {name!r}; it must be at least 1")
+            raise OptionError(f"--{name}-documents is {count}; it must be at least 1")
     if seed < 0:
-        raise OptionError(f"the seed is {seed}; it must be at least 0")
+        raise OptionError(f"--seed is {seed}; it must be at least 0")
     if test is None:
-        return Splits(_deal(train, counts, seed), f"{train.describe()}; dealt by seed {seed}{_fewer(train, counts)}")
+        source = f"{train.describe()}; dealt by seed {seed}{_shortage(train, counts)}"
+        return DocumentSplits(_deal(train, counts, seed), source)
     return _splits_of_two(train, test, counts, seed)
 
 
-def _splits_of_two(train: Corpus, test: Corpus, counts: Mapping[SplitName, int], seed: int) -> Splits:
+def _splits_of_two(train: Corpus, test: Corpus, counts: Mapping[SplitName, int], seed: int) -> DocumentSplits:
     tested = {one.digest() for one in test.documents}
     left = replace(train, documents=[one for one in train.documents if one.digest() not in tested])
     shared = len(train) - len(left)
     if not len(left):
         raise DataError(
-            f"all {count_documents(len(train))} of {train.name} are in {test.name} too: give other documents to train"
-            " on, or this file alone, to be dealt into training, validation and test"
+            f"all {count_documents(len(train))} of {train.name} are also in {test.name}; give other documents with"
+            " --train, or leave --test out to deal one file into three parts"
         )
     fitted: dict[SplitName, int] = {name: counts[name] for name in ("train", "validation")}
     parts = _deal(left, fitted, seed)
-    parts["test"] = _chosen(test.documents, counts["test"], seed)
+    parts["test"] = _sample(test.documents, counts["test"], seed)
     dropped = f", {shared} left out because the test has them" if shared else ""
-    dealt = f"train and validation: {train.describe()}{dropped}, dealt by seed {seed}{_fewer(left, fitted)}"
-    return Splits(parts, f"{dealt}; test: {test.describe()}{_fewer(test, {'test': counts['test']})}")
+    dealt = f"train and validation: {train.describe()}{dropped}, dealt by seed {seed}{_shortage(left, fitted)}"
+    return DocumentSplits(parts, f"{dealt}; test: {test.describe()}{_shortage(test, {'test': counts['test']})}")
 
 
-def _fewer(corpus: Corpus, counts: Mapping[SplitName, int]) -> str:
+def _shortage(corpus: Corpus, counts: Mapping[SplitName, int]) -> str:
     asked = sum(counts.values())
     return f" ({asked} asked for, {len(corpus)} at hand)" if len(corpus) < asked else ""
 
@@ -388,33 +290,33 @@ def _fewer(corpus: Corpus, counts: Mapping[SplitName, int]) -> str:
 def _deal(corpus: Corpus, counts: Mapping[SplitName, int], seed: int) -> dict[SplitName, Sequence[Document]]:
     if len(corpus) < len(counts):
         raise DataError(
-            f"{corpus.name} leaves {count_documents(len(corpus))}, at least {len(counts)} are needed, one for each of"
-            f" {', '.join(counts)}: give more"
+            f"{corpus.name} leaves {count_documents(len(corpus))}; at least {len(counts)} are needed, one for each of"
+            f" {', '.join(counts)}"
         )
     order = _order(corpus.documents, seed)
-    sizes = counts if sum(counts.values()) <= len(corpus) else _share_out(len(corpus), counts)
+    sizes = counts if sum(counts.values()) <= len(corpus) else _divide_in_turn(len(corpus), counts)
     parts: dict[SplitName, Sequence[Document]] = {}
     start = 0
-    for name in (name for name in _DEALT if name in counts):
+    for name in (name for name in _DEAL_ORDER if name in counts):
         parts[name] = [corpus.documents[row] for row in order[start : start + sizes[name]]]
         start += sizes[name]
     return {name: parts[name] for name in counts}
 
 
 def _order(documents: Sequence[Document], seed: int) -> list[int]:
-    """Rows at random: by a number that each document has from the seed."""
+    """Return the rows in random order, sorted by a hash of the document and the seed."""
     numbers = [one.digest(str(seed)) for one in documents]
     return sorted(range(len(documents)), key=numbers.__getitem__)
 
 
-def _chosen(documents: Sequence[Document], n: int, seed: int) -> Sequence[Document]:
-    """At most `n` of them, at random, in the order in which they stand."""
+def _sample(documents: Sequence[Document], n: int, seed: int) -> Sequence[Document]:
+    """Return at most `n` random documents, in their order."""
     return [documents[row] for row in sorted(_order(documents, seed)[:n])]
 
 
-def _share_out(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
-    """`n` in the proportions of `counts`, at least one each: every part gets its share of what those before it left."""
-    names = [name for name in _DEALT if name in counts]
+def _divide_in_turn(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
+    """Divide `n` in the proportions of `counts`, at least one each: each takes its share of what is left."""
+    names = [name for name in _DEAL_ORDER if name in counts]
     sizes: dict[SplitName, int] = {}
     for place, name in enumerate(names):
         later = names[place + 1 :]
@@ -422,48 +324,3 @@ def _share_out(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
         sizes[name] = max(1, min(share, n - len(later)))
         n -= sizes[name]
     return sizes
-
-
-# --- encoding --------------------------------------------------------------------------------------------------------
-
-
-def encode(
-    tokenizer: Callable[..., Any], texts: Sequence[str], prefix: str, max_tokens: int, *, suffix: str = ""
-) -> tuple[Tensor, int]:
-    """Ids of `prefix` + text as the tokenizer makes them (its end token, if it adds one, is kept), cut at `max_tokens`
-    and followed by PADDING where a row is shorter; and how many texts were cut. int64 (n, S)
-
-    The ids of `suffix` follow what is left of a text, before the tokenizer's end token.
-    `tokenizer` is one of transformers, or whatever can be called alike.
-    """
-    after = _ids(tokenizer, [suffix], add_special_tokens=False)[0] if suffix else []
-    longest = max_tokens - len(after)
-    if longest < len(_ids(tokenizer, [prefix])[0]) + 1:
-        besides = "" if not prefix + suffix else " beside prefix and suffix"
-        raise OptionError(f"a document is cut at {max_tokens} tokens, which leaves nothing of it{besides}; allow more")
-    if not texts:
-        return torch.empty(0, 0, dtype=torch.long), 0
-    whole = [_beginning(tokenizer, prefix + text, longest) for text in texts]
-    rows = _ids(tokenizer, whole, truncation=True, max_length=longest)
-    full = [text for text, row in zip(whole, rows, strict=True) if len(row) == longest]
-    n_cut = sum(len(row) > longest for row in _ids(tokenizer, full))
-    if after:
-        end: Any = getattr(tokenizer, "eos_token_id", None)
-        rows = [[*row[:-1], *after, end] if row[-1:] == [end] else [*row, *after] for row in rows]
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=PADDING), n_cut
-
-
-def _beginning(tokenizer: Callable[..., Any], text: str, longest: int) -> str:
-    """As much of a text as its first `longest` tokens depend on: a book would take seconds, and hardly any of it is
-    read. Where a beginning makes too few tokens (spaces may count for nothing), all of it."""
-    size = LETTERS * longest
-    if len(text) <= 2 * size:
-        return text
-    return text[:size] if len(_ids(tokenizer, [text[:size]])[0]) > longest + MARGIN else text
-
-
-def _ids(tokenizer: Callable[..., Any], texts: Sequence[str], **options: Any) -> Sequence[Sequence[int]]:
-    # verbose: we say ourselves that a text is too long
-    found: Sequence[Sequence[int]] = tokenizer(texts, verbose=False, **options)["input_ids"] if texts else []
-    return found

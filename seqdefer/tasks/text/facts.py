@@ -1,7 +1,7 @@
-"""What can be told of a proposed token without a model: is it in the document, was it written before, is it rare.
+"""Features of a proposed token that need no model: is it in the document, was it written before, is it rare.
 
-A summary's reference repeats words of its document and seldom repeats its own. A network would have to learn this from
-hidden states, document by document; as plain numbers a few hundred documents are enough.
+A reference summary repeats words of its document and seldom its own. To learn this from hidden states takes many
+documents; from these plain numbers, a few hundred are enough.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ NO_TOKEN = -2  # equals no token and no padding
 
 
 def facts_of(inputs: Tensor, prefix: Tensor, likeliest: Tensor, log_probs: Tensor) -> Tensor:
-    """Facts (B, F) of what is proposed after `prefix` (B, T) for documents `inputs` (B, S), padded with PADDING.
-    likeliest (B, 2): the proposed token and the next likely one; log_probs (B, 2): theirs."""
+    """Return facts (B, F) about the token proposed after `prefix` (B, T) for `inputs` (B, S), padded with PADDING.
+
+    likeliest (B, 2): the proposed token and the runner-up; log_probs (B, 2): theirs.
+    """
     length = (inputs != PADDING).sum(1, keepdim=True).clamp(min=1)  # (B, 1)
     n, n_written = prefix.shape
     last = prefix[:, -1:] if n_written else inputs.new_full((n, 1), NO_TOKEN)
@@ -25,15 +27,15 @@ def facts_of(inputs: Tensor, prefix: Tensor, likeliest: Tensor, log_probs: Tenso
     together = found[:, 0, :-1] & found[:, 1, 1:]  # the last token and the proposed one
     places = torch.arange(inputs.shape[1], device=inputs.device)
     first = torch.where(found[:, 1], places, inputs.shape[1]).amin(1, keepdim=True).minimum(length)
-    # Few operations on all of it: at one document a step, each costs as much as all its numbers.
+    # Few, large operations: with one document per step, the overhead of each dominates.
     in_document, in_prefix = _log_count(found), _log_count(prefix[:, None] == likeliest[..., None])
-    rarity = likeliest.clamp(min=0).log1p()  # vocabularies are ordered by how common a token was when they were made
-    of_token = torch.stack([in_document[:, 1:], in_prefix, rarity], 2).flatten(1)  # both likeliest, one after the other
+    rarity = likeliest.clamp(min=0).log1p()  # vocabularies are sorted by token frequency
+    of_token = torch.stack([in_document[:, 1:], in_prefix, rarity], 2).flatten(1)  # (B, 6)
     position = log_probs.new_full((n, 1), n_written)
     columns = [log_probs[:, 1:], length.log(), in_document[:, :1], of_token]
     return torch.cat([*columns, first / length, _log_count(together[:, None]), position], 1)
 
 
 def _log_count(found: Tensor) -> Tensor:
-    """log(1 + how many). bool (B, K, S) -> (B, K)"""
+    """Return log(1 + count). bool (B, K, S) -> (B, K)"""
     return found.sum(2).log1p()

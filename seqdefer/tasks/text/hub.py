@@ -1,4 +1,4 @@
-"""Is the Hugging Face Hub within reach? Its own clients would try for half a minute, and write of each attempt."""
+"""Check whether the Hugging Face Hub is reachable; its own clients retry for half a minute and log every attempt."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 
-def is_hub_known() -> bool:
-    """Whether the Hub's address can be looked up."""
-    if getproxies().keys() - {"no"}:  # "no" lists the hosts that go without one
-        return True  # the proxy does the looking up
+def is_hub_reachable() -> bool:
+    """Whether the Hub's host name resolves; True behind a proxy, which resolves names itself."""
+    if getproxies().keys() - {"no"}:  # "no" lists hosts that bypass the proxy
+        return True
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
         socket.getaddrinfo(host, 443)
@@ -25,14 +25,14 @@ def is_hub_known() -> bool:
 
 
 @contextmanager
-def cache_alone_if_unknown() -> Iterator[bool]:
-    """Inside, where the Hub is unknown, its loaded client looks into its cache and does not try; tells whether so."""
+def offline_if_unreachable() -> Iterator[bool]:
+    """Restrict the Hub's client to its cache while the Hub is unreachable. Yield whether it is restricted."""
     constants: Any = sys.modules.get("huggingface_hub.constants")
-    if constants is None or is_hub_known():
+    if constants is None or is_hub_reachable():
         yield False
         return
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True  # what the variable of that name sets; there is no argument for it
+    constants.HF_HUB_OFFLINE = True  # the client reads the environment variable only when it is imported
     try:
         yield True
     finally:

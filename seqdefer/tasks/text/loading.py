@@ -1,7 +1,7 @@
-"""Checkpoints from the Hub or from a folder, as `TextModel`s: safetensors alone, no code of theirs, one line an error.
+"""Load checkpoints from the Hub or a folder as `TextModel`s: safetensors only, no remote code, one-line errors.
 
-A source that is a folder, or is written like a path, is one; anything else is a name on the Hub. Without a network
-the Hub's cache still serves what it holds.
+A source that is a folder or looks like a path is a folder; anything else is a name on the Hub. Without a network,
+checkpoints load from the Hub's cache.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 import torch
 
 from seqdefer.errors import CheckpointError, InputError, OptionError, unknown
-from seqdefer.tasks.text.hub import is_hub_known
+from seqdefer.tasks.text.hub import is_hub_reachable
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
 DTYPES = ("float32", "bfloat16", "float16")
-FILES = "config.json, model.safetensors, and tokenizer.json with tokenizer_config.json"
-CONVERT = "load it with transformers where you trust it, and save it again with save_pretrained"
+CHECKPOINT_FILES = "config.json, model.safetensors, and tokenizer.json with tokenizer_config.json"
+CONVERSION = "if you trust it, load it with transformers and save it again with save_pretrained"
 
 
 def load_text_model(
-    source: str | Path, *, device: torch.device | str = "cpu", dtype: str = "float32", remember: int = 0
+    source: str | Path, *, device: torch.device | str = "cpu", dtype: str = "float32", cache_bytes: int = 0
 ) -> TextModel:
-    """The model and tokenizer of `source`, a name on the Hub or a folder. `remember`: see `text_model`."""
+    """Load the model and tokenizer of `source`, a name on the Hub or a folder. `cache_bytes`: see `text_model`."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     library, name = transformers(), str(source)
@@ -35,7 +35,7 @@ def load_text_model(
     if is_folder:
         _check_folder(Path(name).expanduser())
     place = str(Path(name).expanduser()) if is_folder else name
-    options = {"trust_remote_code": False, "local_files_only": is_folder or not is_hub_known()}
+    options = {"trust_remote_code": False, "local_files_only": is_folder or not is_hub_reachable()}
     with _quiet(library), _one_line(name, is_folder):
         config = library.AutoConfig.from_pretrained(place, **options)
         family = _family(library, config, name)
@@ -44,7 +44,7 @@ def load_text_model(
             place, config=config, use_safetensors=True, dtype=getattr(torch, dtype), output_loading_info=True, **options
         )
     _check_report(report, name)
-    return text_model(model.to(device), tokenizer, name, remember=remember)
+    return text_model(model.to(device), tokenizer, name, cache_bytes=cache_bytes)
 
 
 def _is_folder(name: str) -> bool:
@@ -53,32 +53,28 @@ def _is_folder(name: str) -> bool:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise OptionError(f"no folder {folder}; give one that holds {FILES}")
+        raise OptionError(f"no folder {folder}; give one that holds {CHECKPOINT_FILES}")
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} holds no config.json; a checkpoint is a folder with {FILES}")
+        raise CheckpointError(f"{folder} holds no config.json; a checkpoint is a folder with {CHECKPOINT_FILES}")
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.ckpt") for path in folder.glob(pattern))
         if pickled:
-            raise CheckpointError(f"{folder} holds only pickled weights ({pickled[0]}), which can run code; {CONVERT}")
-        raise CheckpointError(f"{folder} holds no weights; a checkpoint is a folder with {FILES}")
+            raise CheckpointError(f"{folder} has only pickled weights ({pickled[0]}), which can run code; {CONVERSION}")
+        raise CheckpointError(f"{folder} holds no weights; a checkpoint is a folder with {CHECKPOINT_FILES}")
 
 
 def _family(library: Any, config: Any, name: str) -> Any:
-    """The class that loads such a checkpoint as one that writes sequences."""
-    auto = import_auto(library)
+    """Return the auto class that loads the checkpoint as a model that writes sequences."""
+    auto = library.models.auto.modeling_auto
     is_pair = bool(config.is_encoder_decoder)
     classes = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if is_pair else auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     found = [*(config.architectures or ()), ""][0]
-    # A bare model (facebook/bart-base says BartModel) still writes if its output layer is that of its embeddings.
+    # A bare model (facebook/bart-base is a BartModel) can write if it ties its output layer to its embeddings.
     writes = found in classes.values() or (config.model_type in classes and (not found or found == _bare(auto, config)))
     if not writes:
         what = found or f"model of type {config.model_type!r}"
-        raise CheckpointError(f"{name} is a {what}, which does not write sequences; take one like T5, BART or GPT-2")
+        raise CheckpointError(f"{name} is a {what}, which does not write sequences; choose one like T5, BART or GPT-2")
     return library.AutoModelForSeq2SeqLM if is_pair else library.AutoModelForCausalLM
-
-
-def import_auto(library: Any) -> Any:
-    return library.models.auto.modeling_auto
 
 
 def _bare(auto: Any, config: Any) -> str:
@@ -87,17 +83,17 @@ def _bare(auto: Any, config: Any) -> str:
 
 
 def _check_report(report: Any, name: str) -> None:
-    """Weights that the checkpoint lacks would be random numbers."""
+    """Reject checkpoints with missing weights, which transformers would initialise at random."""
     for key in ("missing_keys", "mismatched_keys"):
         keys = sorted(str(each) for each in report[key])
         if keys:
-            what = "lacks" if key == "missing_keys" else "has in another shape"
-            raise CheckpointError(f"{name} {what} {len(keys)} of the weights that writing needs, {keys[0]} first")
+            what = "missing" if key == "missing_keys" else "of another shape"
+            raise CheckpointError(f"{name}: {len(keys)} of its weights are {what}, the first is {keys[0]}")
 
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """transformers draws bars and logs much of what it loads; a bot of the Hub converts pickles when asked to load."""
+    """Silence the progress bars and logs of transformers and its requests to convert pickled weights."""
     log = library.utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     bot = os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
@@ -117,7 +113,7 @@ def _quiet(library: Any) -> Iterator[None]:
 
 @contextmanager
 def _one_line(name: str, is_folder: bool) -> Iterator[None]:
-    """transformers explains failures in paragraphs."""
+    """Turn the multi-line errors of transformers into one line."""
     from safetensors import SafetensorError
 
     try:
@@ -128,11 +124,13 @@ def _one_line(name: str, is_folder: bool) -> Iterator[None]:
         reason = " ".join(str(error).split())
         if is_folder:
             raise CheckpointError(f"cannot read the checkpoint {name}: {reason}") from error
-        if not is_hub_known() or "connect" in reason or "offline" in reason:
+        if not is_hub_reachable() or "connect" in reason or "offline" in reason:
             raise OptionError(
-                f"{name} is no folder here and not in the cache of the Hub, and there is no network; "
-                f"give a folder with {FILES} instead"
+                f"{name} is not a folder and not in the Hub's cache, and there is no network; "
+                f"give a folder with {CHECKPOINT_FILES}"
             ) from error
         if "safetensors" in reason:
-            raise CheckpointError(f"{name} has no weights as safetensors, only pickled ones; {CONVERT}") from error
-        raise CheckpointError(f"cannot load {name} from the Hub: {reason}; or give a folder with {FILES}") from error
+            raise CheckpointError(f"{name} has only pickled weights, no safetensors; {CONVERSION}") from error
+        raise CheckpointError(
+            f"cannot load {name} from the Hub: {reason}; or give a folder with {CHECKPOINT_FILES}"
+        ) from error

@@ -1,12 +1,12 @@
 """A predictor and an expert over Hugging Face models, decoding greedily.
 
     pair = load_pair("google/flan-t5-small", "google/flan-t5-base")
-    inputs, cut = pair.predictor.model.encode(["summarize: ..."], longest=448)
+    inputs, n_truncated = encode(pair.predictor.model.tokenizer, documents, "summarize: ", max_tokens=448)
 
-Inputs are token ids (n, S), rows ending with PADDING where they are shorter; tokens are what follows the decoder's
-start token or the prompt. Both models keep their caches. The expert is lazy: it encodes a document when a row first
-asks, and reads the tokens it has not read in one pass when the row asks again; a row that never asks costs nothing.
-The expert may also be elsewhere (`seqdefer.tasks.text.remote`).
+Inputs are token ids (n, S), padded on the right with PADDING; tokens follow the decoder's start token or the prompt.
+Both models cache what they have read. The expert is lazy: it encodes a document when a row first needs it, and later
+reads all unread tokens of the row in one pass. A row that never defers costs nothing.
+The expert may also be remote (`seqdefer.tasks.text.remote`) or come from another package.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.interfaces import EXPECTED_BRANCHES, NextTokenExpert, Predictor
+from seqdefer.interfaces import EXPECTED_BRANCHES, Expert, NextTokenExpert, Predictor
 from seqdefer.remote.client import Completions
 from seqdefer.storage.files import fingerprint
+from seqdefer.tasks.text.batches import AdaptiveBatch
 from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
-from seqdefer.tasks.text.memory import Halving
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
-from seqdefer.tasks.text.passes import Pass
+from seqdefer.tasks.text.passes import ForwardPass
 from seqdefer.tasks.text.reading import Reader, Reading
-from seqdefer.tasks.text.remote import RemoteExpert, RemoteTokenExpert, Script
+from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert, RemoteTokenExpert
 from seqdefer.types import Examples, Proposal
 
-SHOWN = ("facts", "states", "both")
-DEFAULT_BATCH = {"cpu": 32, "cuda": 512}  # rows at once; a GPU that holds fewer says so and goes on
+FEATURE_SETS = ("facts", "states", "both")
+DEFAULT_BATCH = {"cpu": 32, "cuda": 512}  # rows; halved if they do not fit into GPU memory
 
 
 class _Writer(ABC):
-    """What predictor and expert share. `end` is the token that ends a sequence of the pair."""
+    """The common part of predictor and expert. `end` is the end token of the pair."""
 
     def __init__(self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None) -> None:
         self.model, self.device = model, model.device
         self.end = end if end is not None else next(iter(model.ends), None)
         self.n_tokens = min(n_tokens or model.n_tokens, model.n_tokens)
-        self.halving = Halving(DEFAULT_BATCH.get(model.device.type, 32))
-        self.reader = Reader(model.network, self.judge, self.halving)
+        self.batch = AdaptiveBatch(DEFAULT_BATCH.get(model.device.type, 32))
+        self.reader = Reader(model.network, self.to_proposal, self.batch)
         self.fingerprint = fingerprint(model.fingerprint(), self.end, self.n_tokens)
 
     @property
@@ -52,34 +52,34 @@ class _Writer(ABC):
 
     @property
     def batch_size(self) -> int:
-        """Rows worked on at once. It shrinks where they do not fit into the memory of a GPU."""
-        return self.halving.size
+        """Return the rows of a pass, which shrink if they do not fit into GPU memory."""
+        return self.batch.size
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
-        self.halving.size = Halving(size).size
+        self.batch.size = AdaptiveBatch(size).size
 
     @property
     def examples_at_once(self) -> int:
-        """On a CPU one: its rows share what was read of the document, which costs more to copy than to read with."""
+        """Return 1 on a CPU: rows of one document share its cache, which is slower to copy than to attend to."""
         return 1 if self.device.type == "cpu" else max(1, self.batch_size // EXPECTED_BRANCHES)
 
     @abstractmethod
-    def judge(self, run: Pass, read: int) -> Proposal:
-        """What is said of the rows of a pass that has read `read` tokens."""
+    def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
+        """Return the proposals of a pass whose rows have read `n_read` tokens."""
 
-    def unread(self, inputs: Tensor) -> Reading:
+    def start_reading(self, inputs: Tensor) -> Reading:
         check_inputs(inputs, self.model.n_tokens)
         return Reading.of(inputs, self.device)
 
-    def named(self, logits: Tensor, read: int) -> Tensor:
-        """The next tokens (R,): the likeliest ones, or the one that every sequence begins with."""
-        if read == 0 and self.model.first is not None:
-            return torch.full_like(logits[:, 0], self.model.first, dtype=torch.long)
+    def next_tokens(self, logits: Tensor, n_read: int) -> Tensor:
+        """Return the likeliest tokens (R,), or the forced first token."""
+        if n_read == 0 and self.model.first_token is not None:
+            return torch.full_like(logits[:, 0], self.model.first_token, dtype=torch.long)
         return logits.argmax(1)
 
-    def as_end(self, tokens: Tensor) -> Tensor:
-        """Every end token of the model becomes that of the pair."""
+    def unify_ends(self, tokens: Tensor) -> Tensor:
+        """Replace every end token of the model by the pair's."""
         for other in self.model.ends:
             if other != self.end and self.end is not None:
                 tokens = torch.where(tokens == other, self.end, tokens)
@@ -87,50 +87,54 @@ class _Writer(ABC):
 
 
 class TextPredictor(_Writer, Predictor[Reading]):
-    """Proposes the likeliest token. Uncertainty: -log p(token), in nats; entropy.
+    """A predictor that proposes the likeliest token. Uncertainty is -log p(token), in nats; entropy is given too.
 
-    `shown` is what rejectors may look at. states, as in the paper: context is the mean of the encoder's states (without
-    an encoder: of the prompt's), features the last hidden state, as the output layer sees it. facts: context is the
-    length of the document, features those of `facts_of`. both: one after the other."""
+    `shown` chooses what rejectors see:
+
+    states   as in the paper: context is the mean state of the encoder (or of the prompt), features are the input of the
+             output layer at the last position
+    facts    context is the log of the document's length, features are those of `facts_of`
+    both     states, then facts
+    """
 
     def __init__(
         self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None, shown: str = "states"
     ) -> None:
         super().__init__(model, end=end, n_tokens=n_tokens)
-        if shown not in SHOWN:
-            raise unknown("choice of what rejectors see", shown, SHOWN)
+        if shown not in FEATURE_SETS:
+            raise unknown("choice of what rejectors see", shown, FEATURE_SETS)
         self.shown = shown
         self.fingerprint = fingerprint(self.fingerprint, shown)
 
-    def judge(self, run: Pass, read: int) -> Proposal:
-        """The features are the hidden state, and the second likeliest token with its log p for the facts."""
+    def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
+        """Return proposals whose features are the hidden state, the second likeliest token and its log p."""
         log_probs = run.logits[:, : self.n_tokens].float().log_softmax(1)
         best, likeliest = log_probs.topk(2, 1)
-        tokens = self.named(log_probs, read)
-        # A model that allows one token alone gives the second -inf, which no network could read.
+        tokens = self.next_tokens(log_probs, n_read)
+        # Finite even if a model allows a single token and the second has log p = -inf.
         features = torch.cat([run.hidden.float(), likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)], 1)
-        if read == 0 and self.model.first is not None:  # certain
+        if n_read == 0 and self.model.first_token is not None:  # certain
             zero = torch.zeros_like(log_probs[:, 0])
             return Proposal(tokens, features, zero, zero)
         uncertainty = -log_probs.gather(1, tokens[:, None]).squeeze(1)
         entropy = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=-1e4))  # 0 x log 0 is 0
-        return Proposal(self.as_end(tokens), features, uncertainty, entropy.clamp(min=0))
+        return Proposal(self.unify_ends(tokens), features, uncertainty, entropy.clamp(min=0))
 
     def start(self, inputs: Tensor) -> tuple[Reading, Tensor]:
-        reading = self.reader.catch_up(self.unread(inputs))
+        reading = self.reader.catch_up(self.start_reading(inputs))
         length = reading.lengths[:, None].to(reading.tokens.device).float().log()
         parts = {"states": [reading.context()], "facts": [length], "both": [reading.context(), length]}
         return reading, torch.cat(parts[self.shown], 1)
 
     def propose(self, state: Reading) -> Proposal:
-        said = state.said()
-        hidden, second, log_prob = said.features.split([said.features.shape[1] - 2, 1, 1], 1)
+        proposal = state.proposal()
+        hidden, second, log_prob = proposal.features.split([proposal.features.shape[1] - 2, 1, 1], 1)
         parts = [hidden] if self.shown != "facts" else []
         if self.shown != "states":
-            likeliest = torch.cat([said.tokens[:, None], second.long()], 1)
-            log_probs = torch.cat([-said.uncertainty[:, None], log_prob], 1)
+            likeliest = torch.cat([proposal.tokens[:, None], second.long()], 1)
+            log_probs = torch.cat([-proposal.uncertainty[:, None], log_prob], 1)
             parts.append(facts_of(state.inputs, state.tokens, likeliest, log_probs))
-        return replace(said, features=torch.cat(parts, 1))
+        return replace(proposal, features=torch.cat(parts, 1))
 
     def append(self, state: Reading, tokens: Tensor) -> Reading:
         return self.extend(state, tokens[:, None])
@@ -143,26 +147,27 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
 
 class TextExpert(_Writer, NextTokenExpert[Reading]):
-    """Names the likeliest next token to whoever asks.
+    """An expert that names the likeliest next token.
 
-    `reads_along`: when one row asks, all that have ever asked read on with it, so that they stay together in one block.
-    On a GPU a pass costs nearly the same however many rows it has, and gathering rows from many blocks costs more."""
+    `reads_along`: when one row reads, all rows that have ever read do, so that they stay in one block. On a GPU the
+    number of rows hardly changes the cost of a pass, and gathering rows from many blocks costs more.
+    """
 
     def __init__(self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None) -> None:
         super().__init__(model, end=end, n_tokens=n_tokens)
         self.reads_along = self.device.type == "cuda"
 
-    def judge(self, run: Pass, read: int) -> Proposal:
-        tokens = self.as_end(self.named(run.logits[:, : self.n_tokens], read))
-        return Proposal(tokens, run.hidden, tokens)  # nobody asks an expert how sure it is
+    def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
+        tokens = self.unify_ends(self.next_tokens(run.logits[:, : self.n_tokens], n_read))
+        return Proposal(tokens, run.hidden, tokens)  # an expert's uncertainty is not used
 
     def start(self, examples: Examples) -> Reading:
-        return self.unread(examples.inputs)
+        return self.start_reading(examples.inputs)
 
     def next(self, state: Reading, rows: Tensor) -> tuple[Tensor, Reading]:
-        reading = torch.cat([rows.cpu(), state.begun()]) if self.reads_along else rows
-        state = self.reader.catch_up(state, reading)
-        return state.said(rows).tokens.to(rows.device), state
+        read = torch.cat([rows.cpu(), state.started_rows()]) if self.reads_along else rows
+        state = self.reader.catch_up(state, read)
+        return state.proposal(rows).tokens.to(rows.device), state
 
     def append(self, state: Reading, tokens: Tensor) -> Reading:
         return state.append(tokens[:, None])
@@ -176,21 +181,21 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
 
 @dataclass(frozen=True)
 class TextPair:
-    """Two writers that share a vocabulary and an end token."""
+    """Two local models that share a vocabulary and an end token."""
 
     predictor: TextPredictor
     expert: TextExpert
 
     @property
     def models(self) -> tuple[TextModel, ...]:
-        """Those that read here."""
+        """Return the local models."""
         return self.predictor.model, self.expert.model
 
     @classmethod
     def of(cls, predictor: TextModel, expert: TextModel, shown: str = "states") -> TextPair:
         check_vocabulary(predictor.tokenizer, expert.tokenizer)
         end = next(iter(predictor.ends or expert.ends), None)
-        n_tokens = min(predictor.n_tokens, expert.n_tokens)  # beyond, ids that pad a vocabulary to a round size
+        n_tokens = min(predictor.n_tokens, expert.n_tokens)  # further ids only pad a vocabulary to a round size
         return cls(
             TextPredictor(predictor, end=end, n_tokens=n_tokens, shown=shown),
             TextExpert(expert, end=end, n_tokens=n_tokens),
@@ -198,27 +203,27 @@ class TextPair:
 
 
 @dataclass(frozen=True)
-class RemotePair:
-    """A writer here, and one elsewhere that is sent texts. They need not share a vocabulary."""
+class MixedPair:
+    """A local predictor and an expert of another kind: remote, or from another package."""
 
     predictor: TextPredictor
-    expert: RemoteExpert | RemoteTokenExpert
+    expert: Expert
 
     @property
     def models(self) -> tuple[TextModel, ...]:
+        """Return the local models."""
         return (self.predictor.model,)
 
     @classmethod
-    def of(
+    def of_remote(
         cls, predictor: TextModel, client: Completions, *, prompt: str, by_token: bool = False, shown: str = "states"
-    ) -> RemotePair:
+    ) -> MixedPair:
+        """Return a pair whose expert exchanges texts, so that it needs no common vocabulary."""
         writer = TextPredictor(predictor, shown=shown)
         if writer.end is None:
-            raise OptionError(
-                f"{predictor.name} has no end token, so what an endpoint wrote could not end; take another"
-            )
-        script = Script(predictor, writer.end, prompt)
-        return cls(writer, (RemoteTokenExpert if by_token else RemoteExpert)(script, client))
+            raise OptionError(f"{predictor.name} has no end token, which a remote expert needs; choose another model")
+        adapter = PromptAdapter(predictor, writer.end, prompt)
+        return cls(writer, (RemoteTokenExpert if by_token else RemoteExpert)(adapter, client))
 
 
 def load_pair(
@@ -227,11 +232,11 @@ def load_pair(
     *,
     device: torch.device | str = "cpu",
     dtype: str = "float32",
-    remember: int = 0,
+    cache_bytes: int = 0,
     shown: str = "states",
 ) -> TextPair:
-    """Two checkpoints (see `load_text_model`) as a pair; `shown`: see `TextPredictor`."""
+    """Load two checkpoints as a pair. See `load_text_model`; `shown`: see `TextPredictor`."""
     small, large = (
-        load_text_model(source, device=device, dtype=dtype, remember=remember) for source in (predictor, expert)
+        load_text_model(source, device=device, dtype=dtype, cache_bytes=cache_bytes) for source in (predictor, expert)
     )
     return TextPair.of(small, large, shown)

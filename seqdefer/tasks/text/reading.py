@@ -1,10 +1,10 @@
-"""How far each row has read, and reading on: rows of one batch may stand at different places.
+"""Lazy reading of batches whose rows have read different numbers of tokens.
 
-A `Reading` is the state of predictor and expert alike. All its rows hold equally many tokens; each row points to the
-`Block` (what one forward pass left behind) that has read it furthest, or to none. Appending tokens and selecting rows
-only move pointers. `Reader.catch_up` then reads, for the rows that are asked about and in one forward pass, all that
-they have not read: from the point the one of them that is furthest behind has reached. The others read those tokens
-again, which is exact for every kind of position, relative or absolute, and costs less than a pass of their own.
+A `Reading` is the state of a predictor or expert. All its rows have equally many tokens; each row points to the
+`Block` (the result of one forward pass) that has read most of it, or to none. Appending tokens and selecting rows only
+change pointers. `Reader.catch_up` reads all unread tokens of some rows in one forward pass, which starts where the row
+that is furthest behind stopped. The other rows read those tokens again, which is exact for relative and absolute
+positions and cheaper than a second pass.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import DataError
-from seqdefer.tasks.text.encodings import alike
-from seqdefer.tasks.text.memory import Halving
-from seqdefer.tasks.text.passes import PADDING, Memory, Network, Pass
+from seqdefer.tasks.text.batches import AdaptiveBatch, group_by_length
+from seqdefer.tasks.text.passes import PADDING, ForwardPass, KeyValueCache, Network
 from seqdefer.types import Proposal
 
-NOWHERE = -1
-# A block is read on as it is, rows that have left included, until so few are alive that copying their caches pays.
-WORTH_KEEPING = 0.8
-AT_ONCE = {"cpu": 2048, "gpu": 2**30}  # tokens of inputs that one pass reads: on a CPU, padding costs more than passes
+UNREAD = -1
+# A pass includes a block's unused rows while at least this share is in use: copying the caches would cost more.
+MIN_SHARE_IN_USE = 0.8
+INPUT_TOKENS_PER_PASS = {"cpu": 2048, "gpu": 2**30}  # on a CPU, padding costs more than further passes
 
 
 @dataclass(frozen=True)
 class Block:
-    """What a forward pass over P rows left behind, all of which have read `read` tokens."""
+    """The result of a forward pass over P rows, which have all read `n_read` tokens."""
 
-    memory: Memory
-    said: Proposal  # P rows
-    context: Tensor | None  # (P, C), of the pass that read the input
-    read: int
+    cache: KeyValueCache
+    proposal: Proposal  # P rows
+    context: Tensor | None  # (P, C), from the pass that read the input
+    n_read: int
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,18 @@ class Reading:
     lengths: Tensor  # int64 (B,) of the inputs, on the CPU
     tokens: Tensor  # (B, T)
     blocks: tuple[Block, ...]
-    where: Tensor  # int64 (B, 2) on the CPU: a row's block and its row there; NOWHERE before anything is read
+    where: Tensor  # int64 (B, 2) on the CPU: each row's block and its row in the block, or UNREAD
 
     @classmethod
     def of(cls, inputs: Tensor, device: torch.device) -> Reading:
-        """Inputs (B, S) whose rows end with PADDING where they are shorter; nothing is read yet."""
+        """Return a reading of inputs (B, S), padded on the right with PADDING, before anything is read."""
         lengths, inputs = (inputs != PADDING).sum(1).cpu(), inputs.to(device)
         if 0 in lengths:
-            raise DataError(f"input {int(lengths.argmin())} of {len(inputs)} is empty: give it a token or leave it out")
-        return cls(inputs, lengths, inputs[:, :0], (), torch.full((len(inputs), 2), NOWHERE))
+            raise DataError(f"input {int(lengths.argmin())} of {len(inputs)} is empty; remove it")
+        return cls(inputs, lengths, inputs[:, :0], (), torch.full((len(inputs), 2), UNREAD))
 
     def append(self, tokens: Tensor) -> Reading:
-        """tokens: (B, T') of any device."""
+        """Append tokens (B, T') from any device."""
         return replace(self, tokens=torch.cat([self.tokens, tokens.to(self.tokens)], 1))
 
     def select(self, rows: Tensor) -> Reading:
@@ -65,26 +64,26 @@ class Reading:
         lengths, where = self.lengths[here], self.where[here]
         return Reading(self.inputs[there], lengths, self.tokens[there], self.blocks, where)
 
-    def begun(self) -> Tensor:
-        """Rows of which something was read. int64, on the CPU"""
-        return (self.where[:, 0] != NOWHERE).nonzero().squeeze(1)
+    def started_rows(self) -> Tensor:
+        """Return the rows that have read something. int64, on the CPU"""
+        return (self.where[:, 0] != UNREAD).nonzero().squeeze(1)
 
-    def said(self, rows: Tensor | None = None) -> Proposal:
-        """What was said of `rows` (all by default) after all their tokens, which must have been read."""
+    def proposal(self, rows: Tensor | None = None) -> Proposal:
+        """Return the proposals for `rows` (default: all), which must have read all their tokens."""
         where = self.where if rows is None else self.where[rows.cpu()]
         parts, order = [], []
         for number in where[:, 0].unique().tolist():
             members = (where[:, 0] == number).nonzero().squeeze(1)
             block = self.blocks[number]
-            assert block.read == self.tokens.shape[1]
-            parts.append(_pick(block.said, where[members, 1]))
+            assert block.n_read == self.tokens.shape[1]
+            parts.append(_select(block.proposal, where[members, 1]))
             order.append(members)
         if len(parts) == 1:
             return parts[0]
         return _join(parts).select(torch.cat(order).argsort().to(self.tokens.device))
 
     def context(self) -> Tensor:
-        """(B, C) before the first token."""
+        """Return the context (B, C), before the first token is appended."""
         context = self.inputs.new_zeros(0, dtype=torch.float32)
         for number, block in enumerate(self.blocks):
             assert block.context is not None
@@ -95,98 +94,101 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Made:
-    """Which rows of a reading were read, and where they now are."""
+class _NewBlock:
+    """A new block and the rows of a reading that it holds."""
 
-    rows: Tensor  # int64 (R,)
-    index: Tensor  # int64 (R,) rows of the block
+    rows: Tensor  # int64 (R,) of the reading
+    index: Tensor  # int64 (R,) of the block
     block: Block
 
 
 class Reader:
-    """Reads on with a network. `judge` makes of a pass, and of how many tokens it has read, what is said of its rows.
+    """Reads with a network. `to_proposal` turns a pass and the number of tokens read into proposals.
 
-    `batch` bounds the rows of a pass; it shrinks where they do not fit into the memory of a GPU."""
+    `batch` limits the rows of a pass.
+    """
 
-    def __init__(self, network: Network, judge: Callable[[Pass, int], Proposal], batch: Halving) -> None:
-        self.network, self.judge, self.batch = network, judge, batch
-        self._at_once = AT_ONCE["cpu" if network.device.type == "cpu" else "gpu"]
+    def __init__(
+        self, network: Network, to_proposal: Callable[[ForwardPass, int], Proposal], batch: AdaptiveBatch
+    ) -> None:
+        self.network, self.to_proposal, self.batch = network, to_proposal, batch
+        self._tokens_per_pass = INPUT_TOKENS_PER_PASS["cpu" if network.device.type == "cpu" else "gpu"]
 
     @torch.no_grad()
     def catch_up(self, reading: Reading, rows: Tensor | None = None) -> Reading:
-        """The reading after `rows` (all by default) have read all their tokens."""
-        asked = torch.arange(len(reading.where)) if rows is None else rows.cpu().unique()
-        place = reading.where[asked, 0]
-        far = torch.tensor([*(block.read for block in reading.blocks), NOWHERE])[place]  # NOWHERE is the last one
-        behind = asked[(far != NOWHERE) & (far < reading.tokens.shape[1])]
-        if len(behind):  # neighbours in a block stay neighbours
+        """Return the reading after `rows` (default: all) have read all their tokens."""
+        rows = torch.arange(len(reading.where)) if rows is None else rows.cpu().unique()
+        place = reading.where[rows, 0]
+        n_read = torch.tensor([*(block.n_read for block in reading.blocks), UNREAD])[place]  # index -1 is UNREAD
+        behind = rows[(n_read != UNREAD) & (n_read < reading.tokens.shape[1])]
+        if len(behind):  # keep the order of rows within a block
             behind = behind[(reading.where[behind] * torch.tensor([2**32, 1])).sum(1).argsort()]
-        made: list[Made] = []
-        for group in alike(asked[far == NOWHERE], reading.lengths, self._at_once):
-            made += self.batch.over(group, partial(self._begin, reading))
-        made += self.batch.over(behind, partial(self._go_on, reading))
-        return _with_blocks(reading, made) if made else reading
+        new: list[_NewBlock] = []
+        for group in group_by_length(rows[n_read == UNREAD], reading.lengths, self._tokens_per_pass):
+            new += self.batch.map(group, partial(self._prefill, reading))
+        new += self.batch.map(behind, partial(self._extend, reading))
+        return _with_blocks(reading, new) if new else reading
 
-    def _begin(self, reading: Reading, rows: Tensor) -> Made:
+    def _prefill(self, reading: Reading, rows: Tensor) -> _NewBlock:
         there = rows.to(reading.tokens.device)
         inputs = reading.inputs[there, : int(reading.lengths[rows].max())]
-        run = self.network.begin(inputs, reading.tokens[there])
-        return Made(rows, torch.arange(len(rows)), self._block(reading, run))
+        run = self.network.prefill(inputs, reading.tokens[there])
+        return _NewBlock(rows, torch.arange(len(rows)), self._block(reading, run))
 
-    def _go_on(self, reading: Reading, rows: Tensor) -> Made:
-        memory, index, read = _memory_of(reading, rows)
+    def _extend(self, reading: Reading, rows: Tensor) -> _NewBlock:
+        cache, index, n_read = _cache_of(reading, rows)
         there = rows.to(reading.tokens.device)
-        tokens = reading.tokens[there, read:]
-        if len(memory) > len(rows):  # rows that have left read anything
-            tokens = tokens.new_zeros(len(memory), tokens.shape[1]).index_copy(0, index.to(there), tokens)
-        return Made(rows, index, self._block(reading, self.network.go_on(memory, tokens)))
+        tokens = reading.tokens[there, n_read:]
+        if len(cache) > len(rows):  # unused rows read zeros
+            tokens = tokens.new_zeros(len(cache), tokens.shape[1]).index_copy(0, index.to(there), tokens)
+        return _NewBlock(rows, index, self._block(reading, self.network.extend(cache, tokens)))
 
-    def _block(self, reading: Reading, run: Pass) -> Block:
-        read = reading.tokens.shape[1]
-        return Block(run.memory, self.judge(run, read), run.context, read)
+    def _block(self, reading: Reading, run: ForwardPass) -> Block:
+        n_read = reading.tokens.shape[1]
+        return Block(run.cache, self.to_proposal(run, n_read), run.context, n_read)
 
 
-def _memory_of(reading: Reading, rows: Tensor) -> tuple[Memory, Tensor, int]:
-    """A memory with `rows`, sorted by block, where they are in it, and how many tokens it has read."""
+def _cache_of(reading: Reading, rows: Tensor) -> tuple[KeyValueCache, Tensor, int]:
+    """Return a cache that holds `rows` (sorted by block), their places in it, and how many tokens it has read."""
     where, blocks = reading.where[rows], reading.blocks
     numbers = where[:, 0].unique().tolist()
-    read = min(blocks[number].read for number in numbers)
+    n_read = min(blocks[number].n_read for number in numbers)
     if len(numbers) == 1:
-        memory, index = blocks[numbers[0]].memory, where[:, 1]
+        cache, index = blocks[numbers[0]].cache, where[:, 1]
         is_rising = bool((index[1:] > index[:-1]).all())  # no row twice
-        if is_rising and len(index) >= WORTH_KEEPING * len(memory):
-            return memory, index, read
+        if is_rising and len(index) >= MIN_SHARE_IN_USE * len(cache):
+            return cache, index, n_read
     parts = []
     for number in numbers:
         index = where[where[:, 0] == number, 1]
-        parts.append(blocks[number].memory.take(_compact(index, reading.tokens.device), read))
-    return Memory.join(parts), torch.arange(len(rows)), read
+        parts.append(blocks[number].cache.take(_slice_or_index(index, reading.tokens.device), n_read))
+    return KeyValueCache.join(parts), torch.arange(len(rows)), n_read
 
 
-def _compact(index: Tensor, device: torch.device) -> Tensor | slice:
-    """A slice where the rows follow each other: it copies nothing."""
+def _slice_or_index(index: Tensor, device: torch.device) -> Tensor | slice:
+    """Return consecutive rows as a slice, which copies nothing."""
     first, n = int(index[0]), len(index)
     is_run = torch.equal(index, torch.arange(first, first + n))
     return slice(first, first + n) if is_run else index.to(device)
 
 
-def _with_blocks(reading: Reading, made: list[Made]) -> Reading:
-    """The rows that were read point to their new blocks; blocks that no row points to are dropped."""
+def _with_blocks(reading: Reading, new: list[_NewBlock]) -> Reading:
+    """Point rows to their new blocks; drop blocks that no row points to."""
     blocks, where = list(reading.blocks), reading.where.clone()
-    for each in made:
+    for each in new:
         where[each.rows] = torch.stack([torch.full_like(each.index, len(blocks)), each.index], 1)
         blocks.append(each.block)
     used = where[:, 0].unique()
-    used = used[used != NOWHERE]
-    renumbered = torch.full((len(blocks) + 1,), NOWHERE)
+    used = used[used != UNREAD]
+    renumbered = torch.full((len(blocks) + 1,), UNREAD)
     renumbered[used] = torch.arange(len(used))
-    where[:, 0] = renumbered[where[:, 0]]  # NOWHERE finds the last entry, itself
+    where[:, 0] = renumbered[where[:, 0]]  # UNREAD indexes the last entry, which is UNREAD
     return replace(reading, blocks=tuple(blocks[number] for number in used.tolist()), where=where)
 
 
-def _pick(said: Proposal, index: Tensor) -> Proposal:
-    is_all = len(index) == len(said.tokens) and torch.equal(index, torch.arange(len(index)))
-    return said if is_all else said.select(index.to(said.tokens.device))
+def _select(proposal: Proposal, index: Tensor) -> Proposal:
+    is_all = len(index) == len(proposal.tokens) and torch.equal(index, torch.arange(len(index)))
+    return proposal if is_all else proposal.select(index.to(proposal.tokens.device))
 
 
 def _join(parts: list[Proposal]) -> Proposal:

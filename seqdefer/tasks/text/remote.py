@@ -1,8 +1,8 @@
-"""Experts at an endpoint: they are sent the document and what is written so far as one text, and send back a text.
+"""Remote experts behind a completions endpoint: document and tokens so far go out as one prompt, a text comes back.
 
-Their tokens are their own. What comes back is cut into the predictor's tokens such that the text goes on as the expert
-wrote it, and the tokens that stand already stay. `RemoteExpert` completes a sequence in one call; `RemoteTokenExpert`
-is called for every token. Nobody promises that such an expert says the same thing twice.
+A remote model has its own tokenizer. Its text is split into the predictor's tokens such that the text continues as
+written and the tokens so far stay as they are. `RemoteExpert` completes a sequence in one call; `RemoteTokenExpert`
+makes a call for every token. A remote expert is not deterministic.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from seqdefer.types import Examples, Sequences, SequenceSpec
 
 INPUT, WRITTEN = "{input}", "{written}"
 PROMPT = INPUT + WRITTEN
-DOCUMENTS = 4  # labelled together: when labelling is stopped, no more answers than theirs are lost
-CONTEXT = 16  # tokens before a new text that may have a say in how it is cut
-ANCHORS = (".", "a", "\n")  # texts to cut a new one behind: some tokenizers begin every text with a space
-LETTER = 4  # tokens that a letter may take
-HALF = "\ufffd"  # what half a letter is shown as
+DOCUMENTS_PER_BATCH = 4  # labelling stores answers batch by batch: an interruption loses at most one batch
+CONTEXT_TOKENS = 16  # tokens before a new text that may change how it is split
+ANCHORS = (".", "a", "\n")  # texts to split a new one after: some tokenizers begin every text with a space
+MAX_TOKENS_PER_LETTER = 4
+REPLACEMENT = "\ufffd"  # decodes a part of a letter
 
 Tokens = tuple[int, ...]
 
 
 class ExpertCallsWarning(UserWarning):
-    """An endpoint is going to be called often, and calls may cost money."""
+    """An endpoint will be called often, and calls may cost money."""
 
 
 def check_prompt(template: str) -> None:
     if INPUT not in template or not template.endswith(WRITTEN) or template.count(WRITTEN) > 1:
         raise OptionError(
-            f"the expert's prompt is {template!r:.80}; it must hold {INPUT} and end with {WRITTEN}, where it goes on"
+            f"--expert-prompt is {template!r:.80}; it must contain {INPUT} and end with {WRITTEN}, which is continued"
         )
 
 
 @dataclass(frozen=True)
-class Script:
-    """From the predictor's tokens to a prompt, and from the text that comes back to tokens."""
+class PromptAdapter:
+    """The translation from the predictor's tokens to a prompt, and from a completion back to tokens."""
 
     model: TextModel  # the predictor's
     end: int
@@ -54,35 +54,36 @@ class Script:
     def prompt(self, inputs: Tokens, written: Tokens) -> str:
         given = self._text(inputs)
         head, tail = self.template.removesuffix(WRITTEN).replace(INPUT, given), self._text(written)
-        if self.model.is_encoder_decoder:  # what it writes is a text by itself
+        if self.model.is_encoder_decoder:  # its output is a separate text
             is_apart = not head or not tail or head[-1].isspace() or tail[0].isspace()
             tail = tail if is_apart else f" {tail}"
-        else:  # many tokenizers drop the space that a text by itself begins with
+        else:  # many tokenizers drop the leading space of a separate text
             whole = self._text(inputs + written)
             tail = whole[len(given) :] if whole.startswith(given) else tail
-        return head + tail.rstrip(HALF)
+        return head + tail.rstrip(REPLACEMENT)
 
     def tokens(self, inputs: Tokens, written: Tokens, answer: Completion) -> list[int]:
-        """What the answer adds, up to the end, which is not counted."""
-        text = answer.text if answer.is_finished else answer.text.rstrip(HALF)
-        if self.model.is_encoder_decoder and not self._text(written):  # a text by itself begins without a space
+        """Return the tokens that the answer adds, without the end token."""
+        text = answer.text if answer.is_finished else answer.text.rstrip(REPLACEMENT)
+        if self.model.is_encoder_decoder and not self._text(written):  # a separate text begins without a space
             text = text.lstrip()
-        context = list(written if self.model.is_encoder_decoder else inputs + written)[-CONTEXT:]
-        ids = self._cut(context, text) if text else []
+        context = list(written if self.model.is_encoder_decoder else inputs + written)[-CONTEXT_TOKENS:]
+        ids = self._split(context, text) if text else []
         return ids[: ids.index(self.end)] if self.end in ids else ids
 
-    def _cut(self, context: list[int], text: str) -> list[int]:
-        """The first cut that reads as it should; or does so but for spaces, which some tokenizers change; or any."""
-        wanted, nearly = self._text(context) + text, list[list[int]]()
-        for ids in self._cuts(context, text):
+    def _split(self, context: list[int], text: str) -> list[int]:
+        """Return the first split that decodes to `text` after `context`, else one that does except for spaces (which
+        some tokenizers change), else any."""
+        expected, similar = self._text(context) + text, list[list[int]]()
+        for ids in self._splits(context, text):
             found = self._text(context + ids)
-            if found == wanted:
+            if found == expected:
                 return ids
-            if found.split() == wanted.split():
-                nearly.append(ids)
-        return nearly[0] if nearly else self._ids(text)
+            if found.split() == expected.split():
+                similar.append(ids)
+        return similar[0] if similar else self._ids(text)
 
-    def _cuts(self, context: list[int], text: str) -> Iterator[list[int]]:
+    def _splits(self, context: list[int], text: str) -> Iterator[list[int]]:
         for start in range(len(context) + 1):
             before = context[start:]
             ids = self._ids(self._text(before) + text)
@@ -102,103 +103,97 @@ class Script:
         return ids
 
 
-class _Remote(DraftExpert):
-    """What both share: a completion is one call, and many are under way together."""
+class RemoteExpert(DraftExpert):
+    """A remote expert for whole and one-time deferral. A completion is one call; calls run concurrently."""
 
     deterministic = False
     waits = True
-    batch_size = DOCUMENTS
+    batch_size = DOCUMENTS_PER_BATCH
 
-    def __init__(self, script: Script, client: Completions) -> None:
-        self.script, self.client = script, client
+    def __init__(self, adapter: PromptAdapter, client: Completions) -> None:
+        self.adapter, self.client = adapter, client
         endpoint = client.endpoint
         self.name = f"{endpoint.model} at {endpoint.url}"
-        self.fingerprint = fingerprint("remote", endpoint.address, endpoint.model, script.template, script.end)
+        self.fingerprint = fingerprint("remote", endpoint.address, endpoint.model, adapter.template, adapter.end)
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
-        """The rest of a sequence is asked for in as many tokens as may follow, of the expert's own: its text is cut at
-        the last of ours, or ended where it is shorter."""
+        """Complete each sequence with one call for as many tokens as may follow; truncate the text to that many."""
         rows, inputs = _rows(prefixes), _inputs(examples.inputs)
         is_over = spec.is_over(prefixes).tolist()
         places = [place for place in range(len(rows)) if not is_over[place]]
-        prompts = [self.script.prompt(inputs[place], rows[place]) for place in places]
+        prompts = [self.adapter.prompt(inputs[place], rows[place]) for place in places]
         lefts = [spec.length - len(rows[place]) for place in places]
         answers = self.client.ask_all([Ask(*ask) for ask in zip(prompts, lefts, strict=True)])
         for place, answer in zip(places, answers, strict=True):
-            begun = self._begun(rows[place])
-            new = self.script.tokens(inputs[place], begun, answer)
-            rows[place] = (*begun, *new, self.script.end)[: spec.length]
+            written = self._with_first_token(rows[place])
+            new = self.adapter.tokens(inputs[place], written, answer)
+            rows[place] = (*written, *new, self.adapter.end)[: spec.length]
         tokens, lengths = torch.zeros_like(prefixes.tokens), torch.tensor([len(row) for row in rows])
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = torch.tensor(row)
         return Sequences(tokens, lengths.to(prefixes.lengths))
 
-    def _begun(self, written: Tokens) -> Tokens:
-        """With the token that all sequences of the predictor begin with, where there is one."""
-        first = self.script.model.first
+    def _with_first_token(self, written: Tokens) -> Tokens:
+        first = self.adapter.model.first_token
         return written if written or first is None else (first,)
 
     def hand_offs(
         self, examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
     ) -> tuple[Sequences, int]:
-        """One call for each place where a draft goes on, all of them under way together."""
+        """Make one call for each hand-off of a draft that has not ended, all concurrently."""
         each = torch.arange(len(drafts), device=kept.device).repeat_interleave(len(kept))
         prefixes = drafts.select(each).truncate(kept.repeat(len(drafts)))
         calls = int((~spec.is_over(prefixes)).sum())
         return self.complete(examples.select(each), prefixes, spec), calls
 
 
-class RemoteExpert(_Remote):
-    """Completes; for whole and one-time deferral."""
-
-
 @dataclass(frozen=True)
-class Asked:
-    """Documents and what is written after them. The `answers` so far are shared by all states of one start: whoever
-    comes to the same place again is not told something else."""
+class RemoteState:
+    """Documents and the tokens written so far. States of one start share `answers`, so that equal prefixes get equal
+    tokens."""
 
     inputs: list[Tokens]
     written: list[Tokens]
     answers: dict[tuple[Tokens, Tokens], int]
 
 
-class RemoteTokenExpert(_Remote, NextTokenExpert[Asked]):
-    """Names next tokens too, one call each."""
+class RemoteTokenExpert(RemoteExpert, NextTokenExpert[RemoteState]):
+    """A remote expert that also names next tokens, one call each."""
 
-    def start(self, examples: Examples) -> Asked:
+    def start(self, examples: Examples) -> RemoteState:
         inputs = _inputs(examples.inputs)
-        return Asked(inputs, [()] * len(inputs), {})
+        return RemoteState(inputs, [()] * len(inputs), {})
 
-    def next(self, state: Asked, rows: Tensor) -> tuple[Tensor, Asked]:
+    def next(self, state: RemoteState, rows: Tensor) -> tuple[Tensor, RemoteState]:
         places = [(state.inputs[row], state.written[row]) for row in rows.tolist()]
         new = [place for place in dict.fromkeys(places) if place not in state.answers]
-        state.answers.update(zip(new, self._named(new), strict=True))
+        state.answers.update(zip(new, self._next_tokens(new), strict=True))
         return torch.tensor([state.answers[place] for place in places], device=rows.device), state
 
-    def append(self, state: Asked, tokens: Tensor) -> Asked:
+    def append(self, state: RemoteState, tokens: Tensor) -> RemoteState:
         written = [(*row, token) for row, token in zip(state.written, tokens.tolist(), strict=True)]
         return replace(state, written=written)
 
-    def select(self, state: Asked, rows: Tensor) -> Asked:
+    def select(self, state: RemoteState, rows: Tensor) -> RemoteState:
         chosen = rows.tolist()
         return replace(
             state, inputs=[state.inputs[row] for row in chosen], written=[state.written[row] for row in chosen]
         )
 
-    def _named(self, places: Sequence[tuple[Tokens, Tokens]]) -> list[int]:
-        """The first of our tokens in one of the expert's. Where that makes none (half a letter, a space that our
-        tokenizer does not know), in a few."""
-        first, named = self.script.model.first, dict[int, int]()
+    def _next_tokens(self, places: Sequence[tuple[Tokens, Tokens]]) -> list[int]:
+        """Ask for one of the expert's tokens and return the first of ours in it. Ask again for a few tokens if it holds
+        none of ours, such as a part of a letter or a space that our tokenizer drops."""
+        first, found = self.adapter.model.first_token, dict[int, int]()
         if first is not None:
-            named = {place: first for place, (_, written) in enumerate(places) if not written}
-        for n_tokens in (1, LETTER):
-            unnamed = [place for place in range(len(places)) if place not in named]
-            asks = [Ask(self.script.prompt(*places[place]), n_tokens) for place in unnamed]
-            for place, answer in zip(unnamed, self.client.ask_all(asks), strict=True):
-                tokens = self.script.tokens(*places[place], answer)
-                if tokens or answer.is_finished or n_tokens == LETTER:
-                    named[place] = tokens[0] if tokens else self.script.end
-        return [named[place] for place in range(len(places))]
+            found = {place: first for place, (_, written) in enumerate(places) if not written}
+        for n_tokens in (1, MAX_TOKENS_PER_LETTER):
+            missing = [place for place in range(len(places)) if place not in found]
+            asks = [Ask(self.adapter.prompt(*places[place]), n_tokens) for place in missing]
+            for place, answer in zip(missing, self.client.ask_all(asks), strict=True):
+                tokens = self.adapter.tokens(*places[place], answer)
+                if tokens or answer.is_finished or n_tokens == MAX_TOKENS_PER_LETTER:
+                    found[place] = tokens[0] if tokens else self.adapter.end
+        return [found[place] for place in range(len(places))]
 
 
 def _rows(sequences: Sequences) -> list[Tokens]:

@@ -1,18 +1,17 @@
 """ROUGE-1, on texts and on token ids, for many outputs at once.
 
-With h words in an output, r in its reference and o in both (each word as often as it is in both):
+For an output of h words, a reference of r words and an overlap of o words (each as often as it occurs in both):
 
     precision = o / h,   recall = o / r,   F = 2 precision recall / (precision + recall),   0 where o = 0
 
-On texts the words and every figure are those of the package `rouge-score` (RougeScorer(["rouge1"]), no stemmer), to the
-last bit: lower case, then maximal runs of a-z and 0-9. So whatever is not in these is no word: é parts a word in two,
-and a Greek text is empty. A reference is read once, however many outputs it is held against:
+On texts, words and scores equal those of the package `rouge-score` (RougeScorer(["rouge1"]), no stemmer) to the last
+bit: words are maximal runs of a-z and 0-9 after lower-casing, so é splits a word and a Greek text has none. Each
+reference is parsed once, however many outputs are scored against it:
 
     references = References(["The cat sat.", "It rained."])
     references.score(["a cat sat", "the cat", "dry"], rows=[0, 0, 1])  # float64 (3,): 0.667, 0.8, 0
 
-On token ids the words are the ids themselves: `rouge1_of_ids`; `in_reference` tells of each token whether it is one of
-its reference's.
+`rouge1_of_ids` counts token ids instead of words; `in_reference` marks tokens that their reference contains.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from torch import Tensor
 
 from seqdefer.types import Sequences
 
-# By byte: letters in lower case and digits stay, everything else parts words.
+# Per byte: lower-case letters and digits stay, everything else separates words.
 _WORDS_OR_SPACE = bytes(code if chr(code) in ascii_lowercase + digits else ord(" ") for code in range(256))
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """The words of one reference, laid out so that counting the common ones is left to set and list."""
+    """The words of one reference, laid out for fast counting of common words."""
 
     n_words: int
     words: frozenset[bytes]
-    repeated: Sequence[tuple[bytes, int]]  # those that stand there more than once: few
+    repeated: Sequence[tuple[bytes, int]]  # words that occur more than once, with their counts
 
     def count_common(self, words: Sequence[bytes]) -> int:
-        """How many words are in both, each as often as it is in both."""
+        """Return the overlap with `words`."""
         common = len(self.words.intersection(words))
         for word, most in self.repeated:
             if (count := words.count(word)) > 1:
@@ -49,17 +48,17 @@ class _Reference:
 
 
 class References:
-    """Texts to hold outputs against."""
+    """Reference texts to score outputs against."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        read = {text: _read(text) for text in set(texts)}
-        self._references = [read[text] for text in texts]
+        parsed = {text: _parse(text) for text in set(texts)}
+        self._references = [parsed[text] for text in texts]
 
     def __len__(self) -> int:
         return len(self._references)
 
     def score(self, texts: Sequence[str], rows: Sequence[int] | Tensor | None = None) -> Tensor:
-        """ROUGE-1 F of every text against the reference in its row; without `rows`, text by text. float64 (B,)"""
+        """Return ROUGE-1 F of each text against the reference in its row (default: its own place). float64 (B,)"""
         places = range(len(self)) if rows is None else rows.tolist() if isinstance(rows, Tensor) else rows
         counts = [
             (self._references[row].count_common(words), len(words), self._references[row].n_words)
@@ -69,25 +68,20 @@ class References:
         return _f_measure(common, n_words, n_reference)
 
 
-def rouge1(texts: Sequence[str], references: Sequence[str]) -> Tensor:
-    """ROUGE-1 F of every text against its own reference. float64 (B,)"""
-    return References(references).score(texts)
-
-
 def split_words(text: str) -> list[bytes]:
-    """The words that ROUGE counts."""
-    # lower() comes first: it makes ASCII of a few letters, such as the Kelvin sign. Bytes, because they split faster.
+    """Return the words that ROUGE counts."""
+    # lower() comes first: it turns a few letters, such as the Kelvin sign, into ASCII. Bytes split faster.
     return text.lower().encode("latin-1", "replace").translate(_WORDS_OR_SPACE).split()
 
 
-def _read(text: str) -> _Reference:
+def _parse(text: str) -> _Reference:
     counts = Counter(split_words(text))
     repeated = tuple((word, count) for word, count in counts.items() if count > 1)
     return _Reference(counts.total(), frozenset(counts), repeated)
 
 
 def _f_measure(common: Tensor, n_output: Tensor, n_reference: Tensor) -> Tensor:
-    """F from three counts (B,). In the order of operations that gives the very numbers of `rouge-score`."""
+    """Return F from three counts (B,), in the order of operations of `rouge-score`."""
     precision, recall = common / n_output.clamp(min=1), common / n_reference.clamp(min=1)
     return torch.where(common > 0, 2 * precision * recall / (precision + recall), 0.0)
 
@@ -96,11 +90,12 @@ def _f_measure(common: Tensor, n_output: Tensor, n_reference: Tensor) -> Tensor:
 
 
 def rouge1_of_ids(outputs: Sequences, references: Sequences, special: Iterable[int] = ()) -> Tensor:
-    """ROUGE-1 F on token ids: of every output (B, L) against its reference (B, R). float64 (B,)
+    """Return ROUGE-1 F of each output (B, L) against its reference (B, R), on token ids. float64 (B,)
 
-    `special` ids (the end, padding) are no words: they count neither in outputs nor in references."""
+    `special` ids (the end, padding) count neither in outputs nor in references.
+    """
     is_word, is_reference_word = _is_word(outputs, special), _is_word(references, special)
-    # Two negative numbers that differ, so that what is no word equals nothing in the other.
+    # Different negative ids, so that masked positions never match.
     ids = outputs.tokens.masked_fill(~is_word, -1)
     reference_ids = references.tokens.masked_fill(~is_reference_word, -2)
     common = _count_common(ids, reference_ids).double()
@@ -114,10 +109,12 @@ def _is_word(sequences: Sequences, special: Iterable[int]) -> Tensor:
 
 
 def _count_common(ids: Tensor, reference_ids: Tensor) -> Tensor:
-    """How many ids are in both, each as often as it is in both: an id counts where it stands for the k-th time in its
-    row and is in the reference at least k times. (B, L), (B, R) -> (B,)"""
+    """Return the overlap: the k-th occurrence of an id counts if the reference has it at least k times.
+
+    (B, L), (B, R) -> (B,)
+    """
     n_before, n_in_reference = (torch.zeros_like(ids, dtype=torch.int32) for _ in range(2))  # (B, L)
-    for place, column in enumerate(ids.unbind(1)):  # column by column: (B, L, R) at once is slower, and large
+    for place, column in enumerate(ids.unbind(1)):  # by column: a (B, L, R) tensor is slower and large
         n_before[:, place + 1 :] += ids[:, place + 1 :] == column[:, None]
     for column in reference_ids.unbind(1):
         n_in_reference += ids == column[:, None]
@@ -125,7 +122,8 @@ def _count_common(ids: Tensor, reference_ids: Tensor) -> Tensor:
 
 
 def in_reference(tokens: Tensor, references: Tensor) -> Tensor:
-    """Whether each token is one of its reference's. (B,), (B, R) -> bool (B,)
+    """Whether each token occurs in its reference. (B,), (B, R) -> bool (B,)
 
-    Pad references with a number that is no token (-1): a padded place then equals nothing."""
+    Pad references with -1, which equals no token.
+    """
     return (tokens[:, None] == references).any(1)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from seqdefer.errors import DataError, OptionError
 from seqdefer.interfaces import SplitName
+from seqdefer.tasks.common.proportions import divide_by_remainder
 from seqdefer.tasks.tsp.reading import FEWEST, Source, count_cities, read_source
 
 Reals = NDArray[np.float64]
@@ -219,25 +220,12 @@ def split_instances(
             f" {', '.join(counts)}: give more"
         )
     order = torch.from_numpy(np.argsort(_words(1, len(instances), seed, "deal")[0], kind="stable"))
-    sizes = dict(counts) if sum(counts.values()) <= len(instances) else _share_out(len(instances), counts)
+    sizes = dict(counts) if sum(counts.values()) <= len(instances) else divide_by_remainder(len(instances), counts)
     parts, start = {}, 0
     for part in reversed(sizes):  # the test comes first
         parts[part] = instances[order[start : start + sizes[part]]]
         start += sizes[part]
     return {part: parts[part] for part in counts}
-
-
-def _share_out(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
-    """`n` in the proportions of `counts`, at least one each; what rounding leaves goes to whoever lacks most."""
-    total = sum(counts.values())
-    sizes = {name: max(1, n * count // total) for name, count in counts.items()}
-    while sum(sizes.values()) != n:
-        lacking = {name: n * count - total * sizes[name] for name, count in counts.items()}
-        if sum(sizes.values()) < n:
-            sizes[max(lacking, key=lambda name: lacking[name])] += 1
-        else:
-            sizes[max(sizes, key=lambda name: sizes[name])] -= 1
-    return sizes
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -9,12 +9,10 @@ Whatever is wrong with a file is a DataError that names the file and the line.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import os
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,13 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqdefer.errors import DataError
+from seqdefer.storage.user_files import check_size, read_bytes
+from seqdefer.storage.user_files import join_quoted as _listed
+from seqdefer.storage.user_files import quote as _quoted
 
 Reals = NDArray[np.float64]
 
 FEWEST = 4  # cities: every tour of three is the same
 LARGEST = 1e100  # a coordinate: the square of 1e155 is no number any more
-LARGEST_FILE = 128  # MiB of text, unpacked: about three million cities
-_MIB = 2**20
+MAX_FILE_MIB = 128  # unpacked: about three million cities
+_TOO_LARGE = "give fewer cities, or fewer instances"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _read_folder(folder: Path) -> Source:
         raise DataError(f"cannot read {folder}: {error.strerror}") from error
     if not paths:
         raise DataError(f"the folder {folder} has no TSPLIB files: looked for *.tsp and *.tsp.gz")
-    _check_size(size, str(folder))
+    check_size(size, MAX_FILE_MIB, str(folder), _TOO_LARGE)
     return Source(name, [instance for path in paths for instance in _read_file(path)])
 
 
@@ -81,7 +82,7 @@ def _is_tsplib_name(name: str) -> bool:
 
 def _read_file(path: Path) -> list[Instance]:
     name = path.name
-    lines = list(io.StringIO(_decode(_read_content(path), name), newline=None))
+    lines = list(io.StringIO(_decode(read_bytes(path, max_mib=MAX_FILE_MIB, advice=_TOO_LARGE), name), newline=None))
     if not any(line.strip() for line in lines):
         raise DataError(f"{name} is empty: give a TSPLIB or CSV file of coordinates")
     if _is_tsplib_name(name) or any(_KEYWORD.fullmatch(line.strip()) for line in lines[:50]):
@@ -89,29 +90,7 @@ def _read_file(path: Path) -> list[Instance]:
     return _parse_csv(lines, name)
 
 
-def _read_content(path: Path) -> bytes:
-    """The bytes of a file, unpacked if they are gzip's; never more than `LARGEST_FILE` of them."""
-    try:
-        with path.open("rb") as file:
-            content = _unpacked(file).read(LARGEST_FILE * _MIB + 1)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    _check_size(len(content), path.name)
-    return content
-
-
-def _unpacked(file: io.BufferedReader) -> io.BufferedIOBase:
-    return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
-
-
-def _check_size(n_bytes: int, name: str) -> None:
-    if n_bytes > LARGEST_FILE * _MIB:
-        raise DataError(f"{name} is larger than {LARGEST_FILE} MiB; give fewer cities, or fewer instances")
-
-
 def _decode(content: bytes, name: str) -> str:
-    if content.startswith(b"PK\x03\x04"):
-        raise DataError(f"{name} is a zip archive: unpack it and give the files inside")
     if b"\x00" in content:
         raise DataError(f"{name} is not a text file: give a TSPLIB or CSV file (UTF-8)")
     try:
@@ -135,16 +114,6 @@ def _coordinate(cell: str, name: str, line: int) -> float:
     if abs(value) > LARGEST:
         raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} is beyond ±{LARGEST:g}; choose a unit")
     return value
-
-
-def _quoted(cell: str, longest: int = 40) -> str:
-    """A cell for a message: a file can hold escape sequences and cells without end."""
-    return repr(cell if len(cell) <= longest else f"{cell[: longest - 1]}…")
-
-
-def _listed(cells: Iterable[str], most: int = 10) -> str:
-    quoted = [_quoted(cell) for cell in cells]
-    return ", ".join(quoted[:most]) + (f" and {len(quoted) - most} more" if len(quoted) > most else "")
 
 
 def count_cities(n_cities: int) -> str:

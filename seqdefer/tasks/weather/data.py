@@ -23,12 +23,16 @@ from numpy.typing import NDArray
 
 from seqdefer.errors import DataError, OptionError, unknown
 from seqdefer.storage.files import fingerprint
-from seqdefer.tasks.common.download import read_content
+from seqdefer.storage.user_files import join_quoted as _listed
+from seqdefer.storage.user_files import quote as _quoted
+from seqdefer.storage.user_files import read_bytes
+from seqdefer.tasks.common.proportions import divide_by_remainder
 
 Minutes = NDArray[np.int64]
 Reals = NDArray[np.float64]
 SplitMethod = Literal["weeks", "chronological"]
 
+MAX_FILE_MIB = 256  # unpacked; the eight years of Jena have 41
 STEP = 10  # minutes
 WEEK = 7 * 24 * 60  # minutes
 BLOCK = 20  # weeks within which the parts of a split are dealt out: about a season and a half
@@ -113,7 +117,7 @@ def read_series(path: Path, column: str | None = None) -> Series:
     Rows are sorted, rows without a temperature dropped, of equal time stamps the first kept. Denser records are
     thinned to 10 minutes; a row whose time cannot be read is an error.
     """
-    return parse_series(read_content(path), path.name, column)
+    return parse_series(read_bytes(path, max_mib=MAX_FILE_MIB, advice="give fewer years"), path.name, column)
 
 
 def parse_series(content: bytes, name: str, column: str | None = None) -> Series:
@@ -159,8 +163,6 @@ class _Table:
 
 
 def _read_table(content: bytes, name: str, column: str | None) -> _Table:
-    if content.startswith(b"PK\x03\x04"):
-        raise DataError(f"{name} is a zip archive: unpack it and give the CSV file inside")
     text = _decode(content)
     head = text.lstrip().partition("\n")[0]
     delimiter = ";" if head.count(";") > head.count(",") else ","
@@ -195,18 +197,6 @@ def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: 
         if candidate.casefold() in folded:
             return folded.index(candidate.casefold())
     raise DataError(f"{name} has no {kind} column: looked for {_listed(wanted)}; the columns are: {_listed(header)}")
-
-
-def _listed(cells: Iterable[str], most: int = 10) -> str:
-    """Names for a message."""
-    quoted = [_quoted(cell) for cell in cells]
-    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
-    return (", ".join(quoted[:most]) or "none") + more
-
-
-def _quoted(cell: str, longest: int = 40) -> str:
-    """A cell for a message: a file can hold line ends, escape sequences and cells without end."""
-    return repr(cell if len(cell) <= longest else f"{cell[: longest - 1]}…")
 
 
 def _minutes_of(table: _Table, name: str) -> Minutes:
@@ -331,19 +321,9 @@ def _deal_weeks(n_weeks: int, generator: np.random.Generator) -> NDArray[np.int6
     n_blocks = max(1, n_weeks // BLOCK)
     ends = [n_weeks * block // n_blocks for block in range(n_blocks + 1)]
     # What a block gets is what is due up to its end less what was given before, so that roundings do not add up.
-    counts = np.diff([_share_out(end) for end in ends], axis=0)  # (n_blocks, parts)
+    counts = np.diff([[*divide_by_remainder(end, SHARES).values()] for end in ends], axis=0)  # (n_blocks, parts)
     parts = np.arange(len(SHARES))
     return np.concatenate([generator.permutation(np.repeat(parts, count)) for count in counts])
-
-
-def _share_out(n_weeks: int) -> list[int]:
-    """How many of `n_weeks` each part gets: at least one if there are four; those that rounding leaves over go to
-    whoever lacks most."""
-    counts = [max(min(1, n_weeks), n_weeks * share // 100) for share in SHARES.values()]
-    while sum(counts) < n_weeks:
-        lacking = [n_weeks * share - 100 * count for share, count in zip(SHARES.values(), counts, strict=True)]
-        counts[lacking.index(max(lacking))] += 1
-    return counts
 
 
 def _check_none_is_empty(parts: Sequence[Windows], windows: Windows) -> None:

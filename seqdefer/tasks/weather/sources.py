@@ -11,7 +11,7 @@ import http.client
 import urllib.request
 from pathlib import Path
 
-from seqdefer.tasks.common.download import Source, fetch, wheel
+from seqdefer.tasks.common.download import RemoteFile, fetch, wheel
 from seqdefer.tasks.weather.data import Series, parse_series
 
 LARGEST_ARCHIVE = 64 * 2**20  # bytes; the Jena archive has 13,568,290
@@ -31,22 +31,22 @@ def official_jena_series(cache: Path | None = None) -> Series:
     return _series(_JENA, "T (degC)", cache)
 
 
-def _series(source: Source, column: str, cache: Path | None) -> Series:
+def _series(source: RemoteFile, column: str, cache: Path | None) -> Series:
     return parse_series(fetch(source, cache), source.name.removesuffix(".csv"), column)
 
 
-def _download_jena(source: Source) -> bytes:
+def _download_jena(file: RemoteFile) -> bytes:
     try:
         with urllib.request.urlopen(JENA_URL, timeout=30) as response:
             archive: bytes = response.read(LARGEST_ARCHIVE + 1)
     except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-        raise source.failure(f"{JENA_URL}: {error}") from error
+        raise file.failure(f"{JENA_URL}: {error}") from error
     if len(archive) > LARGEST_ARCHIVE:
-        raise source.failure(f"{JENA_URL} has more than {LARGEST_ARCHIVE} bytes")
+        raise file.failure(f"{JENA_URL} has more than {LARGEST_ARCHIVE} bytes")
     return archive
 
 
-_MAST = Source(
+_MAST = RemoteFile(
     name="brightwind-2.7.0-demo.csv",
     what="the record brightwind-2.7.0-demo",
     download=wheel("brightwind==2.7.0"),
@@ -56,7 +56,7 @@ _MAST = Source(
 )
 # The publisher gives no checksum. This one was published by a user of the file together with its 420,551 rows and its
 # 43,164,220 bytes, the same size as in the unrelated logus2k/jena_weather (data/jena_climate_2009_2016.csv.dvc).
-_JENA = Source(
+_JENA = RemoteFile(
     name="jena_climate_2009_2016.csv",
     what="the record jena_climate_2009_2016",
     download=_download_jena,

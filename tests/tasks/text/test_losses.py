@@ -1,8 +1,7 @@
-"""The losses of texts are those of plain counting and of the package rouge-score."""
+"""Losses equal plain counting and the package rouge-score."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,6 +18,7 @@ from seqdefer.types import Examples, Sequences
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from text_runs import id_score, package_scores
 from tiny_models import random_documents, task_of, tiny_pair
 from tiny_models import tokenizer as tiny_tokenizer
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
 
 
-token = st.integers(1, 7)  # 1 is the end, 2 unknown; few, so that many are equal
+token = st.integers(1, 7)  # 1 is the end, 2 is unknown; few, so that many are equal
 texts = st.lists(token, min_size=1, max_size=6)
 
 SUMMARIES = [
@@ -44,7 +44,7 @@ def padded(rows: Sequence[Sequence[int]], width: int, value: int) -> Tensor:
 
 @cache
 def counting(**options: str) -> TextTask:
-    """Nobody may change it."""
+    """Shared: do not modify."""
     documents = [Document(str(row), f"w{row + 3}", text) for row, text in enumerate(SUMMARIES)]
     return task_of(tiny_pair("t5"), documents, **options)
 
@@ -55,8 +55,8 @@ def with_references(references: list[list[int]]) -> Examples:
 
 
 @given(st.lists(st.tuples(texts, texts, st.integers(0, 5), token), min_size=1, max_size=5))
-def test_token_losses_are_those_of_plain_counting(cases: list[tuple[list[int], list[int], int, int]]) -> None:
-    """Prefixes are longer than their lengths say; what stands behind means nothing."""
+def test_token_losses_equal_plain_counting(cases: list[tuple[list[int], list[int], int, int]]) -> None:
+    """Tokens after the length of a prefix are ignored."""
     references = [[*reference, 1] for reference, _, _, _ in cases]
     examples, tokens = with_references(references), torch.tensor([one for *_, one in cases])
     lengths = [min(kept, len(prefix)) for _, prefix, kept, _ in cases]
@@ -72,7 +72,7 @@ def test_token_losses_are_those_of_plain_counting(cases: list[tuple[list[int], l
 
 
 @pytest.mark.parametrize("rule", ["paper", "clipped"])
-def test_the_end_is_always_right_and_unwritten_prefixes_count_nothing(rule: str) -> None:
+def test_the_end_is_always_right_and_empty_prefixes_count_nothing(rule: str) -> None:
     task = task_of(tiny_pair("t5"), random_documents(9), token_loss=rule)
     examples = task.split("train")
     blank = Sequences(examples.inputs[:, :0], torch.zeros(3, dtype=torch.long))
@@ -81,21 +81,9 @@ def test_the_end_is_always_right_and_unwritten_prefixes_count_nothing(rule: str)
     assert task.token_rule == rule
 
 
-def package_scores(written: list[str], references: list[str]) -> list[float]:
-    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1"])
-    both = zip(references, written, strict=True)
-    return [100 * (1 - scorer.score(reference, text)["rouge1"].fmeasure) for reference, text in both]
-
-
-def id_score(written: list[int], reference: list[int]) -> float:
-    one, other = (Counter(token for token in row if token != 1) for row in (written, reference))
-    common = (one & other).total()
-    return 100.0 * (1 - (2 * common / (one.total() + other.total()) if common else 0))
-
-
 @given(st.lists(st.tuples(st.integers(0, len(SUMMARIES) - 1), texts, st.integers(1, 6)), min_size=1, max_size=6))
 @settings(max_examples=60)
-def test_sequence_losses_are_those_of_the_package_and_of_plain_counting(
+def test_sequence_losses_equal_the_package_and_plain_counting(
     cases: list[tuple[int, list[int], int]],
 ) -> None:
     lengths = torch.tensor([min(kept, len(tokens)) for _, tokens, kept in cases])
@@ -120,8 +108,8 @@ def test_sequence_losses_are_those_of_the_package_and_of_plain_counting(
         torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=1e-4)
 
 
-def test_labels_kept_for_words_know_the_words() -> None:
-    """Words that the tokenizer does not know have one id."""
+def test_labels_on_words_depend_on_the_words() -> None:
+    """Unknown words share one id, so references can be equal as ids and differ as words."""
     one, other = (
         task_of(tiny_pair("t5"), [Document(str(row), f"w{row + 3}", text) for row in range(6)])
         for text in ("red", "blue")
@@ -130,7 +118,7 @@ def test_labels_kept_for_words_know_the_words() -> None:
     assert one.loss_key(one.split("test")) != other.loss_key(other.split("test"))
 
 
-def test_equal_texts_are_counted_once(spy: Spy) -> None:
+def test_equal_texts_are_scored_once(spy: Spy) -> None:
     task = task_of(tiny_pair("t5"), random_documents(6))
     examples = task.split("test").select(torch.tensor([0, 1, 0, 0, 1]))
     scored = spy(task.references, "score")
@@ -141,7 +129,7 @@ def test_equal_texts_are_counted_once(spy: Spy) -> None:
     assert loss[1] == loss[4]
 
 
-def test_a_summary_without_words_is_worth_nothing_and_breaks_nothing() -> None:
+def test_a_summary_without_words_scores_zero() -> None:
     task = task_of(tiny_pair("t5"), [replace(one, summary="???") for one in random_documents(3)])
     examples = task.split("test")
     drafts = draft(task.predictor, examples, task.spec).sequences

@@ -1,4 +1,4 @@
-"""Pairs of Hugging Face models write exactly what `generate` writes, whoever takes over where."""
+"""Pairs of Hugging Face models write exactly what `generate` writes, for every pattern of deferral."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from seqdefer.engine.drafts import draft
-from seqdefer.engine.interleaved import HandOff, roll_out
+from seqdefer.engine.interleaved import HandOff, draft
 from seqdefer.errors import DataError
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
-from seqdefer.testing import check_expert, check_predictor, check_task
+from seqdefer.testing import check_expert, check_predictor
 from seqdefer.types import Examples
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -45,7 +44,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 some_families = pytest.mark.parametrize("family", SOME_FAMILIES)
 
 
-# -- the same tokens as generate -----------------------------------------------------------------------------------
+# -- the same tokens as generate ------------------------------------------------------------------------------------
 
 
 @each_family
@@ -68,7 +67,7 @@ def test_always_deferring_is_the_experts_generate(family: str) -> None:
 
 @each_family
 @pytest.mark.parametrize("kept", [1, 3, LENGTH - 1])
-def test_a_hand_off_is_the_experts_generate_from_the_prefix(family: str, kept: int) -> None:
+def test_a_hand_off_is_the_experts_generate_after_the_prefix(family: str, kept: int) -> None:
     pair, examples = tiny_pair(family), documents(32)
     drafts = draft(pair.predictor, examples, spec_of(pair)).sequences
     going_on = (drafts.lengths > kept).nonzero().squeeze(1)
@@ -93,7 +92,7 @@ def test_rows_may_hand_off_at_different_places(family: str) -> None:
 @each_family
 @pytest.mark.parametrize("share", [0.2, 0.6])
 @pytest.mark.parametrize("reads_along", [False, True])
-def test_writers_in_turn_write_what_full_passes_without_a_cache_write(
+def test_interleaved_rows_equal_full_passes_without_a_cache(
     family: str, share: float, reads_along: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, examples = tiny_pair(family), documents(12)
@@ -103,17 +102,6 @@ def test_writers_in_turn_write_what_full_passes_without_a_cache_write(
     assert together == [slow(pair, one, row) for one, row in zip(examples.inputs, pattern.tolist(), strict=True)]
 
 
-@each_family
-def test_a_batch_of_32_equals_32_batches_of_one(family: str) -> None:
-    pair, examples, pattern = tiny_pair(family), documents(32), random_pattern(32)
-    together = roll_out(pair.predictor, pair.expert, examples, Decided(pattern), spec_of(pair))
-    for row in range(32):
-        only = torch.tensor([row])
-        alone = roll_out(pair.predictor, pair.expert, examples.select(only), Decided(pattern[only]), spec_of(pair))
-        assert rows_of(alone.sequences) == rows_of(together.sequences.select(only))
-        assert torch.equal(alone.by_expert, together.by_expert[only])
-
-
 def test_several_end_tokens_count_as_the_first() -> None:
     pair = tiny_pair("llama")
     assert pair.expert.model.ends == (1, 7, 8)
@@ -121,11 +109,11 @@ def test_several_end_tokens_count_as_the_first() -> None:
     assert not {7, 8} & {token for row in sequences for token in row}
 
 
-# -- the contract --------------------------------------------------------------------------------------------------
+# -- the contract ---------------------------------------------------------------------------------------------------
 
 
 @each_family
-def test_predictor_and_expert_keep_their_contracts(family: str) -> None:
+def test_contracts(family: str) -> None:
     pair, examples, spec = tiny_pair(family), documents(3), spec_of(tiny_pair(family), 5)
     check_predictor(pair.predictor, examples.inputs, spec)
     drafts = draft(pair.predictor, examples, spec).sequences
@@ -135,7 +123,7 @@ def test_predictor_and_expert_keep_their_contracts(family: str) -> None:
 
 
 @each_family
-def test_a_step_with_a_cache_is_a_full_pass(family: str) -> None:
+def test_a_cached_step_equals_a_full_pass(family: str) -> None:
     pair, inputs = tiny_pair(family), documents(6).inputs
     tokens = torch.randint(3, 60, (6, 5), generator=torch.Generator().manual_seed(1))
     state, _ = pair.predictor.start(inputs)
@@ -144,8 +132,11 @@ def test_a_step_with_a_cache_is_a_full_pass(family: str) -> None:
         for row in range(6):
             logits, hidden = full_pass(pair.predictor.model, inputs[row], tokens[row, :position].tolist())
             torch.testing.assert_close(proposal.features[row], hidden, rtol=1e-4, atol=1e-4)
-            if position == 0 and pair.predictor.model.first is not None:
-                assert (int(proposal.tokens[row]), float(proposal.uncertainty[row])) == (pair.predictor.model.first, 0)
+            if position == 0 and pair.predictor.model.first_token is not None:
+                assert (int(proposal.tokens[row]), float(proposal.uncertainty[row])) == (
+                    pair.predictor.model.first_token,
+                    0,
+                )
                 continue
             log_probs = logits.log_softmax(0)
             ends = pair.predictor.model.ends
@@ -174,7 +165,7 @@ def test_the_context_is_the_mean_state_of_the_input(family: str) -> None:
 
 
 @each_family
-def test_many_tokens_are_read_in_one_pass_and_as_one_by_one(family: str, spy: Spy) -> None:
+def test_many_tokens_are_read_in_one_pass(family: str, spy: Spy) -> None:
     predictor, inputs = tiny_pair(family).predictor, documents(5).inputs
     tokens = torch.randint(3, 60, (5, 4), generator=torch.Generator().manual_seed(1))
     state, _ = predictor.start(inputs)
@@ -190,11 +181,11 @@ def test_many_tokens_are_read_in_one_pass_and_as_one_by_one(family: str, spy: Sp
 
 
 @some_families
-def test_a_state_branches_and_stays_as_it_is(family: str) -> None:
+def test_branching_leaves_a_state_unchanged(family: str) -> None:
     predictor, inputs = tiny_pair(family).predictor, documents(3).inputs
     state = predictor.extend(predictor.start(inputs)[0], torch.tensor([[3, 4], [5, 6], [7, 8]]))
     before = predictor.propose(state)
-    caches = [tensor.clone() for block in state.blocks for layer in block.memory.own for tensor in layer]
+    caches = [tensor.clone() for block in state.blocks for layer in block.cache.own for tensor in layer]
     branches = predictor.select(state, torch.tensor([2, 0, 0, 2, 1]))
     grown = predictor.append(branches, torch.tensor([9, 10, 11, 12, 13]))
     for row, (source, token) in enumerate(zip([2, 0, 0, 2, 1], [9, 10, 11, 12, 13], strict=True)):
@@ -203,34 +194,29 @@ def test_a_state_branches_and_stays_as_it_is(family: str) -> None:
         torch.testing.assert_close(predictor.propose(grown).features[row], alone.features[0], rtol=1e-4, atol=1e-4)
     after = predictor.propose(state)
     assert torch.equal(before.features, after.features)
-    now = [tensor for block in state.blocks for layer in block.memory.own for tensor in layer]
+    now = [tensor for block in state.blocks for layer in block.cache.own for tensor in layer]
     assert all(torch.equal(one, other) for one, other in zip(caches, now, strict=True))
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_a_task_over_a_pair_keeps_its_contract(family: str) -> None:
-    check_task(PairTask(tiny_pair(family), documents(6), 3), n=2)
-
-
 @pytest.mark.parametrize(("family", "key", "value"), [("gpt2", "n_head", 4), ("t5", "start", 9)])
-def test_the_name_of_a_model_tells_what_the_weights_do_not(family: str, key: str, value: int) -> None:
+def test_a_fingerprint_covers_more_than_the_weights(family: str, key: str, value: int) -> None:
     model = tiny_pair(family).expert.model
     before = model.fingerprint()
     owner = model.network if key == "start" else model.model.config
-    usual = getattr(owner, key)
+    before_change = getattr(owner, key)
     setattr(owner, key, value)
     try:
         assert model.fingerprint() != before
     finally:
-        setattr(owner, key, usual)
+        setattr(owner, key, before_change)
     assert model.fingerprint() == before
 
 
-# -- labels --------------------------------------------------------------------------------------------------------
+# -- labels ---------------------------------------------------------------------------------------------------------
 
 
 @some_families
-def test_the_agreement_short_cut_changes_nothing(family: str) -> None:
+def test_the_agreement_short_cut_is_exact(family: str) -> None:
     task = PairTask(tiny_pair(family), documents(20), LENGTH)
     drafted = draft(task.predictor, task.examples, task.spec)
     short, calls = hand_off_table(task, task.examples, drafted)
@@ -241,9 +227,10 @@ def test_the_agreement_short_cut_changes_nothing(family: str) -> None:
 
 
 @some_families
-def test_a_tree_holds_what_the_loop_writes(family: str) -> None:
+def test_a_tree_holds_what_the_engine_writes(family: str) -> None:
     task = PairTask(tiny_pair(family), documents(4), 5)
     trees, lazy = enumerate_trees(task, task.examples), DecisionTrees(task, task.examples)
+    assert task.expert.examples_at_once == 1  # on a CPU: rows of one document share its cache
     for decisions in product([False, True], repeat=5):
         pattern = torch.tensor([decisions] * 4)
         expected = written(tiny_pair(family), task.examples, Decided(pattern), 5)
@@ -252,7 +239,7 @@ def test_a_tree_holds_what_the_loop_writes(family: str) -> None:
 
 
 def follow(trees: DecisionTrees, decisions: tuple[bool, ...]) -> list[list[int]]:
-    """The sequences at the ends of the paths that `decisions` take."""
+    """Return the sequences at the ends of the paths of `decisions`."""
     found: list[list[int]] = [[]] * len(trees)
     nodes, rows = trees.roots, torch.arange(len(trees))
     for choice in decisions:
@@ -265,11 +252,11 @@ def follow(trees: DecisionTrees, decisions: tuple[bool, ...]) -> list[list[int]]
     return found
 
 
-# -- inputs that are refused ---------------------------------------------------------------------------------------
+# -- bad inputs -----------------------------------------------------------------------------------------------------
 
 
 @each_family
-def test_an_empty_input_is_refused(family: str) -> None:
+def test_an_empty_input(family: str) -> None:
     inputs = documents(3).inputs.clone()
     inputs[1] = PADDING
     with pytest.raises(DataError, match="input 1 of 3 is empty"):
@@ -277,16 +264,16 @@ def test_an_empty_input_is_refused(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bart", *DECODERS])
-def test_an_input_beyond_the_positions_is_refused(family: str) -> None:
+def test_an_input_beyond_the_positions(family: str) -> None:
     predictor = tiny_pair(family).predictor
-    longest = predictor.model.longest_input(LENGTH)
+    longest = predictor.model.max_input_tokens(LENGTH)
     assert longest is not None
     fits = documents(2, longest=longest)
     written(tiny_pair(family), fits, HandOff(torch.full((2,), LENGTH)))
-    with pytest.raises(DataError, match="positions: cut the input"):
+    with pytest.raises(DataError, match="positions: shorten the input"):
         predictor.start(torch.full((1, 80), 5))
 
 
-def test_an_id_that_the_model_does_not_have_is_refused() -> None:
-    with pytest.raises(DataError, match="inputs hold ids from -1 to 60; the model has 0 to 59, and -1 pads"):
+def test_an_unknown_id() -> None:
+    with pytest.raises(DataError, match="inputs hold ids from -1 to 60; the model has 0 to 59, and -1 is padding"):
         tiny_pair("t5").expert.start(Examples(torch.tensor([[5, 60, PADDING]]), torch.zeros(1, 1), torch.zeros(1)))

@@ -20,13 +20,13 @@ from seqdefer.types import Examples
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from text_runs import package_scores
 from tiny_models import LENGTH, Decided, PairTask, generated, random_pattern, rows_of, slow, task_of, written
 
-from seqdefer.tasks.text.codec import CutWarning
+from seqdefer.tasks.text.codec import TruncationWarning, encode
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.pairs import TextPair, load_pair
 from seqdefer.tasks.text.task import TextTask
-from tests.tasks.text.test_losses import package_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,7 +53,8 @@ def real_pair(checkpoints: tuple[Path, Path]) -> TextPair:
 def four(shared_dir: Path, real_pair: TextPair) -> Examples:
     with gzip.open(shared_dir / "data" / "xsum" / "xsum_test.jsonl.gz", "rt", encoding="utf-8") as lines:
         found = [json.loads(line) for line, _ in zip(lines, range(4), strict=False)]
-    inputs, _ = real_pair.predictor.model.encode(["summarize: " + each["document"] for each in found], longest=64)
+    texts = [each["document"] for each in found]
+    inputs, _ = encode(real_pair.predictor.model.tokenizer, texts, "summarize: ", max_tokens=64)
     return Examples(inputs, inputs[:, :8], torch.arange(len(found)))
 
 
@@ -80,7 +81,7 @@ def test_the_real_pair_in_turn(real_pair: TextPair, four: Examples) -> None:
     assert calls.saved > 0
 
 
-# -- the real pair in a task ---------------------------------------------------------------------------------------
+# -- the real pair in a task ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,9 @@ def news(shared_dir: Path, checkpoints: tuple[Path, Path]) -> TextTask:
     """Six short documents for the real pair, two in each part."""
     from seqdefer.tasks.text.data import read_corpus
 
-    pair = load_pair(*checkpoints, remember=2**26, shown="both")
+    pair = load_pair(*checkpoints, cache_bytes=2**26, shown="both")
     documents = read_corpus(shared_dir / "data" / "xsum" / "xsum_test.jsonl.gz").documents[:6]
-    with pytest.warns(CutWarning):
+    with pytest.warns(TruncationWarning):
         return task_of(pair, documents, prefix="summarize: ", input_tokens=64, length=20)
 
 
@@ -105,21 +106,11 @@ def test_the_real_pair_alone_is_generate(news: TextTask) -> None:
         model: TextModel = writer.model
         rollout = roll_out(news.predictor, news.expert, examples, HandOff(torch.full((6,), kept)), news.spec)
         assert rows_of(rollout.sequences) == generated(model, examples.inputs, 20)
-        texts = [model.decode(torch.tensor(row)) for row in rows_of(rollout.sequences)]
+        texts = [model.tokenizer.decode(row, skip_special_tokens=True) for row in rows_of(rollout.sequences)]
         expected = package_scores(texts, [news.documents[place].summary for place in examples.ids.tolist()])
         torch.testing.assert_close(
             news.sequence_loss(examples, rollout.sequences), torch.tensor(expected), rtol=0, atol=1e-4
         )
-
-
-def test_branches_of_the_real_pair_are_completions(news: TextTask) -> None:
-    examples = everyone(news).select(torch.arange(2))
-    drafted = draft(news.predictor, examples, news.spec)
-    short, calls = hand_off_table(news, examples, drafted)
-    plain, naive = hand_off_table(news, examples, drafted, shortcut=False)
-    assert torch.equal(short.loss, plain.loss)
-    assert torch.equal(short.deferred, plain.deferred)
-    assert calls.made < naive.made / 1.5
 
 
 def test_explored_trees_of_the_real_pair_hold_what_the_engine_meets(news: TextTask) -> None:

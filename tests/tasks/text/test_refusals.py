@@ -1,9 +1,7 @@
-"""What `seqdefer run text` cannot use is told in one line: models, documents, choices, and a Hub out of reach."""
+"""`seqdefer run text` rejects bad options, documents and an unreachable Hub with one line."""
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,119 +9,70 @@ from typing import Any
 
 import pytest
 
-from seqdefer import cli
 from seqdefer.evaluation.results import load_results
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from text_runs import Capture, command, documents_in, finished, models, refused, save_place, unknown_host
 from tiny_models import random_documents, write_lines
-from tiny_models import tokenizer as tiny_tokenizer
 
-from seqdefer.tasks.text.codec import CutWarning
-from tests.tasks.text.test_loading import unknown_host
-from tests.tasks.text.test_runs import command, documents_in, finished, models, save_place
+from seqdefer.tasks.text.codec import TruncationWarning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of tiny pairs, and documents for them. Nobody may change them."""
+    """Checkpoints of tiny pairs and documents for them. Shared: do not modify."""
     return save_place(tmp_path_factory.mktemp("text"))
 
 
-def refused(capsys: Capture, *arguments: str | Path) -> str:
-    """The one line that a command ends with."""
-    capsys.readouterr()
-    assert cli.main([str(argument) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1, err
-    return err.removeprefix("seqdefer: ").rstrip("\n")
-
-
-def test_checkpoints_that_are_no_pair(place: Path, tmp_path: Path, capsys: Capture) -> None:
-    import transformers as hf
-
-    other = tmp_path / "other"
-    shutil.copytree(place / "t5" / "expert", other)
-    spelling = json.loads((other / "tokenizer.json").read_text())
-    spelling["model"]["vocab"]["x7"] = spelling["model"]["vocab"].pop("w7")
-    (other / "tokenizer.json").write_text(json.dumps(spelling))
-    said = refused(capsys, *command(place, tmp_path / "run", "--expert", str(other)))
-    assert "the pair shares no vocabulary: id 7 is 'w7' for the predictor and 'x7' for the expert" in said
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    hf.BertForMaskedLM(hf.BertConfig(vocab_size=60, **sizes)).save_pretrained(tmp_path / "bert")
-    tiny_tokenizer().save_pretrained(tmp_path / "bert")
-    said = refused(capsys, *command(place, tmp_path / "run", "--predictor", str(tmp_path / "bert")))
-    assert "is a BertForMaskedLM, which does not write sequences; take one like T5, BART or GPT-2" in said
-    assert not (tmp_path / "run").exists()
-
-
-def test_what_must_be_named(place: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_required_options(place: Path, tmp_path: Path, capsys: Capture) -> None:
     out, data, pair = ["--out", str(tmp_path / "run")], ["--train", str(place / "train.jsonl")], models(place)
-    assert refused(capsys, "run", "text", *data, *out) == "--predictor is missing: name a model"
-    assert refused(capsys, "run", "text", *data, *pair[:2], *out) == "--expert is missing: name a model"
-    assert refused(capsys, "run", "text", *pair, *out) == "--train is missing: name the documents"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{no JSON", "bad.jsonl, line 3: not JSON ("),
-        ('{"document": "w5"}', "bad.jsonl, line 3: there is no 'summary'; the fields are: 'document'"),
-        (
-            '{"document": " ", "summary": "w5"}',
-            "bad.jsonl, line 3: 'document' is empty; fill it in, or remove the line",
-        ),
-        ('{"document": "w5", "summary": ""}', "bad.jsonl, line 3: 'summary' is empty; fill it in, or remove the line"),
-        ('{"document": 5, "summary": "w5"}', "bad.jsonl, line 3: 'document' is a number, not a text"),
-    ],
-)
-def test_lines_that_cannot_be_used(line: str, message: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
-    bad = write_lines(tmp_path / "bad.jsonl", random_documents(2))
-    bad.write_text(bad.read_text() + line + "\n")
-    for option in ("--train", "--test"):
-        assert message in refused(capsys, *command(place, tmp_path / "run", option, str(bad)))
+    assert refused(capsys, "run", "text", *data, *out) == "--predictor is missing; give a model"
+    assert refused(capsys, "run", "text", *data, *pair[:2], *out) == "--expert is missing; give a model"
+    assert refused(capsys, "run", "text", *pair, *out) == "--train is missing; give documents"
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--rouge", "2"], "unknown way to count ROUGE '2'; available: ids, words"),
-        (["--shown", "all"], "unknown choice of what rejectors see 'all'; available: both, facts, states"),
-        (["--token-loss", "0/1"], "unknown token loss '0/1'; available: clipped, paper"),
-        (["--dtype", "int4"], "unknown dtype 'int4'; available: bfloat16, float16, float32"),
+        (["--rouge", "2"], "unknown --rouge '2'; available: ids, words"),
+        (["--shown", "all"], "unknown --shown 'all'; available: both, facts, states"),
+        (["--token-loss", "0/1"], "unknown --token-loss '0/1'; available: clipped, paper"),
+        (["--dtype", "int4"], "unknown --dtype 'int4'; available: bfloat16, float16, float32"),
         (["--rollouts", "1"], "--rollouts is 1; it must be at least 2"),
         (["--length", "0"], "--length is 0; it must be at least 1"),
-        (["--max-words", "0"], "summaries of at most 0 words were asked for; it must be at least 1"),
+        (["--max-words", "0"], "--max-words is 0; it must be at least 1"),
         (["--summary-field", "gist"], "there is no 'gist'; the fields are: 'document', 'summary'"),
         (["--train", "./nowhere.jsonl"], "cannot read nowhere.jsonl: No such file or directory; give a JSONL file"),
         (
             ["--instances", "7"],
             "the test split has 12 examples, 2 seeds x 7 instances need more; lower --seeds or --ins",
         ),
-        (["--prefix", "w3 w4", "--input-tokens", "2"], "cut at 2 tokens, which leaves nothing of it beside prefix and"),
+        (
+            ["--prefix", "w3 w4", "--input-tokens", "2"],
+            "an input of 2 tokens leaves no room for a document beside prefix and",
+        ),
     ],
 )
-def test_choices_that_cannot_be(more: list[str], message: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_options(more: list[str], message: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
     assert message in refused(capsys, *command(place, tmp_path / "run", *more))
 
 
-def test_a_limit_of_words_that_leaves_nothing(place: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_word_limit_that_leaves_no_document(place: Path, tmp_path: Path, capsys: Capture) -> None:
     wordy = write_lines(tmp_path / "wordy.jsonl", [replace(one, summary="w3 w4 w5") for one in random_documents(5)])
     arguments = command(place, tmp_path / "run", "--train", str(wordy), "--max-words", "2")
-    assert refused(capsys, *arguments) == "wordy.jsonl has no summary of at most 2 words: allow more"
+    assert refused(capsys, *arguments) == "wordy.jsonl has no summary of at most 2 words; allow more with --max-words"
 
 
-def test_long_documents_are_cut_and_it_is_said_once(place: Path, tmp_path: Path, recwarn: Any) -> None:
+def test_long_documents_are_truncated_with_one_warning(place: Path, tmp_path: Path, recwarn: Any) -> None:
     finished(place, tmp_path / "run", "--input-tokens", "5", "--length", "2", "--methods", "ChowMean")
-    told = [str(one.message) for one in recwarn if issubclass(one.category, CutWarning)]
+    messages = [str(one.message) for one in recwarn if issubclass(one.category, TruncationWarning)]
     longer = sum(
         len(one.document.split()) > 5 for name in ("train", "test") for one in documents_in(place / f"{name}.jsonl")
     )
-    assert told == [f"{longer} of 32 documents are longer than 5 tokens and were cut there"]
+    assert messages == [f"{longer} of 32 documents are longer than 5 tokens and were truncated"]
     assert f"{longer} cut at 5 tokens" in load_results(tmp_path / "run").provenance.data["data"]
 
 
@@ -135,22 +84,20 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_a_network_models_of_the_hub_are_asked_for_as_files(
-    place: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_models_of_the_hub_without_a_network(place: Path, tmp_path: Path, capsys: Capture) -> None:
     data = ["--train", str(place / "train.jsonl"), "--test", str(place / "test.jsonl")]
-    said = refused(capsys, "run", "xsum", *data, "--out", tmp_path / "run")
-    assert said.startswith(
-        "google/flan-t5-small is no folder here and not in the cache of the Hub, and there is no network; give a folder"
+    error = refused(capsys, "run", "xsum", *data, "--out", tmp_path / "run")
+    assert error.startswith(
+        "google/flan-t5-small is not a folder and not in the Hub's cache, and there is no network; give a folder"
     )
-    assert "config.json, model.safetensors, and tokenizer.json" in said
+    assert "config.json, model.safetensors, and tokenizer.json" in error
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_a_network_documents_of_the_hub_are_asked_for_as_files(
+def test_documents_of_the_hub_without_a_network(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Hub's client once tried for half a minute, and wrote of each attempt."""
+    """The Hub's client once retried for half a minute and logged each attempt."""
     from huggingface_hub import constants
 
     class Datasets:
@@ -158,15 +105,13 @@ def test_without_a_network_documents_of_the_hub_are_asked_for_as_files(
 
         @staticmethod
         def load_dataset(name: str, config: str | None, *, split: str) -> Any:
-            assert constants.HF_HUB_OFFLINE, "it would be tried again and again"
+            assert constants.HF_HUB_OFFLINE, "the client would retry"
             raise ConnectionError(f"Couldn't reach {name!r} on the Hub (OfflineModeIsEnabled)")
 
     monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    said = refused(capsys, "run", "xsum", "--out", tmp_path / "run")
-    assert said.startswith(
-        "cannot load the dataset EdinburghNLP/xsum/train: it is not in the cache of the Hub, and ther"
-    )
-    assert said.endswith(
+    error = refused(capsys, "run", "xsum", "--out", tmp_path / "run")
+    assert error.startswith("cannot load the dataset EdinburghNLP/xsum/train: it is not in the Hub's cache, and ther")
+    assert error.endswith(
         "give files instead: JSONL, plain or gzip, one object a line with the fields 'document' and 'summary'"
     )
     assert not constants.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""Experts at an endpoint: a tiny model behind seqdefer's own server, or a scripted one, as another pair's expert."""
+"""Remote experts: a tiny model behind seqdefer's own server, or a scripted endpoint."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 pytest.importorskip("httpx", reason="needs the extra 'remote'")
 
+from text_runs import Capture, refused
 from tiny_models import generated, random_documents, tiny, tiny_text_model, write_lines
 
 from seqdefer import cli
@@ -31,26 +32,25 @@ from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.remote.client import KEY, Completion, Completions, Endpoint
+from seqdefer.tasks.text.codec import encode
 from seqdefer.tasks.text.models import TextModel, text_model
-from seqdefer.tasks.text.pairs import RemotePair, TextPair
-from seqdefer.tasks.text.remote import DOCUMENTS, PROMPT, ExpertCallsWarning, RemoteTokenExpert, Script
+from seqdefer.tasks.text.pairs import MixedPair, TextPair
+from seqdefer.tasks.text.remote import DOCUMENTS_PER_BATCH, PROMPT, ExpertCallsWarning, PromptAdapter, RemoteTokenExpert
 from seqdefer.tasks.text.task import TextOptions, TextTask, codec_of
 from seqdefer.testing import check_expert
 from seqdefer.types import Examples, Sequences, SequenceSpec
 from tests.remote.test_client import SECRET, Handler, Misbehaving, completion, server, status  # noqa: F401, server is a fixture
-from tests.tasks.text.test_refusals import refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
-Capture = pytest.CaptureFixture[str]
 LENGTH = 8
-calls_are_told = pytest.mark.filterwarnings("ignore::seqdefer.tasks.text.remote.ExpertCallsWarning")
+ignore_call_warnings = pytest.mark.filterwarnings("ignore::seqdefer.tasks.text.remote.ExpertCallsWarning")
 TEXTS = [" ".join(one.document.split()[:4]) for one in random_documents(6, seed=5)]
 
 
 @cache
 def pieces(kind: str) -> Any:
-    """A tokenizer of 60 pieces: of bytes, as GPT-2's, or of texts that begin with a space, as T5's and Llama's."""
+    """Return a tokenizer of 60 pieces: bytes like GPT-2's, or texts that begin with a space like T5's and Llama's."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -70,19 +70,19 @@ def made_of(kind: str, family: str, n_layers: int, seed: int) -> TextModel:
 
 def remote_pair(
     url: str, predictor: TextModel, *, by_token: bool = False, prompt: str = PROMPT, **patience: Any
-) -> RemotePair:
+) -> MixedPair:
     client = Completions(Endpoint(url, "toy", **patience))
-    return RemotePair.of(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
+    return MixedPair.of_remote(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
 
 
-def served_of(pair: TextPair | RemotePair) -> Served:
+def served_of(pair: TextPair | MixedPair) -> Served:
     options = TextOptions(length=LENGTH, input_tokens=50)
     spec = SequenceSpec(LENGTH, pair.predictor.end)
     return Served(pair.predictor, pair.expert, spec, codec_of(options, pair))
 
 
 def with_rejector(served: Served, kind: str) -> DeferringModel:
-    """Random weights; budgets are not known yet."""
+    """Return an uncalibrated model with a random rejector."""
     drafted = draft(served.predictor, served.codec.encode(TEXTS), served.spec)
     torch.manual_seed(0)
     context, features = drafted.context.shape[1], drafted.features.shape[2]
@@ -100,13 +100,13 @@ def with_rejector(served: Served, kind: str) -> DeferringModel:
 
 @pytest.fixture(scope="module")
 def expert() -> TextModel:
-    """What is behind the endpoint."""
+    """The model behind the endpoint."""
     return made_of("bytes", "gpt2", 2, 6)
 
 
 @pytest.fixture(scope="module")
 def endpoint(expert: TextModel) -> Iterator[str]:
-    """seqdefer's own server, whose expert writes all. Nobody may change it."""
+    """seqdefer's own server, whose expert writes everything. Shared: do not modify."""
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
     from tests.server.test_app import running
 
@@ -120,35 +120,34 @@ def endpoint(expert: TextModel) -> Iterator[str]:
 
 
 def alone(expert: TextModel, prompt: str, n_tokens: int) -> str:
-    """What the expert writes here, by `generate` of transformers."""
-    inputs, _ = expert.encode([prompt])
+    """Return what `generate` of transformers writes locally."""
+    inputs, _ = encode(expert.tokenizer, [prompt], "", max_tokens=1000)
     (row,) = generated(expert, inputs, n_tokens)
     text: str = expert.tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
-# -- texts and tokens ------------------------------------------------------------------------------------------------
+# -- texts and tokens -----------------------------------------------------------------------------------------------
 
 
-def read(script: Script, inputs: tuple[int, ...], written: tuple[int, ...]) -> str:
-    return script._text(written if script.model.is_encoder_decoder else inputs + written)
+def read(adapter: PromptAdapter, inputs: tuple[int, ...], written: tuple[int, ...]) -> str:
+    return adapter._text(written if adapter.model.is_encoder_decoder else inputs + written)
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_tokens_read_on_as_the_expert_wrote(data: st.DataObject) -> None:
-    """Wherever the predictor stopped, within a word too, and whatever pieces the expert goes on with. Where an
-    encoder-decoder has shown nothing yet (a piece may be a space that begins a text), a text by itself begins."""
+def test_tokens_continue_the_text_as_the_expert_wrote_it(data: st.DataObject) -> None:
+    """Wherever the predictor stopped, even within a word. The output of an encoder-decoder begins without a space."""
     kind, family = data.draw(st.sampled_from([("bytes", "gpt2"), ("spaces", "llama"), ("spaces", "t5")]))
-    script = Script(made_of_once(kind, family), 1)
+    adapter = PromptAdapter(made_of_once(kind, family), 1)
     piece = st.integers(3, 59)
     inputs, written = (tuple(data.draw(st.lists(piece, min_size=1, max_size=6))) for _ in range(2))
     text = data.draw(st.lists(st.sampled_from(["w", " w", "7", "41", " w3", " w25"]), min_size=1, max_size=5))
     answer = Completion("".join(text), is_finished=True)
-    before, new = read(script, inputs, written), script.tokens(inputs, written, answer)
-    added = answer.text.lstrip() if script.model.is_encoder_decoder and not before else answer.text
-    assert read(script, inputs, (*written, *new)) == before + added
-    assert script.prompt(inputs, written).endswith(before[-5:])
+    before, new = read(adapter, inputs, written), adapter.tokens(inputs, written, answer)
+    added = answer.text.lstrip() if adapter.model.is_encoder_decoder and not before else answer.text
+    assert read(adapter, inputs, (*written, *new)) == before + added
+    assert adapter.prompt(inputs, written).endswith(before[-5:])
 
 
 @cache
@@ -157,48 +156,48 @@ def made_of_once(kind: str, family: str) -> TextModel:
 
 
 @pytest.mark.parametrize(("kind", "family"), [("bytes", "gpt2"), ("spaces", "llama"), ("spaces", "t5")])
-def test_a_text_begins_where_the_prompt_ends(kind: str, family: str) -> None:
+def test_a_text_continues_the_prompt(kind: str, family: str) -> None:
     model = made_of_once(kind, family)
-    script, tokenizer = Script(model, 1), model.tokenizer
+    adapter, tokenizer = PromptAdapter(model, 1), model.tokenizer
     inputs = tuple(tokenizer("w3 w41")["input_ids"])
-    assert script.prompt(inputs, ()) == "w3 w41"
-    begun = tuple(script.tokens(inputs, (), Completion(" w25 w7", is_finished=False)))
-    assert script._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
-    assert script.prompt(inputs, begun) == "w3 w41 w25 w7"
-    new = tuple(script.tokens(inputs, begun, Completion("8 w3", is_finished=False)))
-    assert script.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
+    assert adapter.prompt(inputs, ()) == "w3 w41"
+    begun = tuple(adapter.tokens(inputs, (), Completion(" w25 w7", is_finished=False)))
+    assert adapter._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
+    assert adapter.prompt(inputs, begun) == "w3 w41 w25 w7"
+    new = tuple(adapter.tokens(inputs, begun, Completion("8 w3", is_finished=False)))
+    assert adapter.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
 
 
-def test_half_letters_and_ends_in_a_text() -> None:
-    script = Script(made_of_once("bytes", "gpt2"), 1)
-    assert script.tokens((13,), (), Completion("\ufffd", is_finished=False)) == []
-    assert script._text(script.tokens((13,), (), Completion("7\ufffd", is_finished=False))) == "7"
-    assert script._text(script.tokens((13,), (), Completion("7</s>8", is_finished=True))) == "7"
-    assert script.tokens((13,), (), Completion("", is_finished=True)) == []
+def test_partial_letters_and_end_tokens_in_a_text() -> None:
+    adapter = PromptAdapter(made_of_once("bytes", "gpt2"), 1)
+    assert adapter.tokens((13,), (), Completion("\ufffd", is_finished=False)) == []
+    assert adapter._text(adapter.tokens((13,), (), Completion("7\ufffd", is_finished=False))) == "7"
+    assert adapter._text(adapter.tokens((13,), (), Completion("7</s>8", is_finished=True))) == "7"
+    assert adapter.tokens((13,), (), Completion("", is_finished=True)) == []
 
 
-def test_a_prompt_of_ones_own() -> None:
+def test_a_custom_prompt() -> None:
     model = made_of_once("spaces", "t5")
     inputs = tuple(model.tokenizer("w3 w4")["input_ids"])
-    script = Script(model, 1, "News: {input}\nIn short:{written}")
-    assert script.prompt(inputs, ()) == "News: w3 w4\nIn short:"
-    assert script.prompt(inputs, tuple(model.tokenizer("w5")["input_ids"])) == "News: w3 w4\nIn short: w5"
+    adapter = PromptAdapter(model, 1, "News: {input}\nIn short:{written}")
+    assert adapter.prompt(inputs, ()) == "News: w3 w4\nIn short:"
+    assert adapter.prompt(inputs, tuple(model.tokenizer("w5")["input_ids"])) == "News: w3 w4\nIn short: w5"
     for bad in ("", "{input}", "{written}", "{written}{input}", "{input}{written} ", "{input}{written}{written}"):
-        with pytest.raises(OptionError, match=r"must hold \{input\} and end with \{written\}"):
+        with pytest.raises(OptionError, match=r"must contain \{input\} and end with \{written\}"):
             TextOptions(expert_prompt=bad)
 
 
-# -- a model behind a server -----------------------------------------------------------------------------------------
+# -- a model behind a server ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "family"), [("bytes", "gpt2"), ("spaces", "llama"), ("spaces", "t5")])
-def test_completions_are_what_the_model_writes_here(kind: str, family: str, endpoint: str, expert: TextModel) -> None:
-    """Of a predictor with the expert's tokens, and of two with others."""
+def test_completions_equal_local_generation(kind: str, family: str, endpoint: str, expert: TextModel) -> None:
+    """For a predictor with the expert's tokenizer and for two with others."""
     pair = remote_pair(endpoint, made_of(kind, family, 1, 3))
     served = served_of(pair)
     examples = served.codec.encode(TEXTS)
     drafts = draft(pair.predictor, examples, served.spec).sequences
-    rows, script, n_ended = range(len(TEXTS)), pair.expert.script, 0
+    rows, adapter, n_ended = range(len(TEXTS)), pair.expert.adapter, 0
     for kept in (0, 1, 3, 7):
         prefixes = drafts.truncate(torch.full_like(drafts.lengths, kept))
         completed = pair.expert.complete(examples, prefixes, served.spec)
@@ -210,8 +209,8 @@ def test_completions_are_what_the_model_writes_here(kind: str, family: str, endp
             if before[-1:] == (1,):
                 assert after == before
                 continue
-            expected = alone(expert, script.prompt(inputs, before), LENGTH - len(before))
-            found, whole = read(script, inputs, after), read(script, inputs, before) + expected
+            expected = alone(expert, adapter.prompt(inputs, before), LENGTH - len(before))
+            found, whole = read(adapter, inputs, after), read(adapter, inputs, before) + expected
             whole = whole if before or family != "t5" else whole.lstrip()
             n_ended += after[-1] == 1
             assert found == whole if after[-1] == 1 else whole.startswith(found) and len(after) == LENGTH
@@ -219,7 +218,7 @@ def test_completions_are_what_the_model_writes_here(kind: str, family: str, endp
 
 
 @pytest.mark.parametrize("by_token", [False, True])
-def test_the_contract_is_kept(by_token: bool, endpoint: str) -> None:
+def test_contract(by_token: bool, endpoint: str) -> None:
     pair = remote_pair(endpoint, made_of("bytes", "gpt2", 1, 3), by_token=by_token)
     served = served_of(pair)
     examples = served.codec.encode(TEXTS[:3])
@@ -228,10 +227,10 @@ def test_the_contract_is_kept(by_token: bool, endpoint: str) -> None:
     assert not pair.expert.deterministic
 
 
-def test_next_tokens_are_the_beginnings_of_the_experts(endpoint: str, expert: TextModel, spy: Spy) -> None:
+def test_next_tokens_begin_the_experts_text(endpoint: str, expert: TextModel, spy: Spy) -> None:
     pair = remote_pair(endpoint, made_of("bytes", "gpt2", 1, 3), by_token=True)
     assert isinstance(pair.expert, RemoteTokenExpert)
-    served, script = served_of(pair), pair.expert.script
+    served, adapter = served_of(pair), pair.expert.adapter
     examples = served.codec.encode(TEXTS)
     calls, state = spy(Completions, "_post"), pair.expert.start(examples)
     rows = torch.tensor([4, 0, 4])
@@ -239,8 +238,8 @@ def test_next_tokens_are_the_beginnings_of_the_experts(endpoint: str, expert: Te
         named, state = pair.expert.next(state, rows)
         for row, token in zip(rows.tolist(), named.tolist(), strict=True):
             inputs, written = state.inputs[row], state.written[row]
-            text = alone(expert, script.prompt(inputs, written), 1)
-            assert text.startswith(script._text([token]))
+            text = alone(expert, adapter.prompt(inputs, written), 1)
+            assert text.startswith(adapter._text([token]))
             assert text or token == 1
         assert named[0] == named[2]
         again, state = pair.expert.next(state, rows)
@@ -250,7 +249,7 @@ def test_next_tokens_are_the_beginnings_of_the_experts(endpoint: str, expert: Te
 
 
 def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
-    """Labelling asks once at each place where a draft goes on, and an endpoint that is never the same is labelled."""
+    """Labelling makes one call for each hand-off of a draft that has not ended."""
     pair = remote_pair(endpoint, made_of("bytes", "gpt2", 1, 3))
     thirds: Any = {name: random_documents(9)[place::3] for place, name in enumerate(("train", "validation", "test"))}
     task = TextTask("text", TextOptions(length=LENGTH, input_tokens=40), pair, thirds)
@@ -265,8 +264,8 @@ def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
     assert naive == Calls(counted.made, 0)
 
 
-def test_sequences_that_all_begin_alike_still_do(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
-    """BART's first token is always the same: nobody is asked about it."""
+def test_a_forced_first_token_needs_no_call(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
+    """BART's first token is always the same."""
     calls, model = spy(Completions, "_post"), tiny_text_model("bart", 1, 1)
     pair = remote_pair(server.url, model, by_token=True)
     assert isinstance(pair.expert, RemoteTokenExpert)
@@ -281,25 +280,25 @@ def test_sequences_that_all_begin_alike_still_do(server: Misbehaving, spy: Spy) 
     assert completed.tokens[0, : int(completed.lengths[0])].tolist() == [5, 9, 8, 1]
 
 
-def test_a_token_that_is_half_a_letter_is_asked_for_with_the_rest(server: Misbehaving) -> None:  # noqa: F811
+def test_a_partial_letter_is_requested_again_with_more_tokens(server: Misbehaving) -> None:  # noqa: F811
     pair = remote_pair(server.url, made_of("bytes", "gpt2", 1, 3), by_token=True, at_once=1)
     assert isinstance(pair.expert, RemoteTokenExpert)
     server.behaviours = [completion("\ufffd", "length"), completion("", "stop"), completion("41", "length")]
     examples = Examples(torch.tensor([[13, 4], [13, 5]]), torch.tensor([[3], [3]]), torch.arange(2))
     named, _ = pair.expert.next(pair.expert.start(examples), torch.arange(2))
-    assert pair.expert.script._text(named[:1].tolist()) == "41"
+    assert pair.expert.adapter._text(named[:1].tolist()) == "41"
     assert named[1] == 1
     assert [request.body["max_tokens"] for request in server.asked] == [1, 1, 4]
 
 
-def test_a_predictor_that_never_ends_is_refused(server: Misbehaving) -> None:  # noqa: F811
+def test_a_predictor_without_an_end_token(server: Misbehaving) -> None:  # noqa: F811
     network, tokenizer = tiny("gpt2", 1, 1), pieces.__wrapped__("bytes")
     network.generation_config.eos_token_id, tokenizer.eos_token = None, None
     with pytest.raises(OptionError, match="endless has no end token"):
         remote_pair(server.url, text_model(network, tokenizer, "endless"))
 
 
-# -- the command line ------------------------------------------------------------------------------------------------
+# -- the command line -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -348,42 +347,42 @@ def test_fit_calibrate_and_generate(
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
 
 
-@calls_are_told
-def test_by_token_when_asked_for(place: Path, endpoint: str, tmp_path: Path, capsys: Capture) -> None:
+@ignore_call_warnings
+def test_by_token(place: Path, endpoint: str, tmp_path: Path, capsys: Capture) -> None:
     out, options = tmp_path / "model", ["--length", "3", "--train-documents", "6", "--validation-documents", "3"]
-    said = refused(capsys, *fit(place, out, endpoint, *options, "--method", "TokenwiseModel"))
-    assert "completes sequences and names no next token" in said
-    with pytest.warns(ExpertCallsWarning, match="for every token that it writes: up to 3 times a sequence"):
+    error = refused(capsys, *fit(place, out, endpoint, *options, "--method", "TokenwiseModel"))
+    assert "completes sequences and names no next token" in error
+    with pytest.warns(ExpertCallsWarning, match="for every token that it writes: up to 3 calls per sequence"):
         assert cli.main(fit(place, out, endpoint, *options, "--expert-by-token")) == 0
-    with pytest.warns(ExpertCallsWarning) as said_once:
+    with pytest.warns(ExpertCallsWarning) as warned:
         model = DeferringModel.from_pretrained(out, device="cpu")
-    assert len(said_once) == 1
+    assert len(warned) == 1
     assert isinstance(model.served.expert, RemoteTokenExpert)
     assert model.rejector.notes["method"] == "TokenwiseModel"
     written = model.generate(TEXTS[:2], 1.0)
     assert {source for row in written.sources for source in row} == {"expert"}
 
 
-@calls_are_told
-def test_what_was_answered_is_not_asked_again(
+@ignore_call_warnings
+def test_answers_are_stored(
     place: Path,
     server: Misbehaving,  # noqa: F811
     tmp_path: Path,
     capsys: Capture,
 ) -> None:
-    """An endpoint that dies midway takes the answers for one batch of documents with it, and no more."""
+    """An endpoint that dies midway loses at most the answers of one batch of documents."""
     whole, lived = tmp_path / "whole", 60
     assert cli.main(fit(place, whole, server.url)) == 0
     total = len(server.asked)
     assert total > 2 * lived
     server.asked.clear()
     server.behaviours = [*[completion("fine")] * lived, *[status(402, "no money left")] * 100]
-    said = refused(capsys, *fit(place, tmp_path / "model", server.url))
-    assert "refused the call for 'toy' (status 402, 'no money left')" in said
+    error = refused(capsys, *fit(place, tmp_path / "model", server.url))
+    assert "refused the call for 'toy' (status 402, 'no money left')" in error
     server.behaviours.clear()
     server.asked.clear()
     assert cli.main(fit(place, tmp_path / "model", server.url)) == 0
-    assert total - lived <= len(server.asked) <= total - lived + DOCUMENTS * LENGTH
+    assert total - lived <= len(server.asked) <= total - lived + DOCUMENTS_PER_BATCH * LENGTH
     server.asked.clear()
     assert cli.main(fit(place, tmp_path / "model", server.url)) == 0
     assert server.asked == []
@@ -391,10 +390,10 @@ def test_what_was_answered_is_not_asked_again(
 
 def test_options_are_checked(capsys: Capture, place: Path, tmp_path: Path) -> None:
     url = "https://host/v1"
-    with pytest.raises(OptionError, match="--expert-model is missing: name the model at https://host/v1"):
+    with pytest.raises(OptionError, match="--expert-model is missing; give the name of a model at https://host/v1"):
         TextOptions(expert=url)
     for more in ({"expert_model": "m"}, {"expert_by_token": True}):
-        with pytest.raises(OptionError, match="need --expert https://HOST/v1; it is 'models/large'"):
+        with pytest.raises(OptionError, match="need --expert https://HOST/v1, not 'models/large'"):
             TextOptions(expert="models/large", **more)  # type: ignore[arg-type]
     for bad, match in (
         ({"expert_retries": -1}, "--expert-retries is -1; it must be at least 0"),
@@ -404,12 +403,12 @@ def test_options_are_checked(capsys: Capture, place: Path, tmp_path: Path) -> No
         with pytest.raises(OptionError, match=match):
             TextOptions(expert=url, expert_model="m", **bad)  # type: ignore[arg-type]
     for more in ([], ["--expert-model", ""]):
-        said = refused(capsys, *fit(place, tmp_path / "model", "https://me:hush@host/v1", *more))
-        assert KEY in said
-        assert "hush" not in said
+        error = refused(capsys, *fit(place, tmp_path / "model", "https://me:hush@host/v1", *more))
+        assert KEY in error
+        assert "hush" not in error
 
 
-def test_a_fingerprint_knows_all_but_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_ignores_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prints = made_of_once("bytes", "gpt2"), list[str]()
     for key in ("one", "two"):
         monkeypatch.setenv(KEY, key)
@@ -421,10 +420,10 @@ def test_a_fingerprint_knows_all_but_the_key(monkeypatch: pytest.MonkeyPatch) ->
     assert {pair.expert.fingerprint for pair in same} == {prints[0]}
 
 
-# -- served ----------------------------------------------------------------------------------------------------------
+# -- served ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_predictor_finishes_where_the_endpoint_dies(
+def test_the_predictor_finishes_if_the_endpoint_dies(
     server: Misbehaving,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

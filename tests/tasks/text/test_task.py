@@ -1,54 +1,57 @@
-"""The tasks `xsum` and `text`: they keep the contract, read what both models can read, and draw who wrote what."""
+"""The tasks `xsum` and `text`: contract, inputs, options, plug-in experts and drawings."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.settings import experiment_settings
-from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
+from seqdefer.progress import Silent
+from seqdefer.registry import EXPERTS
 from seqdefer.testing import check_task
 from seqdefer.types import Rollout, Sequences
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
-from tiny_models import Decided, pair_of, random_documents, rows_of, task_of, tiny
+from text_runs import save_place
+from tiny_models import pair_of, random_documents, task_of, tiny
 from tiny_models import tokenizer as tiny_tokenizer
 
-from seqdefer.tasks.text.codec import END_SIGN, CutWarning
-from seqdefer.tasks.text.data import Document, encode
+from seqdefer.tasks.text import task as task_module
+from seqdefer.tasks.text.codec import END_SIGN, TruncationWarning
+from seqdefer.tasks.text.data import Document
 from seqdefer.tasks.text.models import text_model
-from seqdefer.tasks.text.pairs import SHOWN, TextPair
-from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.pairs import FEATURE_SETS, TextExpert, TextPair
 from seqdefer.tasks.text.task import TEXT, XSUM, TextOptions, TextTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# -- the contract --------------------------------------------------------------------------------------------------
+# -- the contract ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.parametrize("shown", FEATURE_SETS)
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_a_task_keeps_its_contract(family: str, shown: str) -> None:
+def test_contract(family: str, shown: str) -> None:
     options = {"suffix": "w7 w8"} if family == "gpt2" else {"prefix": "w9 "}
     check_task(task_of(pair_of(family, shown), random_documents(6), length=3, **options), n=2)
 
 
 @pytest.mark.parametrize("choice", [{"rouge": "ids", "token_loss": "paper"}, {"length": 1}])
-def test_a_task_keeps_its_contract_however_it_counts(choice: dict[str, Any]) -> None:
+def test_contract_of_other_losses_and_lengths(choice: dict[str, Any]) -> None:
     check_task(task_of(pair_of("t5"), random_documents(6), **{"length": 3, **choice}), n=2)
 
 
 @pytest.fixture(scope="module")
 def endless() -> TextPair:
-    """Two models that never end."""
+    """Return a pair of models without an end token."""
     from copy import deepcopy
 
     reader = deepcopy(tiny_tokenizer())
@@ -68,86 +71,16 @@ def test_a_pair_without_an_end_token(endless: TextPair) -> None:
     assert task.split("test").targets[0].tolist()[0] > 2
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_short_sequences_are_enumerated_as_the_engine_writes_them(family: str) -> None:
-    """And document by document: of several at once the states would fill any memory."""
-    task = task_of(pair_of(family), random_documents(12), length=5)
-    examples = task.split("test")
-    trees, lazy = enumerate_trees(task, examples), DecisionTrees(task, examples)
-    assert task.expert.examples_at_once == 1
-    pattern = torch.rand(4, 5, generator=torch.Generator().manual_seed(0)) < 0.5
-    expected = rows_of(roll_out(task.predictor, task.expert, examples, Decided(pattern), task.spec).sequences)
-    for grown in (trees, lazy):
-        assert walked(grown, pattern) == expected
+# -- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def walked(trees: DecisionTrees, pattern: Tensor) -> list[list[int]]:
-    """The sequences at the ends of the paths that `pattern` (n, L) takes."""
-    found: list[list[int]] = [[] for _ in range(len(trees))]
-    nodes, rows = trees.roots, torch.arange(len(trees))
-    for decided in pattern.unbind(1):
-        following = trees.children(nodes, decided[rows])
-        over = following == END
-        leaves = rows_of(trees.sequences(nodes[over], decided[rows][over]))
-        for row, tokens in zip(rows[over].tolist(), leaves, strict=True):
-            found[row] = tokens
-        nodes, rows = following[~over], rows[~over]
-    return found
-
-
-# -- inputs --------------------------------------------------------------------------------------------------------
-
-
-def test_a_suffix_follows_what_is_left_of_a_document() -> None:
-    reader = tiny_tokenizer()
-    ids, n_cut = encode(reader, ["w5 w6", "w5 w6 w7 w8 w9", "w5 w6 w7"], "w3 ", 6, suffix=" w10 w11")
-    assert ids.tolist() == [[3, 5, 6, 10, 11, PADDING], [3, 5, 6, 7, 10, 11], [3, 5, 6, 7, 10, 11]]
-    assert n_cut == 1
-
-
-class Ending:
-    """One word, one number; the end token is added, as T5's tokenizer does it."""
-
-    eos_token_id = 1
-
-    def __call__(
-        self, texts: list[str], *, verbose: bool, add_special_tokens: bool = True, **cut: Any
-    ) -> dict[str, list[list[int]]]:
-        end = [1] if add_special_tokens else []
-        most = cut["max_length"] - len(end) if cut else None
-        return {"input_ids": [[*[int(word) for word in text.split()][:most], *end] for text in texts]}
-
-
-def test_a_suffix_stands_before_the_end_token() -> None:
-    ids, n_cut = encode(Ending(), ["5 6", "5 6 7 8"], "3 ", 6, suffix="9")
-    assert ids.tolist() == [[3, 5, 6, 9, 1, PADDING], [3, 5, 6, 7, 9, 1]]
-    assert n_cut == 1
-    with pytest.raises(
-        OptionError, match="cut at 3 tokens, which leaves nothing of it beside prefix and suffix; allow"
-    ):
-        encode(Ending(), ["5"], "3 ", 3, suffix="9")
-
-
-class Silencing(Ending):
-    """Adds no end token, and knows no letters."""
-
-    def __call__(self, texts: list[str], **how: Any) -> dict[str, list[list[int]]]:
-        digits = ["".join(letter for letter in text if letter.isdigit() or letter == " ") for text in texts]
-        return super().__call__(digits, **{**how, "add_special_tokens": False})
-
-
-def test_a_suffix_after_a_text_without_tokens() -> None:
-    """Once an IndexError."""
-    assert encode(Silencing(), ["abc"], "", 4, suffix="9")[0].tolist() == [[9]]
-
-
-def test_documents_are_cut_to_what_both_models_can_read() -> None:
-    """GPT-2's 64 positions hold the prompt and what is written."""
+def test_documents_are_truncated_to_what_both_models_can_read() -> None:
+    """GPT-2's 64 positions hold the prompt and the output."""
     long = [Document("0", " ".join(["w5"] * 80), "w6"), *random_documents(2)]
-    with pytest.warns(CutWarning, match="^1 of 3 documents are longer than 44 tokens and were cut there$"):
+    with pytest.warns(TruncationWarning, match="^1 of 3 documents are longer than 44 tokens and were truncated$"):
         task = task_of(pair_of("gpt2"), long, length=20, suffix="w9 w9")
     assert task.split("train").inputs[0].tolist() == [5] * 42 + [9, 9]
-    assert "1 cut at 44 tokens" in task.describe()["data"]  # once the 448 of the options
+    assert "1 cut at 44 tokens" in task.describe()["data"]  # was the 448 of the options
     rollout = roll_out(task.predictor, task.expert, task.split("train"), HandOff(torch.tensor([10])), task.spec)
     assert rollout.sequences.lengths.item() <= 20
 
@@ -155,12 +88,12 @@ def test_documents_are_cut_to_what_both_models_can_read() -> None:
 @pytest.mark.parametrize(
     ("family", "most", "wanted"), [("gpt2", 63, 64), ("gpt2", 63, 200), ("bart", 40, 41), ("bart", 40, 100)]
 )
-def test_more_tokens_than_a_model_has_positions_are_refused(family: str, most: int, wanted: int) -> None:
-    """BART once failed inside its embeddings, which on a GPU ends the process."""
+def test_more_tokens_than_a_model_has_positions(family: str, most: int, wanted: int) -> None:
+    """BART once failed inside its embeddings, which ends a GPU process."""
     documents = [Document(str(row), f"w{row + 5}", "w3") for row in range(3)]
     positions = 64 if family == "gpt2" else 40
     with pytest.raises(
-        OptionError, match=f"{family} has {positions} positions, too few to write {wanted} tokens; write f"
+        OptionError, match=f"{family} has {positions} positions, too few to write {wanted} tokens; lower --length"
     ):
         task_of(pair_of(family), documents, length=wanted)
     task = task_of(pair_of(family), documents, length=most)
@@ -192,7 +125,30 @@ def test_the_papers_figures_are_for_twenty_tokens() -> None:
     assert not task_of(pair, documents, length=14).is_papers
 
 
-# -- pictures ------------------------------------------------------------------------------------------------------
+# -- experts of other packages --------------------------------------------------------------------------------------
+
+
+def test_an_expert_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed plug-in wins over the Hub; other names are checkpoints."""
+    expert = pair_of("t5").expert
+    calls: list[tuple[Any, ...]] = []
+
+    class Point:
+        def load(self) -> Any:
+            return lambda *arguments: calls.append(arguments) or expert
+
+    monkeypatch.setattr(task_module, "find_plugins", lambda group: {"text.mine": Point()} if group == EXPERTS else {})
+    folder = save_place(tmp_path) / "t5"
+    options = TextOptions(predictor=str(folder / "predictor"), expert="mine", length=4)
+    served = TEXT.serve(options, tmp_path, torch.device("cpu"), Silent())
+    assert served.expert is expert
+    assert calls == [(options, served.predictor, torch.device("cpu"))]
+    assert served.codec.encode(["w5"]).inputs.tolist() == [[5]]
+    other = replace(options, expert=str(folder / "expert"))
+    assert isinstance(TEXT.serve(other, tmp_path, torch.device("cpu"), Silent()).expert, TextExpert)
+
+
+# -- drawings -------------------------------------------------------------------------------------------------------
 
 
 def drawn(task: TextTask, tokens: list[int], by_expert: list[bool]) -> str:
@@ -203,7 +159,7 @@ def drawn(task: TextTask, tokens: list[int], by_expert: list[bool]) -> str:
     return task.draw(task.split("test"), {0.25: rollout})
 
 
-def test_a_picture_shows_document_reference_authors_and_end() -> None:
+def test_a_drawing_shows_document_reference_authors_and_end() -> None:
     documents = [Document(str(row), f"w{row} <b>bold</b> " + "w5 " * 200, f"a & w{row}") for row in range(3)]
     task = task_of(pair_of("t5"), documents, length=6, input_tokens=700)
     page = drawn(task, [3, 4, 2, 5, 1], [False, True, True, False, True])
@@ -214,37 +170,3 @@ def test_a_picture_shows_document_reference_authors_and_end() -> None:
     assert "budget 25\u00a0%" in page
     pieces = (("predictor", "w3"), ("expert", " w4"), ("expert", ""), ("predictor", " w5"), ("expert", END_SIGN))
     assert all(f'class="tokens-{author}">{piece}<' in page for author, piece in pieces)
-
-
-class Halves:
-    """Two tokens make a letter, as bytes do; a mark takes the space before it away, as tidy tokenizers do."""
-
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
-        assert skip_special_tokens
-        text, rest = "", list(tokens)
-        while rest:
-            one = rest.pop(0)
-            if one == 20:
-                text += "€" if rest[:1] == [21] else "\ufffd"
-                rest = rest[1:] if rest[:1] == [21] else rest
-            else:
-                text += {1: "", 2: "", 3: " do", 4: " n", 5: "'t"}.get(one, "\ufffd")
-        return text.replace(" n't", "n't")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "pieces"),
-    [
-        ([3, 20, 21, 3, 1], [" do", "", "€", " do", END_SIGN]),  # once "\ufffd" and nothing, for good
-        ([3, 4, 5], [" do", "", "n't"]),  # once " do", " n", "t"
-        ([3, 2, 3], [" do", "", " do"]),
-        ([3, 20], [" do", "\ufffd"]),
-        ([1], [END_SIGN]),
-        ([2, 2], ["", ""]),
-    ],
-)
-def test_pieces_are_together_the_text(tokens: list[int], pieces: list[str]) -> None:
-    task = task_of(pair_of("t5"), random_documents(3))
-    task.codec.tokenizer = Halves()
-    assert task.codec.pieces(tokens) == pieces
-    assert "".join(pieces).replace(END_SIGN, "") == Halves().decode(tokens, skip_special_tokens=True)

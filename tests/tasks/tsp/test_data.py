@@ -25,7 +25,6 @@ from seqdefer.tasks.tsp.data import (
     read_pool,
     split_instances,
 )
-from seqdefer.tasks.tsp.reading import LARGEST_FILE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -271,11 +270,10 @@ def test_files_that_are_not_there_or_too_large(tmp_path: Path, monkeypatch: pyte
         read_instances("")
     with pytest.raises(DataError, match="cannot read"):
         read_instances("x" * 5000)
-    monkeypatch.setattr(reading, "_MIB", 1)  # so that the limit is LARGEST_FILE bytes
-    packed = gzip.compress(b" " * (LARGEST_FILE + 1))
-    assert len(packed) < LARGEST_FILE
-    for content in (b" " * (LARGEST_FILE + 1), packed):
-        with pytest.raises(DataError, match=rf"map\.tsp is larger than {LARGEST_FILE} MiB"):
+    monkeypatch.setattr(reading, "MAX_FILE_MIB", 1)
+    blank = b" " * (2**20 + 1)
+    for content in (blank, gzip.compress(blank)):
+        with pytest.raises(DataError, match=r"map\.tsp is larger than 1 MiB"):
             read_instances(write(tmp_path / "map.tsp", content))
 
 

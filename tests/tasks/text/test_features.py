@@ -1,4 +1,4 @@
-"""What rejectors are shown of a model: its states, facts of its likeliest tokens, or both."""
+"""Rejectors see states of the predictor, facts about its likeliest tokens, or both."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ pytest.importorskip("transformers", reason="needs the extra 'text'")
 from tiny_models import SOME_FAMILIES, documents, full_pass, tiny_pair, tiny_text_model
 
 from seqdefer.tasks.text.facts import facts_of
-from seqdefer.tasks.text.pairs import SHOWN, TextPredictor
-from seqdefer.tasks.text.passes import PADDING, Memory, Pass
+from seqdefer.tasks.text.pairs import FEATURE_SETS, TextPredictor
+from seqdefer.tasks.text.passes import PADDING, ForwardPass, KeyValueCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 some_families = pytest.mark.parametrize("family", SOME_FAMILIES)
 
 
 @some_families
-def test_what_is_shown_are_states_facts_or_both(family: str) -> None:
+def test_both_is_states_then_facts(family: str) -> None:
     model, inputs = tiny_pair(family).predictor.model, documents(5).inputs
     tokens = torch.randint(3, 60, (5, 3), generator=torch.Generator().manual_seed(1))
     seen = {}
-    for shown in SHOWN:
+    for shown in FEATURE_SETS:
         predictor = TextPredictor(model, shown=shown)
         state, context = predictor.start(inputs)
         seen[shown] = [context, predictor.propose(state).features]
@@ -36,8 +36,8 @@ def test_what_is_shown_are_states_facts_or_both(family: str) -> None:
 
 
 @some_families
-def test_facts_are_of_the_two_likeliest_tokens(family: str) -> None:
-    """Of a token that every sequence begins with, too, and of an end token that another one stands for."""
+def test_facts_describe_the_two_likeliest_tokens(family: str) -> None:
+    """Also for a forced first token and for an end token that another one replaces."""
     model, inputs = tiny_pair(family).predictor.model, documents(8).inputs
     predictor = TextPredictor(model, shown="facts")
     tokens = torch.randint(3, 60, (8, 2), generator=torch.Generator().manual_seed(1))
@@ -53,19 +53,19 @@ def test_facts_are_of_the_two_likeliest_tokens(family: str) -> None:
         state = predictor.append(state, tokens[:, position]) if position < 2 else state
 
 
-def test_what_is_shown_has_a_name() -> None:
+def test_the_fingerprint_depends_on_what_is_shown() -> None:
     model = tiny_pair("t5").predictor.model
-    assert len({TextPredictor(model, shown=shown).fingerprint for shown in SHOWN}) == 3
+    assert len({TextPredictor(model, shown=shown).fingerprint for shown in FEATURE_SETS}) == 3
     with pytest.raises(OptionError, match="unknown choice of what rejectors see 'all'; available: both, facts, states"):
         TextPredictor(model, shown="all")
 
 
-def test_facts_are_numbers_where_one_token_alone_is_allowed() -> None:
-    """The second likeliest then has log p = -inf."""
+def test_facts_are_finite_if_a_single_token_is_possible() -> None:
+    """The second token then has log p = -inf."""
     predictor = TextPredictor(tiny_text_model("t5", 1, 1), shown="both")
     logits = torch.full((2, 60), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
-    run = Pass(Memory((), (), None, 1), torch.zeros(2, 16), logits)
-    proposal = predictor.judge(run, 1)
+    run = ForwardPass(KeyValueCache((), (), None, 1), torch.zeros(2, 16), logits)
+    proposal = predictor.to_proposal(run, 1)
     assert proposal.tokens.tolist() == [5, 5]
     assert bool(proposal.features.isfinite().all())
     assert bool(proposal.uncertainty.isfinite().all())

@@ -1,4 +1,4 @@
-"""Batches that do not fit into the memory of a GPU are halved, and nothing is lost; a GPU labels as the CPU does."""
+"""Batches that do not fit into GPU memory are halved without loss; a GPU makes the same labels as a CPU."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from tiny_models import (
 )
 from tiny_models import tokenizer as tiny_tokenizer
 
-from seqdefer.tasks.text.memory import Halving, SmallerBatchWarning
+from seqdefer.tasks.text.batches import AdaptiveBatch, SmallerBatchWarning
 from seqdefer.tasks.text.models import text_model
 from seqdefer.tasks.text.pairs import TextPair
-from seqdefer.tasks.text.task import TextTask, _remembered
+from seqdefer.tasks.text.task import TextTask, _encoder_cache_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LENGTH = 14  # more than trees are enumerated for
+LENGTH = 14  # too long to enumerate decision trees
 
 
 def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that holds three rows: the same tokens come out, in passes of at most three rows."""
+    """A GPU that holds three rows writes the same tokens, in passes of at most three rows."""
     pair, examples = TextPair.of(tiny_text_model("t5", 1, 1), tiny_text_model("t5", 2, 6)), documents(12)
     pattern = random_pattern(12)
     expected = written(pair, examples, Decided(pattern))
     for writer in (pair.predictor, pair.expert):
-        for name in ("begin", "go_on"):
+        for name in ("prefill", "extend"):
             monkeypatch.setattr(writer.model.network, name, holding_three(getattr(writer.model.network, name)))
-    with pytest.warns(SmallerBatchWarning) as told:
+    with pytest.warns(SmallerBatchWarning) as warned:
         assert written(pair, examples, Decided(pattern)) == expected
-    assert str(told[0].message) == "12 rows do not fit into the memory of the GPU; going on with 6 at once"
+    assert str(warned[0].message) == "a batch of 12 rows does not fit into GPU memory; continuing with 6 rows"
     assert pair.predictor.batch_size == 3
 
 
@@ -64,18 +64,18 @@ def holding_three(method: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-def test_one_row_that_does_not_fit_ends_it() -> None:
+def test_a_single_row_that_does_not_fit_is_an_error() -> None:
     def full(_: Tensor) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(OptionError, match="one row alone does not fit"), pytest.warns(SmallerBatchWarning):
-        Halving(2).over(torch.arange(5), full)
-    with pytest.raises(OptionError, match="a batch of 0 rows"):
-        Halving(0)
+    with pytest.raises(OptionError, match="a single row does not fit"), pytest.warns(SmallerBatchWarning):
+        AdaptiveBatch(2).map(torch.arange(5), full)
+    with pytest.raises(OptionError, match="the batch size is 0"):
+        AdaptiveBatch(0)
 
 
 def failing_once(method: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """Call number `at` of more than one row does not fit."""
+    """Run out of memory at call number `at` with more than one row."""
     calls = 0
 
     def limited(first: Any, tokens: Tensor) -> Any:
@@ -94,9 +94,9 @@ def label(task: TextTask, folder: Path) -> experiment.Labelled:
 
 
 @pytest.mark.parametrize(
-    ("writer", "name", "at"), [("predictor", "begin", 1), ("expert", "go_on", 1), ("expert", "go_on", 9)]
+    ("writer", "name", "at"), [("predictor", "prefill", 1), ("expert", "extend", 1), ("expert", "extend", 9)]
 )
-def test_a_batch_that_does_not_fit_loses_nothing(
+def test_labels_survive_a_halved_batch(
     writer: str, name: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = random_documents(24)
@@ -104,7 +104,7 @@ def test_a_batch_that_does_not_fit_loses_nothing(
     task = task_of(pair_of("t5"), documents, length=LENGTH)
     network = getattr(task, writer).model.network
     monkeypatch.setattr(network, name, failing_once(getattr(network, name), at))
-    with pytest.warns(SmallerBatchWarning, match="rows do not fit into the memory of the GPU; going on with"):
+    with pytest.warns(SmallerBatchWarning, match="does not fit into GPU memory; continuing with"):
         found = label(task, tmp_path / "halved")
     assert torch.equal(found.table.loss, expected.table.loss)
     assert torch.equal(found.table.deferred, expected.table.deferred)
@@ -114,7 +114,7 @@ def test_a_batch_that_does_not_fit_loses_nothing(
 
 
 def known(trees: DecisionTrees) -> dict[tuple[int, ...], list[Any]]:
-    """Tokens and losses of every node, by its example and the tokens before it."""
+    """Return tokens and losses of every node by its example and the tokens before it."""
     table, places = trees.nodes, list[tuple[int, ...]]()
     for node in range(table.size):
         parent = int(table.parent[node])
@@ -128,17 +128,17 @@ def known(trees: DecisionTrees) -> dict[tuple[int, ...], list[Any]]:
     }
 
 
-@pytest.mark.parametrize(("free", "most"), [(2**40, 2**33), (2**34, 2**31)])
-def test_encodings_leave_a_gpu_room(free: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They once took 8 GiB for each model, of a GPU that might not have them; batches were then halved in vain."""
+@pytest.mark.parametrize(("free", "expected"), [(2**40, 2**33), (2**34, 2**31)])
+def test_the_encoder_cache_leaves_gpu_memory_free(free: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once took 8 GiB per model whatever the GPU had, and batches were halved in vain."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-    assert _remembered(torch.device("cuda")) == most
-    assert _remembered(torch.device("cpu")) == 2**30
+    assert _encoder_cache_bytes(torch.device("cuda")) == expected
+    assert _encoder_cache_bytes(torch.device("cpu")) == 2**30
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
-def test_labels_and_pictures_on_a_gpu_are_those_on_the_cpu(family: str, tmp_path: Path) -> None:
+def test_a_gpu_makes_the_labels_and_drawings_of_a_cpu(family: str, tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     documents = random_documents(24)

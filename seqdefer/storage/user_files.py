@@ -1,0 +1,143 @@
+"""Files that users bring: plain or gzip, read within size limits, with errors that name the file and the line.
+
+    content = read_bytes(Path("map.tsp.gz"), max_mib=128, advice="give fewer cities")
+    for number, line in read_lines(Path("news.jsonl.gz")):
+        record = parse_record(line, f"news.jsonl.gz, line {number}")
+
+The content decides whether a file is gzip, not its name. Limits count unpacked bytes and apply while unpacking, so a
+small file that unpacks to gigabytes ends in a DataError. Parsers of tasks build on this module.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from seqdefer.errors import DataError
+
+MAX_LINE_MIB = 16
+MAX_TEXT_MIB = 4096  # all lines together, which are read one at a time; XSum has 500
+_MIB = 2**20
+_READ_ERRORS = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a null byte in the path
+
+
+def read_bytes(path: Path, *, max_mib: int, advice: str = "give a smaller file") -> bytes:
+    """Return the content of a file, unpacked if it is gzip."""
+    try:
+        with path.open("rb") as file:
+            content: bytes = _unpack(file, path.name).read(max_mib * _MIB + 1)
+    except _READ_ERRORS as error:
+        raise DataError(f"cannot read {path}: {_reason(error)}") from error
+    check_size(len(content), max_mib, path.name, advice)
+    return content
+
+
+def read_lines(path: Path, *, kind: str, max_mib: int | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a UTF-8 text that are not blank, stripped, with their numbers; read each when it is needed.
+
+    `kind` says in errors what to give instead, such as "a JSONL file". `max_mib` limits all lines together.
+    """
+    number, n_bytes, is_empty = 0, 0, True
+    max_mib = MAX_TEXT_MIB if max_mib is None else max_mib
+    try:
+        with path.open("rb") as file:
+            unpacked = _unpack(file, path.name)
+            while raw := unpacked.readline(MAX_LINE_MIB * _MIB + 1):
+                number, n_bytes = number + 1, n_bytes + len(raw)
+                check_size(len(raw), MAX_LINE_MIB, f"{path.name}, line {number},", "give shorter lines")
+                check_size(n_bytes, max_mib, path.name, "give fewer lines")
+                if line := _decode(raw, f"{path.name}, line {number}").strip():
+                    is_empty = False
+                    yield number, line
+    except _READ_ERRORS as error:
+        after = f" after line {number}" if number else ""
+        raise DataError(f"cannot read {path}{after}: {_reason(error)}; give {kind}, plain or gzip") from error
+    if is_empty:
+        raise DataError(f"{path.name} is empty; give {kind}, plain or gzip")
+
+
+def _unpack(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile:
+    unpacked = gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
+    if unpacked.peek(4).startswith(b"PK\x03\x04"):
+        raise DataError(f"{name} is a zip archive: unpack it and give the file inside")
+    return unpacked
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
+
+
+def _decode(raw: bytes, place: str) -> str:
+    try:
+        return raw.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: not UTF-8 (byte {raw[error.start]:#04x}); save the file as UTF-8") from error
+
+
+def check_size(n_bytes: int, max_mib: int, name: str, advice: str) -> None:
+    if n_bytes > max_mib * _MIB:
+        raise DataError(f"{name} is larger than {max_mib} MiB; {advice}")
+
+
+# --- JSON lines ------------------------------------------------------------------------------------------------------
+
+_JSON_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def parse_inputs(lines: Iterable[tuple[int, str]], path: Path, field: str) -> list[Any]:
+    """Return the inputs on lines of `path`: a field of JSON objects (*.jsonl, *.ndjson), else the lines themselves."""
+    if not {".jsonl", ".ndjson"} & {*path.suffixes}:
+        return [line for _, line in lines]
+    places = ((f"{path.name}, line {number}", line) for number, line in lines)
+    return [get_field(parse_record(line, place), field, place, "choose one with --field") for place, line in places]
+
+
+def parse_record(line: str, place: str) -> dict[str, Any]:
+    """Return the JSON object on a line. `place` names the line in errors."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise DataError(f"{place}: not JSON ({reason}); write one object a line, not {quote(line)}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{place}: {json_kind(record)}, not a JSON object; write one object a line, not {quote(line)}")
+    return record
+
+
+def get_field(record: Mapping[str, Any], field: str, place: str, advice: str) -> Any:
+    if field not in record:
+        raise DataError(f"{place}: there is no {quote(field)}; the fields are: {join_quoted(record)}; {advice}")
+    return record[field]
+
+
+def json_kind(value: object) -> str:
+    """Return what JSON calls the type of a value."""
+    return _JSON_KINDS.get(type(value), type(value).__name__)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def quote(text: str, max_length: int = 40) -> str:
+    """Return a text of a file for a message: shortened, with line ends and escape sequences spelt out."""
+    return repr(text if len(text) <= max_length else f"{text[: max_length - 1]}…")
+
+
+def join_quoted(names: Iterable[str], max_names: int = 10) -> str:
+    """Return names of a file, quoted, for a message."""
+    quoted = [quote(name) for name in names]
+    more = f" and {len(quoted) - max_names} more" if len(quoted) > max_names else ""
+    return (", ".join(quoted[:max_names]) or "none") + more
