@@ -1,4 +1,4 @@
-"""Fetching records: once, checked, kept; and what is said when it fails. The network is a fake unless marked."""
+"""Downloading records: once, verified, cached, with clear errors. The network is fake unless a test is marked."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_jena_out_of_reach_names_the_alternatives(
         raise error
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    with pytest.raises(DataError, match=r"jena_climate_2009_2016: https.*by hand.*--data PATH.*the default record"):
+    with pytest.raises(DataError, match=r"jena_climate_2009_2016: https.*yourself.*--data PATH.*the default record"):
         official_jena_series(tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_downloads_that_are_too_large(small: pytest.MonkeyPatch, tmp_path: Path)
     small.setattr(download, "LARGEST_FILE", 10)
     with pytest.raises(DataError, match=r"jena_climate_2009_2016\.csv has more than 10 bytes"):
         official_jena_series(tmp_path)
-    small.setattr(sources, "LARGEST_ARCHIVE", 10)
+    small.setattr(sources, "MAX_ARCHIVE_BYTES", 10)
     with pytest.raises(DataError, match=r"\.zip has more than 10 bytes"):
         official_jena_series(tmp_path)
 
