@@ -323,7 +323,7 @@ TINY_TRAINING = ["--cities", "6", "--instances", "32", "--epochs", "1", "--hidde
 def judged(monkeypatch: pytest.MonkeyPatch) -> int:
     """Few instances to judge with: their tours are solved."""
     pytest.importorskip("numba", reason="the local search needs numba: pip install 'seqdefer[tsp]'")
-    monkeypatch.setattr("seqdefer.tasks.tsp.task.JUDGED", 20)
+    monkeypatch.setattr("seqdefer.tasks.tsp.task.N_EVALUATION", 20)
     return 20
 
 

@@ -56,17 +56,17 @@ def test_what_a_codec_says_of_its_inputs() -> None:
 @pytest.mark.parametrize(
     ("cities", "message"),
     [
-        ("no JSON", "input 2 of 2 is no list of cities; give"),
-        ([[0, 0], [1]], "input 2 of 2 is no list of cities; give"),
-        ([["x", "y"]] * 7, "input 2 of 2 is no list of cities; give"),
-        (None, "input 2 of 2 is no list of cities; give"),
+        ("no JSON", "input 2 of 2 is not a list of cities; give"),
+        ([[0, 0], [1]], "input 2 of 2 is not a list of cities; give"),
+        ([["x", "y"]] * 7, "input 2 of 2 is not a list of cities; give"),
+        (None, "input 2 of 2 is not a list of cities; give"),
         ([[0, 0], [0, 1]], r"input 2 of 2 has the shape \(2, 2\); give 7 cities"),
         (7, r"input 2 of 2 has the shape \(\); give 7 cities"),
-        ([*SQUARE[:-1], [math.nan, 0]], "nowhere or at the same place; give each once, as numbers"),
-        ([*SQUARE[:-1], [math.inf, 0]], "nowhere or at the same place"),
-        ([*SQUARE[:-1], SQUARE[0]], "nowhere or at the same place"),
-        ([*SQUARE[:-1], [1e308, -1e308]], "nowhere or at the same place"),
-        ([*SQUARE[:-1], [10**400, 0]], "input 2 of 2 is no list of cities; give"),
+        ([*SQUARE[:-1], [math.nan, 0]], "not finite or not distinct; give each city once"),
+        ([*SQUARE[:-1], [math.inf, 0]], "not finite or not distinct"),
+        ([*SQUARE[:-1], SQUARE[0]], "not finite or not distinct"),
+        ([*SQUARE[:-1], [1e308, -1e308]], "not finite or not distinct"),
+        ([*SQUARE[:-1], [10**400, 0]], "input 2 of 2 is not a list of cities; give"),
     ],
 )
 def test_cities_that_cannot_be_used(cities: Any, message: str) -> None:

@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqdefer.errors import DataError, InputError, OptionError
-from seqdefer.tasks.tsp import reading
+from seqdefer.tasks.tsp import data, reading
 from seqdefer.tasks.tsp.data import (
     gaussian_instances,
     instances_from_pool,
     make_splits,
     normalise,
     read_instances,
-    read_pool,
     split_instances,
 )
 from seqdefer.tasks.tsp.reading import LARGEST_FILE
@@ -146,7 +145,7 @@ def _nearest(
 
 
 def test_a_map_cannot_give_more_cities_than_it_has() -> None:
-    with pytest.raises(OptionError, match="cannot draw 6 different cities from 5; ask for at most 5"):
+    with pytest.raises(OptionError, match="cannot draw 6 distinct cities from 5; draw at most 5"):
         instances_from_pool(torch.rand(5, 2), 1, 6, seed=0)
 
 
@@ -204,15 +203,11 @@ def test_old_comments_and_gzip(tmp_path: Path) -> None:
         ("EDGE", "NODE_COORD_TYPE : THREED_COORDS\nEDGE", r"NODE_COORD_TYPE is 'THREED_COORDS'"),
         ("EOF", "FIXED_EDGES_SECTION\n1 2\n-1\nEOF", r"line 11: 'FIXED_EDGES_SECTION' is not supported"),
         ("NODE_COORD", "EDGE_WEIGHT", r"line 6: 'EDGE_WEIGHT_SECTION' is not supported"),
-        ("DIMENSION : 4", "DIMENSION : 5", r"DIMENSION is '5', but 4 cities stand"),
+        ("DIMENSION : 4", "DIMENSION : 5", r"DIMENSION is '5', but the NODE_COORD_SECTION has 4 cities"),
         ("DIMENSION : 4", "DIMENSION : four", r"DIMENSION is 'four'"),
-        (
-            "4 0 2.5\nEOF\n",
-            "",
-            r"DIMENSION is '4', but 3 cities stand in the NODE_COORD_SECTION; the file is cut short",
-        ),
+        ("4 0 2.5\nEOF\n", "", r"DIMENSION is '4', but the NODE_COORD_SECTION has 3 cities; the file is truncated"),
         ("4 0 2.5\nEOF\n", "4 0", r"line 10: expected a number, x and y, not '4 0'"),
-        ("DIMENSION : 4\n", "", r"has no DIMENSION: is it a whole TSPLIB file\?"),
+        ("DIMENSION : 4\n", "", r"has no DIMENSION; give a complete TSPLIB file"),
         (COORDINATES, "", r"has no NODE_COORD_SECTION"),
         (TSPLIB, "hello: there", r"has no TYPE and no DIMENSION and no EDGE_WEIGHT_TYPE and no NODE_COORD_SECTION"),
         (TSPLIB, "hello there", r"line 1: cannot read 'hello there'"),
@@ -220,7 +215,7 @@ def test_old_comments_and_gzip(tmp_path: Path) -> None:
         (TSPLIB, "1 2 3", r"line 1: cannot read '1 2 3'"),
         (TSPLIB, " \n\n", r"map\.tsp is empty"),
         (TSPLIB, "", r"map\.tsp is empty"),
-        ("3 1 2", "2 1 2", r"line 9: city 2 stands on line 8 already"),
+        ("3 1 2", "2 1 2", r"line 9: city 2 is already on line 8"),
         ("3 1 2", "3.5 1 2", r"line 9: the city's number is '3\.5'"),
         ("3 1 2", f"{'9' * 5000} 1 2", r"line 9: the city's number is '9+…'"),
         ("3 1 2", "3 1 2 3", r"line 9: expected a number, x and y"),
@@ -231,7 +226,7 @@ def test_old_comments_and_gzip(tmp_path: Path) -> None:
         ("3 1 2", "3 1 1e160", r"line 9: the coordinate '1e160' is beyond ±1e\+100"),
         ("3 1 2", "3 1 1e999", r"line 9: the coordinate '1e999' is beyond"),
         ("3 1 2", "3 1 0", r"map\.tsp: the cities on lines 8 and 9 are both at \(1\.0, 0\.0\); remove one"),
-        ("3 1 2", "3 1 1e-12", r"map\.tsp: the cities on lines 8 and 9 are too close to \(1\.0, 0\.0\)"),
+        ("3 1 2", "3 1 1e-12", r"map\.tsp: the cities on lines 8 and 9 are too close at \(1\.0, 0\.0\)"),
     ],
 )
 def test_tsplib_that_cannot_be_used(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -253,7 +248,7 @@ def test_three_cities_are_too_few(tmp_path: Path) -> None:
     [
         (b"\x89PNG\r\n\x1a\n\x00\x00", r"is not a text file"),
         (TSPLIB.encode("utf-16"), r"is not a text file.*UTF-8"),
-        (b"PK\x03\x04whatever", r"is a zip archive: unpack it"),
+        (b"PK\x03\x04whatever", r"is a zip archive; unpack it"),
         (b"\x1f\x8bnot gzip at all", r"cannot read .*map\.tsp"),
         (gzip.compress(TSPLIB.encode())[:-9], r"cannot read .*map\.tsp"),
     ],
@@ -267,7 +262,7 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
 def test_files_that_are_not_there_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nowhere\.tsp: No such file"):
         read_instances(tmp_path / "nowhere.tsp")
-    with pytest.raises(DataError, match="the name of the data is empty"):
+    with pytest.raises(DataError, match="--data is empty"):
         read_instances("")
     with pytest.raises(DataError, match="cannot read"):
         read_instances("x" * 5000)
@@ -291,7 +286,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no TSPLIB files: looked for \*\.tsp"):
+    with pytest.raises(DataError, match=r"has no TSPLIB files \(\*\.tsp"):
         read_instances(tmp_path)
     write(tmp_path / "a.tsp", TSPLIB)
     write_tsplib(tmp_path / "b.tsp", gaussian_instances(1, 5, seed=0)[0])
@@ -337,10 +332,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     [
         ("x,y\n0,0\n1,0\n1,2\n", r"cities\.csv: 3 cities; a tour needs at least 4"),
         ("instance,x,y\n1,0,0\n", r"cities\.csv, instance '1': 1 city; a tour"),
-        ("a,b\n1,2\n", r"has no columns 'x' and 'y' \(and 'instance'\): its first line is 'a', 'b'"),
-        ("1,0,0\n1,1,0\n", r"has 3 columns and no header: begin with a line such as 'instance,x,y'"),
+        ("a,b\n1,2\n", r"has no columns 'x' and 'y'; its first line is 'a', 'b'"),
+        ("1,0,0\n1,1,0\n", r"has 3 columns and no header; begin with a line such as 'instance,x,y'"),
         ("x,y\n", r"has a header and no rows"),
-        ("# x\n#y", r"nothing but comments"),
+        ("# x\n#y", r"has only comments"),
         ("x,y\n0,0\n1,\n", r"line 3: a cell is empty or missing; the row is '1', ''"),
         ("x,y\n0,0\n1\n", r"line 3: a cell is empty or missing"),
         ("instance\tx\ty\n\t0\t0\n", r"line 2: a cell is empty"),
@@ -389,11 +384,9 @@ def test_whatever_is_in_a_file_is_read_or_refused(
 def test_a_pool_keeps_the_first_of_cities_at_one_place(tmp_path: Path) -> None:
     cities = gaussian_instances(1, 30, seed=0)[0].double()
     doubled = torch.cat([cities, cities[:3], cities[3:4] + 1e-9])
-    pool = read_pool(write_tsplib(tmp_path / "map.tsp", doubled))
+    pool = data._pool_of(reading.read_cities(write_tsplib(tmp_path / "map.tsp", doubled)))
     assert pool.cities.equal(cities)
     assert (pool.duplicates, pool.name) == (4, "map.tsp")
-    with pytest.raises(DataError, match="2 instances, a map to draw from must be one"):
-        read_pool(write_many(tmp_path / "many.csv", gaussian_instances(2, 5, seed=0)))
 
 
 def test_gaussian_splits() -> None:
@@ -466,11 +459,11 @@ def test_every_part_gets_its_share(n: int, counts: tuple[int, int, int]) -> None
         ({"train": 0}, "--train is 0; it must be at least 1"),
         ({"test": -1}, "--test is -1"),
         ({"seed": -1}, "--seed is -1; it must be at least 0"),
-        ({"data": "one.tsp", "cities": 12}, r"one\.tsp holds one instance of 12 different cities, and --cities is 12:"),
-        ({"data": "one.tsp", "cities": 50}, r"12 different cities, and --cities is 50: give a map with more"),
-        ({"data": "one.tsp", "cities": 11}, r"12 different cities, too few to draw 11 different instances of 11"),
-        ({"data": "many.csv", "cities": 4}, r"have 5 cities, and --cities is 4: give --cities 5"),
-        ({"data": "two.csv", "cities": 5}, r"two\.csv holds 2 instances, at least 3 are needed"),
+        ({"data": "one.tsp", "cities": 12}, r"one\.tsp has one instance of 12 distinct cities, and --cities is 12;"),
+        ({"data": "one.tsp", "cities": 50}, r"12 distinct cities, and --cities is 50; give a larger map"),
+        ({"data": "one.tsp", "cities": 11}, r"12 distinct cities, too few to draw 11 distinct instances of 11"),
+        ({"data": "many.csv", "cities": 4}, r"have 5 cities, and --cities is 4; give --cities 5"),
+        ({"data": "two.csv", "cities": 5}, r"two\.csv has 2 instances; at least 3 are needed"),
         ({"data": "absent.tsp"}, r"cannot read .*absent\.tsp"),
     ],
 )

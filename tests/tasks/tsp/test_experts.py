@@ -8,22 +8,17 @@ import sys
 import threading
 import warnings
 from contextlib import suppress
+from importlib.metadata import EntryPoint
 from itertools import permutations
 
 import pytest
 import torch
 from torch import Tensor
 
-from seqdefer.errors import InputError, MissingExtraError, OptionError
-from seqdefer.interfaces import DraftExpert
-from seqdefer.tasks.tsp.experts import (
-    ExactExpert,
-    SearchExpert,
-    TourExpert,
-    UnprovenTourWarning,
-    in_parallel,
-    make_expert,
-)
+from seqdefer.errors import ContractError, InputError, MissingExtraError, OptionError
+from seqdefer.interfaces import DraftExpert, Expert
+from seqdefer.tasks.tsp import experts
+from seqdefer.tasks.tsp.experts import TourExpert, UnprovenTourWarning, in_parallel, make_expert
 from seqdefer.tasks.tsp.tours import is_tour, tour_lengths
 from seqdefer.testing import check_expert
 from seqdefer.types import Examples, Sequences, SequenceSpec
@@ -36,7 +31,7 @@ each_exact = pytest.mark.parametrize("name", EXACT)
 
 def make(name: str, **options: float) -> TourExpert:
     pytest.importorskip(PACKAGES[name], reason="needs the extra tsp")
-    return make_expert(name, **options)  # type: ignore[arg-type]
+    return make_expert(name, **options)  # type: ignore[arg-type,return-value]
 
 
 def instances(n: int, n_cities: int, seed: int = 0) -> Examples:
@@ -260,11 +255,11 @@ def asked(tokens: list[int], kept: int, *, n_cities: int = 5) -> tuple[Examples,
 @pytest.mark.parametrize(
     ("tokens", "kept", "says"),
     [
-        ([3, 1, 3, 0, 0], 3, r"row 1: visits city 3 twice; a tour"),
-        ([3, 1, 2, 0, 1], 5, r"row 1: visits city 1 twice, and leaves out city 4"),
+        ([3, 1, 3, 0, 0], 3, r"row 1: city 3 is visited twice; a tour"),
+        ([3, 1, 2, 0, 1], 5, r"row 1: city 1 is visited twice and city 4 never"),
         ([3, 5, 0, 0, 0], 2, r"row 1: city 5 at position 1; the cities are 0 to 4"),
         ([-1, 0, 0, 0, 0], 1, r"row 1: city -1 at position 0"),
-        ([0, 1, 2, 3, 4], 6, r"row 1: 6 cities are kept of 5"),
+        ([0, 1, 2, 3, 4], 6, r"row 1: kept is 6; it must be between 0 and 5"),
     ],
 )
 def test_bad_prefix(name: str, tokens: list[int], kept: int, says: str) -> None:
@@ -277,20 +272,20 @@ def test_bad_prefix(name: str, tokens: list[int], kept: int, says: str) -> None:
 def test_bad_coordinates(name: str, value: float) -> None:
     examples, prefixes, spec = asked([0, 1, 2, 3, 4], 2)
     examples.inputs[1, 3, 0] = value
-    with pytest.raises(InputError, match=rf"row 1: city 3 is at \({value}, .*\); coordinates are numbers"):
+    with pytest.raises(InputError, match=rf"row 1: city 3 is at \({value}, .*\); coordinates must be finite"):
         make(name).complete(examples, prefixes, spec)
 
 
 @each_expert
 def test_too_few_cities(name: str) -> None:
-    with pytest.raises(InputError, match=r"3 cities: a tour needs at least 4"):
+    with pytest.raises(InputError, match=r"3 cities; a tour needs at least 4"):
         make(name).complete(*asked([0, 1, 2], 1, n_cities=3))
 
 
 @each_expert
 def test_bad_shapes(name: str) -> None:
     expert, (examples, prefixes, spec) = make(name), asked([0, 1, 2, 3, 4], 2)
-    with pytest.raises(InputError, match=r"shape \(2, 5, 2\); instances of 6 cities"):
+    with pytest.raises(InputError, match=r"shape \(2, 5, 2\); 6 cities need"):
         expert.complete(examples, prefixes, SequenceSpec(6))
     with pytest.raises(InputError, match=r"2 instances and 1 prefixes"):
         expert.complete(examples, prefixes.select(torch.tensor([0])), spec)
@@ -307,7 +302,7 @@ def test_bad_kept(name: str, kept: list[int]) -> None:
 @each_expert
 def test_draft_that_is_not_whole(name: str) -> None:
     examples, drafts, spec = asked([0, 1, 2, 3, 4], 5)
-    with pytest.raises(InputError, match=r"row 0: a draft of 2 cities; it must visit all 5"):
+    with pytest.raises(InputError, match=r"row 0: the draft has 2 cities; it must visit all 5"):
         make(name).hand_offs(examples, drafts, torch.arange(6), spec)
 
 
@@ -319,9 +314,9 @@ def test_unknown_expert() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("gurobi", {"time_limit": 0.0}, "time limit"),
-        ("highs", {"time_limit": float("nan")}, "time limit"),
-        ("search", {"effort": -1}, "effort"),
+        ("gurobi", {"time_limit": 0.0}, "--time-limit"),
+        ("highs", {"time_limit": float("nan")}, "--time-limit"),
+        ("search", {"effort": -1}, "--effort"),
         ("highs", {"n_threads": 0}, "threads"),
     ],
 )
@@ -339,9 +334,24 @@ def test_missing_package_is_found_out_at_once(name: str, monkeypatch: pytest.Mon
         make_expert(name)
 
 
-def test_kinds() -> None:
-    assert isinstance(make("gurobi"), ExactExpert)
-    assert isinstance(make("search"), SearchExpert)
+class InOrderExpert(Expert):
+    """Completes a tour in the order of the cities."""
+
+    fingerprint = "in-order"
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        return Sequences(torch.arange(spec.length).repeat(len(examples), 1), torch.full((len(examples),), spec.length))
+
+
+def test_an_expert_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"tsp.mine": EntryPoint("tsp.mine", f"{__name__}:InOrderExpert", experts.EXPERTS)}
+    monkeypatch.setattr(experts, "find_plugins", lambda group: points if group == experts.EXPERTS else {})
+    assert isinstance(make_expert("mine"), InOrderExpert)
+    with pytest.raises(OptionError, match=r"unknown expert 'yours'; available: gurobi, highs, mine, search"):
+        make_expert("yours")
+    monkeypatch.setattr(InOrderExpert, "fingerprint", "")
+    with pytest.raises(ContractError, match="the expert plug-in 'mine' has no fingerprint"):
+        make_expert("mine")
 
 
 @pytest.mark.gpu

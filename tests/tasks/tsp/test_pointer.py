@@ -441,7 +441,7 @@ def test_stopped_saving_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest
     def stop(path: Path, value: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("seqdefer.tasks.tsp.pointer.write_json", stop)
+    monkeypatch.setattr("seqdefer.storage.made_once.write_json", stop)
     with pytest.raises(KeyboardInterrupt):
         save_pointer(make_net(seed=4), tmp_path, {})
     with pytest.raises(CheckpointError, match="no pointer network"):

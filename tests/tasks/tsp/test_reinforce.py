@@ -20,7 +20,7 @@ from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.tsp import reinforce
 from seqdefer.tasks.tsp.data import gaussian_instances
 from seqdefer.tasks.tsp.pointer import PointerNet, load_pointer
-from seqdefer.tasks.tsp.reinforce import Training, TrainingOptions, sample_tours, schedule, train, turn
+from seqdefer.tasks.tsp.reinforce import PointerTraining, TrainingOptions, rotate, sample_tours, schedule, train
 from seqdefer.tasks.tsp.task import greedy_tours
 from seqdefer.tasks.tsp.tours import distances, tour_lengths
 
@@ -129,7 +129,7 @@ def test_the_gradient_is_that_of_the_expected_length(samples: int, slopes: list[
     lengths = tour_lengths(cities.expand(24, -1, -1), TOURS)
     log_probs = log_probs_of(net, cities, TOURS)
     leaves = log_probs.detach()[draws].requires_grad_()
-    training = Training(cities.float(), replace(TINY, cities=4, instances=1, samples=samples, epochs=1), CPU)
+    training = PointerTraining(cities.float(), replace(TINY, cities=4, instances=1, samples=samples, epochs=1), CPU)
     training._sample = lambda *_: (lengths[draws], leaves)  # type: ignore[method-assign]
     training.run_epoch()
     assert leaves.grad is not None
@@ -149,7 +149,7 @@ def test_a_step_follows_the_gradient_of_the_tours_it_sampled(monkeypatch: pytest
     """One epoch of one batch, done again here: turned cities, K tours each, the surrogate, clipped."""
     options = replace(TINY, epochs=1, instances=5, clip_norm=1e-3)
     cities = gaussian_instances(5, 6, seed=0)
-    training, seen = Training(cities, options, CPU), []
+    training, seen = PointerTraining(cities, options, CPU), []
 
     def watch(*arguments: Any) -> tuple[Tensor, Tensor]:
         seen.append((arguments[1].nodes.detach(), *sample_tours(*arguments)))
@@ -183,7 +183,7 @@ def drawn_by(options: TrainingOptions, cities: Tensor) -> tuple[Tensor, Tensor]:
     seed = int(fingerprint(options.seed, 0), 16) % 2**63
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(cities), generator=generator)
-    return order, turn(cities[order], generator)
+    return order, rotate(cities[order], generator)
 
 
 # -- what is shown, and how fast -----------------------------------------------------------------------------------
@@ -191,16 +191,16 @@ def drawn_by(options: TrainingOptions, cities: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_turned_cities_keep_all_distances() -> None:
     cities = gaussian_instances(400, 7, seed=3)
-    turned = turn(cities, torch.Generator().manual_seed(0))
+    turned = rotate(cities, torch.Generator().manual_seed(0))
     torch.testing.assert_close(distances(turned), distances(cities), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(turned.norm(dim=2), cities.norm(dim=2), rtol=1e-4, atol=1e-5)
-    assert not torch.equal(turned, turn(cities, torch.Generator().manual_seed(1)))
-    assert torch.equal(turned, turn(cities, torch.Generator().manual_seed(0)))
+    assert not torch.equal(turned, rotate(cities, torch.Generator().manual_seed(1)))
+    assert torch.equal(turned, rotate(cities, torch.Generator().manual_seed(0)))
 
 
 def test_half_are_mirrored_and_all_angles_come_up() -> None:
     cities = gaussian_instances(4000, 4, seed=3)
-    turned = turn(cities, torch.Generator().manual_seed(0))
+    turned = rotate(cities, torch.Generator().manual_seed(0))
     before, after = ((each[:, 0, 0] * each[:, 1, 1] - each[:, 0, 1] * each[:, 1, 0]) for each in (cities, turned))
     assert float((before.sign() != after.sign()).double().mean()) == pytest.approx(0.5, abs=0.03)
     kept = before.sign() == after.sign()
@@ -272,7 +272,7 @@ def test_stopped_training_goes_on_as_if_it_had_not_been(stop: int, tmp_path: Pat
 def test_finished_training_is_found_again(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
     cities = gaussian_instances(20, 6, seed=0)
     first = train(cities, TINY, CPU, tmp_path)
-    epochs = spy(Training, "run_epoch")
+    epochs = spy(PointerTraining, "run_epoch")
     assert torch.equal(weights_of(train(cities, TINY, CPU, tmp_path)), weights_of(first))
     assert epochs == []
 
@@ -311,7 +311,7 @@ def test_seeds_make_the_network(tmp_path: Path) -> None:
     torch.manual_seed(2)
     again = train(cities, TINY, CPU, tmp_path / "again")
     assert torch.equal(weights_of(one), weights_of(again))
-    begun = [Training(cities, replace(TINY, seed=seed), CPU) for seed in (0, 1)]
+    begun = [PointerTraining(cities, replace(TINY, seed=seed), CPU) for seed in (0, 1)]
     assert not torch.equal(weights_of(begun[0].model), weights_of(begun[1].model))
     lengths = [training.run_epoch() for training in begun]
     assert lengths[0] != lengths[1]
@@ -319,14 +319,14 @@ def test_seeds_make_the_network(tmp_path: Path) -> None:
 
 def test_every_instance_is_seen_once_an_epoch_in_another_order() -> None:
     cities = gaussian_instances(20, 6, seed=0)
-    training = Training(cities, TINY, CPU)
+    training = PointerTraining(cities, TINY, CPU)
     shown = list(shown_in(training, epochs=2))
     for epoch in shown:
         torch.testing.assert_close(epoch.sort().values, distances(cities).sum((1, 2)).sort().values, rtol=1e-4, atol=0)
     assert not torch.allclose(shown[0], shown[1])
 
 
-def shown_in(training: Training, epochs: int) -> Iterator[Tensor]:
+def shown_in(training: PointerTraining, epochs: int) -> Iterator[Tensor]:
     """The sum of all distances of every instance shown, which turning does not change."""
     sample, seen = training._sample, []
 
@@ -370,7 +370,7 @@ def test_the_command_leaves_a_predictor_and_says_how_good_it_is(
     assert (notes["options"]["cities"], notes["options"]["hidden"], notes["judged"]) == (6, 4, 500)
     assert told["gap"].startswith(f"{notes['gap']:.2f} %")
     assert load_pointer(tmp_path / "made", CPU).hidden == 4
-    epochs = spy(Training, "run_epoch")
+    epochs = spy(PointerTraining, "run_epoch")
     assert main(command) == 0
     assert epochs == []
     assert f"gap: {notes['gap']:.2f} %" in capsys.readouterr().out

@@ -266,7 +266,7 @@ def test_complete_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("drafts", "kept", "error", "message"),
     [
-        (np.array([[0, 1, 2, 3, 4, 4]]), [0], DataError, "draft 0 is no tour"),
+        (np.array([[0, 1, 2, 3, 4, 4]]), [0], DataError, "draft 0 is not a tour"),
         (DRAFT[:, :5], [0], DataError, "drafts of shape"),
         (DRAFT, [2, 1], OptionError, "must rise"),
         (DRAFT, [1, 1], OptionError, "must rise"),

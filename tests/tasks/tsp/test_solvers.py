@@ -14,7 +14,7 @@ import pytest
 
 from seqdefer.errors import InputError, MissingExtraError, OptionError
 from seqdefer.tasks.tsp import solvers
-from seqdefer.tasks.tsp.exact import ExactSolver, HandOffs, Row, Solution, canonical
+from seqdefer.tasks.tsp.exact import Constraint, ExactSolver, HandOffs, Solution, canonical
 from seqdefer.tasks.tsp.solvers import Gurobi, Highs, solve_cold
 
 PACKAGES = {Gurobi: "gurobipy", Highs: "highspy"}
@@ -217,7 +217,7 @@ def test_time_is_counted_anew_for_each_prefix(monkeypatch: pytest.MonkeyPatch) -
     """HiGHS counts the seconds of all runs of an object: a relaxation that served many prefixes was over at once."""
     pytest.importorskip("highspy", reason="needs the extra tsp")
     given: list[float] = []
-    relaxation = Highs().relaxation(np.ones(3), [Row(np.array([0, 1]), 1.0, is_equal=True)])
+    relaxation = Highs().relaxation(np.ones(3), [Constraint(np.array([0, 1]), 1.0, is_equal=True)])
     assert isinstance(relaxation, solvers._HighsRelaxation)
     plain = relaxation.highs
 
@@ -264,7 +264,7 @@ def is_licensed() -> bool:
 def test_past_the_licence() -> None:
     if is_licensed():
         pytest.skip("Gurobi has a licence here, so nothing is too large")
-    with pytest.raises(OptionError, match=r"70 cities are 2,415 edges.*2,000 variables.*highs, search") as raised:
+    with pytest.raises(OptionError, match=r"70 cities have 2,415 edges.*2,000 variables.*highs, search") as raised:
         make(Gurobi).complete(random_cities(70), NOTHING)
     assert type(raised.value.__cause__).__name__ == "GurobiError"
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from io import StringIO
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from seqdefer import cli
 from seqdefer.engine.interleaved import draft
-from seqdefer.errors import OptionError
+from seqdefer.errors import MissingExtraError, OptionError
 from seqdefer.evaluation import experiment
 from seqdefer.evaluation.results import Results, load_results
 from seqdefer.labels.hand_offs import hand_off_table
@@ -32,8 +33,18 @@ from seqdefer.rejectors.networks import load_rejector
 from seqdefer.tasks.tsp import task as module
 from seqdefer.tasks.tsp.data import gaussian_instances, normalise
 from seqdefer.tasks.tsp.experts import SearchExpert, UnprovenTourWarning, make_expert
-from seqdefer.tasks.tsp.pointer import PointerNet, save_pointer
-from seqdefer.tasks.tsp.task import ENTRY, TSPOptions, TSPTask, greedy_tours, own_tours, prepare, shipped_pointer
+from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, save_pointer
+from seqdefer.tasks.tsp.task import (
+    ENTRY,
+    PREDICTORS,
+    TSPOptions,
+    TSPTask,
+    greedy_tours,
+    load_predictor,
+    own_tours,
+    prepare,
+    shipped_pointer,
+)
 from seqdefer.tasks.tsp.tours import is_tour, percent_over, tour_lengths
 from seqdefer.testing import check_task
 from seqdefer.types import Sequences
@@ -132,7 +143,7 @@ def test_own_tours_are_kept_as_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spy: Callable[[Any, str], list[Any]]
 ) -> None:
     need("search")
-    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(module, "SOLVE_BATCH", 4)
     cities, expert = gaussian_instances(10, 8, seed=1), make_expert("search")
     solved = spy(module, "_solve")
     tours = own_tours(expert, cities, tmp_path, Silent(), "solve")
@@ -151,7 +162,7 @@ def test_own_tours_are_kept_as_they_are_made(
 
 def test_stopped_solving_keeps_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("search")
-    monkeypatch.setattr(module, "AT_ONCE", 4)
+    monkeypatch.setattr(module, "SOLVE_BATCH", 4)
     cities, expert, solve, calls = gaussian_instances(10, 8, seed=1), make_expert("search"), module._solve, []
 
     def stop(*arguments: Any) -> Tensor:
@@ -297,10 +308,11 @@ def test_a_fresh_run_is_the_same(done_fast: Path, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from seqdefer import cli, store
+from seqdefer import cli
+from seqdefer.storage import files
 from seqdefer.tasks.tsp import search
 owner, name, left = {"solving": (search, "complete", 2), "labelling": (search, "hand_offs", 2),
-                     "writing": (store.os, "replace", 5)}[sys.argv[1]]
+                     "writing": (files.os, "replace", 5)}[sys.argv[1]]
 work, out = getattr(owner, name), sys.argv[-1]
 def killed(*arguments, **options):
     global left
@@ -430,17 +442,18 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "no instances to train on": (["--train", "0"], "--train is 0; it must be at least 1"),
     "seed negative": (["--seed", "-1"], "--seed is -1; it must be at least 0"),
     "unknown expert": (["--expert", "concorde"], "unknown expert 'concorde'; available: gurobi, highs, search"),
-    "effort negative": (["--effort", "-1"], "effort -1: must be from 0"),
-    "effort too large": (["--effort", str(2**70)], f"effort {2**70}: must be from 0 to 1000000"),
-    "no time": (["--expert", "highs", "--time-limit", "0"], "time limit 0.0: must be above 0 seconds"),
-    "time not a number": (["--expert", "highs", "--time-limit", "nan"], "time limit nan"),
-    "time without end": (["--expert", "highs", "--time-limit", "inf"], "time limit inf"),
+    "effort negative": (["--effort", "-1"], "--effort is -1; it must be between 0"),
+    "effort too large": (["--effort", str(2**70)], f"--effort is {2**70}; it must be between 0 and 1000000"),
+    "no time": (["--expert", "highs", "--time-limit", "0"], "--time-limit is 0.0; it must be above 0"),
+    "time not a number": (["--expert", "highs", "--time-limit", "nan"], "--time-limit is nan"),
+    "time without end": (["--expert", "highs", "--time-limit", "inf"], "--time-limit is inf"),
     "no such predictor": (["--predictor", "nowhere"], "no pointer network in nowhere"),
+    "no such plug-in": (["--predictor", "mine:folder"], "unknown predictor plug-in 'mine'; available:"),
     "no such data": (["--data", "nowhere.tsp"], "cannot read nowhere.tsp"),
     "past the licence": (
         ["--cities", "70", "--expert", "gurobi"],
-        "70 cities are 2,415 edges, and Gurobi without a licence of your own takes at most 2,000 variables (63 cities);"
-        " get a licence, or take another expert: highs, search",
+        "70 cities have 2,415 edges, and Gurobi's bundled licence allows 2,000 variables (63 cities); get a licence, or"
+        " use another expert: highs, search",
     ),
     "hand-offs too many": (["--hand-offs", "10"], "cannot place 10 hand-offs over a length of 8; choose from 2 to 9"),
     "hand-offs too few": (["--hand-offs", "1"], "choose from 2 to 9"),
@@ -489,9 +502,9 @@ BAD_FILES: dict[str, tuple[str, str, str]] = {
     "on the globe": ("a.tsp", tsplib(CITIES, "GEO"), "EDGE_WEIGHT_TYPE is 'GEO'; supported is EUC_2D"),
     "not symmetric": ("a.tsp", tsplib(CITIES, name="ATSP"), "TYPE is 'ATSP'; supported is TSP"),
     "not a number in TSPLIB": ("a.tsp", tsplib(changed(CITIES)), "a.tsp, line 11: the coordinate 'nan' is not finite"),
-    "cut short": ("a.tsp", "\n".join(tsplib(CITIES).splitlines()[:-9]), "DIMENSION is '40', but 32 cities stand"),
-    "a map too small": ("a.tsp", tsplib(CITIES[:8]), "holds one instance of 8 different cities, and --cities is 8"),
-    "another size": ("a.csv", table_of(gaussian_instances(40, 9, 4)), "have 9 cities, and --cities is 8: give"),
+    "cut short": ("a.tsp", "\n".join(tsplib(CITIES).splitlines()[:-9]), "DIMENSION is '40', but the NODE_COORD"),
+    "a map too small": ("a.tsp", tsplib(CITIES[:8]), "has one instance of 8 distinct cities, and --cities is 8"),
+    "another size": ("a.csv", table_of(gaussian_instances(40, 9, 4)), "have 9 cities, and --cities is 8; give"),
     "empty": ("a.csv", "", "a.csv is empty"),
 }  # fmt: skip
 
@@ -516,6 +529,25 @@ def test_a_solver_that_is_not_installed(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_plug_in_of_rl4co_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_plugins", lambda group: {})
+    says = r"rl4co:mine needs the package 'seqdefer-rl4co'; .*-m pip install \./examples/seqdefer-rl4co$"
+    with pytest.raises(MissingExtraError, match=says):
+        load_predictor(TSPOptions(predictor="rl4co:mine"), CPU)
+
+
+def test_a_predictor_of_a_plug_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installed plug-in gets folder, device and facts; a folder with a colon in its name is still a folder."""
+    point = EntryPoint("fake", "builtins:tuple", PREDICTORS)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: lambda *arguments: arguments)
+    monkeypatch.setattr(module, "find_plugins", lambda group: {"fake": point} if group == PREDICTORS else {})
+    found = load_predictor(TSPOptions(predictor="fake:a:b", facts=False), CPU)
+    assert found == (Path("a:b"), CPU, False)  # type: ignore[comparison-overlap]
+    monkeypatch.chdir(tmp_path)
+    save_pointer(PointerNet(6), Path("mine:2"), {})
+    assert isinstance(load_predictor(TSPOptions(predictor="mine:2"), CPU), TourPredictor)
+
+
 def test_a_damaged_predictor(poor: Path, tmp_path: Path, capsys: Capture) -> None:
     need("search")
     shutil.copytree(poor, tmp_path / "mine")
@@ -529,7 +561,7 @@ def test_time_that_is_over_is_said(name: str, tmp_path: Path) -> None:
     """The best tour is kept; the provenance tells of how many that holds."""
     need(name)
     sizes = ["--cities", "30", "--train", "4", "--validation", "3", "--test", "3", "--seeds", "1", "--instances", "3"]
-    with pytest.warns(UnprovenTourWarning, match="may not be the shortest: the time was over"):
+    with pytest.warns(UnprovenTourWarning, match="may not be the shortest: the time limit was reached"):
         finished(tmp_path, *sizes, "--expert", name, "--time-limit", "1e-9", "--methods", "ChowMean")
     expert = load_results(tmp_path).provenance.models["expert"]
     told = re.fullmatch(rf"tsp-{name}-1 time_limit=1e-09, (\d+) tours not proven shortest", expert)
