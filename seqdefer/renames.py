@@ -48,6 +48,7 @@ NEW_PLACES = {
     "seqdefer.splits": "seqdefer.evaluation.splits",
     "seqdefer.store": "seqdefer.storage.files",
     "seqdefer.tables": "seqdefer.report.terminal",
+    "seqdefer.tasks.tsp.rl4co": "seqdefer_rl4co (the package in examples/seqdefer-rl4co)",
     "seqdefer.theory": "seqdefer.paper.theory",
     "seqdefer.training": "seqdefer.rejectors.training",
     "seqdefer.trees": "seqdefer.labels.trees",

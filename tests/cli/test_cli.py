@@ -323,7 +323,7 @@ TINY_TRAINING = ["--cities", "6", "--instances", "32", "--epochs", "1", "--hidde
 def judged(monkeypatch: pytest.MonkeyPatch) -> int:
     """Few instances to judge with: their tours are solved."""
     pytest.importorskip("numba", reason="the local search needs numba: pip install 'seqdefer[tsp]'")
-    monkeypatch.setattr("seqdefer.tasks.tsp.task.JUDGED", 20)
+    monkeypatch.setattr("seqdefer.tasks.tsp.task.N_EVALUATION", 20)
     return 20
 
 
@@ -448,7 +448,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "hand-offs 1": (["--hand-offs", "1"], "choose from 2 to 7"),
     "hand-offs 8": (["--hand-offs", "8"], "choose from 2 to 7"),
     "hand-offs negative": (["--hand-offs", "-2"], "choose from 2 to 7"),
-    "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be a number of degrees, 0 or more"),
+    "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be between 0 and 1000 degrees"),
     "noise not a number": (["--noise", "nan"], "--noise is nan"),
     "alpha not a number": (["--alpha", "nan"], "--alpha is nan"),
     "alpha infinite": (["--alpha", "inf"], "--alpha is inf"),
@@ -627,7 +627,7 @@ def test_a_disk_that_fails_in_mid_run(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", str(tmp_path / "model.safetensors"))
 
-    monkeypatch.setattr("seqdefer.tasks.weather.forecaster.write_tensors", full)
+    monkeypatch.setattr("seqdefer.storage.made_once.write_tensors", full)
     assert cli.main(["run", "weather", "--data", str(record), "--epochs", "1", "--out", str(tmp_path), "--quiet"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

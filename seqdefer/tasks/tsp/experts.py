@@ -1,11 +1,15 @@
-"""The experts of the traveling salesman task: solvers that complete tours, behind one face of tensors.
+"""The experts of the traveling salesman task: solvers that complete tours, with tensors in and out.
 
-    gurobi   exact                                     Gurobi, up to 63 cities without a licence
-    highs    exact, slower                             HiGHS, free
-    search   nearly exact, many times faster           our own local search, compiled
+    gurobi   exact                              Gurobi, up to 63 cities without a licence
+    highs    exact, slower                      HiGHS, free
+    search   nearly exact, many times faster    compiled local search
 
-`make_expert(name)` makes one. An example's input is its cities (N, 2); a sequence is a tour, a permutation of the N
-cities that closes from the last to the first. Examples are worked on in parallel, each on one thread.
+`make_expert(name)` makes one. An example's input is its cities (N, 2); a sequence is a closed tour, a permutation of
+the N cities. Examples are solved in parallel, each on one thread. Another package can offer an expert by an entry
+point, and `--expert NAME` finds it:
+
+    [project.entry-points."seqdefer.experts"]
+    "tsp.NAME" = "my_package:make_expert"    # make_expert() returns an Expert with a fingerprint
 """
 
 from __future__ import annotations
@@ -23,42 +27,44 @@ import torch
 from torch import Tensor
 
 from seqdefer import environment
-from seqdefer.errors import InputError, OptionError, unknown
-from seqdefer.interfaces import DraftExpert
+from seqdefer.errors import ContractError, InputError, OptionError, unknown
+from seqdefer.interfaces import DraftExpert, Expert
+from seqdefer.registry import find_plugins
 from seqdefer.tasks.tsp import search
 from seqdefer.tasks.tsp.exact import TIME_LIMIT, ExactSolver, Floats, HandOffs, Ints, Solution
+from seqdefer.tasks.tsp.reading import MIN_CITIES
 from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
-LEAST_CITIES = 4  # with three, all tours are the same
-MOST_EFFORT, LONGEST = 10**6, 1e9  # perturbations a city, seconds: whatever is more was meant otherwise
-PATIENCE = 0.2  # seconds: where another thread takes the signal of Ctrl-C, a longer wait would sleep through it
+EXPERTS = "seqdefer.experts"
+MAX_EFFORT, MAX_SECONDS = 10**6, 1e9  # larger values are mistakes
+POLL_SECONDS = 0.2  # between checks for Ctrl-C, whose signal another thread may receive
 Result = TypeVar("Result")
 
 
 class UnprovenTourWarning(UserWarning):
-    """The time was over before a tour was proven to be the shortest: the best one found was kept."""
+    """The time limit was reached before a tour was proven shortest; the best one found is used."""
 
 
 class TourExpert(DraftExpert):
-    """Completes tours. `unproven` counts those so far that may not be the shortest because the time was over."""
+    """An expert that completes tours. `unproven` counts tours that the time limit left without a proof."""
 
     deterministic = True
     unproven: int = 0
 
     @abstractmethod
     def _complete(self, cities: Floats, prefixes: Ints, kept: Ints) -> tuple[Ints, int]:
-        """Tours (n, N), and how many are unproven. cities: (n, N, 2), prefixes: (n, N), kept: (n,)"""
+        """Return tours (n, N) and how many are unproven. cities: (n, N, 2), prefixes: (n, N), kept: (n,)"""
 
     @abstractmethod
     def _hand_offs(self, cities: Floats, drafts: Ints, kept: Ints) -> tuple[Ints, int, int]:
-        """Tours (n, J, N), runs, and how many are unproven. drafts: (n, N), kept: (J,)"""
+        """Return tours (n, J, N), runs, and how many are unproven. drafts: (n, N), kept: (J,)"""
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         cities, tokens, kept = _checked(examples, prefixes, spec)
         tours, unproven = self._complete(cities, tokens, kept)
-        self._tell(unproven, len(tours))
+        self._count(unproven, len(tours))
         return _sequences(tours, prefixes.tokens)
 
     def hand_offs(
@@ -67,25 +73,25 @@ class TourExpert(DraftExpert):
         cities, tokens, lengths = _checked(examples, drafts, spec)
         if (lengths < spec.length).any():
             row = int((lengths < spec.length).argmax())
-            raise InputError(f"row {row}: a draft of {lengths[row]} cities; it must visit all {spec.length}")
+            raise InputError(f"row {row}: the draft has {lengths[row]} cities; it must visit all {spec.length}")
         tours, runs, unproven = self._hand_offs(cities, tokens, _checked_kept(kept, spec.length))
-        self._tell(unproven, tours.shape[0] * tours.shape[1])
+        self._count(unproven, tours.shape[0] * tours.shape[1])
         return _sequences(tours.reshape(-1, spec.length), drafts.tokens), runs
 
-    def _tell(self, unproven: int, n: int) -> None:
+    def _count(self, unproven: int, n: int) -> None:
         self.unproven += unproven
         if unproven:
             warnings.warn(
-                f"{unproven:,} of {n:,} tours may not be the shortest: the time was over; give the expert more",
+                f"{unproven:,} of {n:,} tours may not be the shortest: the time limit was reached; raise --time-limit",
                 UnprovenTourWarning,
                 stacklevel=3,
             )
 
 
 class ExactExpert(TourExpert):
-    """Proves its tours. `solver`: `Gurobi` or `Highs`; rows are shared among `n_threads`, all cores by default."""
+    """An expert that proves its tours, by `Gurobi` or `Highs`. `n_threads` share the rows (default: all cores)."""
 
-    batch_size = 64  # seconds of work: what is labelled is kept so often
+    batch_size = 64  # seconds of work between two writes
 
     def __init__(self, solver: ExactSolver, *, n_threads: int | None = None) -> None:
         self.solver = solver
@@ -93,8 +99,7 @@ class ExactExpert(TourExpert):
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        """Threads that stay: a solver's licence is asked for once in each. Even one of them is not the main thread,
-        which must be free for Ctrl-C."""
+        """Long-lived threads, because each requests a solver licence once. The main thread stays free for Ctrl-C."""
         return ThreadPoolExecutor(self.n_threads, thread_name_prefix=f"tsp-{self.solver.name}")
 
     @property
@@ -121,7 +126,7 @@ class ExactExpert(TourExpert):
 
 
 class SearchExpert(TourExpert):
-    """Local search with perturbation (`seqdefer.tasks.tsp.search`): more `effort`, shorter tours."""
+    """Local search with perturbation (`seqdefer.tasks.tsp.search`); more `effort` gives shorter tours."""
 
     batch_size = 512
 
@@ -151,19 +156,19 @@ def make_expert(
     seed: int = 0,
     time_limit: float | None = None,
     n_threads: int | None = None,
-) -> TourExpert:
-    """The expert of that name: gurobi, highs or search. `effort` and `seed` are for search, `time_limit` (seconds for
-    each prefix) is for the others; None is the default of each.
+) -> Expert:
+    """Return the expert `name`: gurobi, highs, search, or a plug-in's. `effort` and `seed` apply to search,
+    `time_limit` (seconds for each prefix) to the exact ones; None is the default of each.
 
-    What it needs is looked for at once, so that its absence is not found out in the middle of a run."""
-    if name not in PACKAGES:
-        raise unknown("expert", name, PACKAGES)
-    if effort is not None and not 0 <= effort <= MOST_EFFORT:
-        raise OptionError(f"effort {effort}: must be from 0 to {MOST_EFFORT}")
-    if time_limit is not None and not 0 < time_limit <= LONGEST:
-        raise OptionError(f"time limit {time_limit}: must be above 0 seconds, and at most {LONGEST:g}")
+    The required package is imported at once, so that its absence does not stop a run midway."""
+    if effort is not None and not 0 <= effort <= MAX_EFFORT:
+        raise OptionError(f"--effort is {effort}; it must be between 0 and {MAX_EFFORT}")
+    if time_limit is not None and not 0 < time_limit <= MAX_SECONDS:
+        raise OptionError(f"--time-limit is {time_limit}; it must be above 0 and at most {MAX_SECONDS:g} seconds")
     if n_threads is not None and n_threads < 1:
-        raise OptionError(f"{n_threads} threads: there must be at least 1")
+        raise OptionError(f"n_threads is {n_threads}; it must be at least 1")
+    if name not in PACKAGES:
+        return _make_plugin(name)
     load(PACKAGES[name], name)
     if name == "search":
         return SearchExpert(effort=EFFORT if effort is None else effort, seed=seed, n_threads=n_threads)
@@ -171,14 +176,24 @@ def make_expert(
     return ExactExpert(kind(time_limit=TIME_LIMIT if time_limit is None else time_limit), n_threads=n_threads)
 
 
+def _make_plugin(name: str) -> Expert:
+    points = {key.removeprefix("tsp."): point for key, point in find_plugins(EXPERTS).items() if key.startswith("tsp.")}
+    if name not in points:
+        raise unknown("expert", name, [*PACKAGES, *points])
+    expert: Expert = points[name].load()()
+    if not expert.fingerprint:  # tours on disk are named by it
+        raise ContractError(f"the expert plug-in {name!r} has no fingerprint; set one that names its settings")
+    return expert
+
+
 def in_parallel(pool: ThreadPoolExecutor, work: Callable[[int, Event], Result], n: int) -> list[Result]:
-    """`work` of 0..n-1, in order. After Ctrl-C or an error no more begins, and what has begun sees its event set."""
+    """Return `work(row, stop)` of rows 0..n-1, in order. After Ctrl-C or an error, no row starts and `stop` is set."""
     stop = Event()
     futures = [pool.submit(work, row, stop) for row in range(n)]
     try:
         while True:
-            done, left = wait(futures, PATIENCE, FIRST_EXCEPTION)
-            results = [future.result() for future in futures if future in done]  # or what one of them raised
+            done, left = wait(futures, POLL_SECONDS, FIRST_EXCEPTION)
+            results = [future.result() for future in futures if future in done]  # raises the error of a row
             if not left:
                 return results
     except BaseException:
@@ -193,32 +208,34 @@ def in_parallel(pool: ThreadPoolExecutor, work: Callable[[int, Event], Result], 
 
 
 def _checked(examples: Examples, sequences: Sequences, spec: SequenceSpec) -> tuple[Floats, Ints, Ints]:
-    """Cities (n, N, 2), tokens (n, N) and lengths (n,), or what is wrong with them."""
+    """Return cities (n, N, 2), tokens (n, N) and lengths (n,); raise InputError if they are invalid."""
     cities = _checked_cities(examples.inputs, spec.length)
     lengths = sequences.lengths.cpu().numpy()
     if len(cities) != len(lengths):
-        raise InputError(f"{len(cities)} instances and {len(lengths)} prefixes: there must be as many of each")
+        raise InputError(f"{len(cities)} instances and {len(lengths)} prefixes; give one prefix for each instance")
     tokens = np.zeros((len(lengths), spec.length), dtype=np.int64)
     given = sequences.tokens.cpu().numpy()[:, : spec.length]
     tokens[:, : given.shape[1]] = given
     for row, (prefix, kept) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
         if not 0 <= kept <= spec.length:
-            raise InputError(f"row {row}: {kept} cities are kept of {spec.length}")
+            raise InputError(f"row {row}: kept is {kept}; it must be between 0 and {spec.length}")
         _check_prefix(prefix[:kept], row, spec.length)
     return cities, tokens, lengths
 
 
 def _checked_cities(inputs: Tensor, n: int) -> Floats:
     if inputs.ndim != 3 or inputs.shape[1:] != (n, 2):
-        raise InputError(f"inputs of shape {tuple(inputs.shape)}; instances of {n} cities have (n, {n}, 2)")
-    if n < LEAST_CITIES:
-        raise InputError(f"instances of {n} cities: a tour needs at least {LEAST_CITIES}")
+        raise InputError(f"inputs have shape {tuple(inputs.shape)}; {n} cities need (n, {n}, 2)")
+    if n < MIN_CITIES:
+        raise InputError(f"instances have {n} cities; a tour needs at least {MIN_CITIES}")
     cities: Floats = inputs.detach().cpu().numpy().astype(np.float64)
     is_bad = ~np.isfinite(cities).all(axis=(1, 2))
     if is_bad.any():
         row = int(is_bad.argmax())
         city = int((~np.isfinite(cities[row]).all(1)).argmax())
-        raise InputError(f"row {row}: city {city} is at {tuple(cities[row, city].tolist())}; coordinates are numbers")
+        raise InputError(
+            f"row {row}: city {city} is at {tuple(cities[row, city].tolist())}; coordinates must be finite"
+        )
     return cities
 
 
@@ -228,18 +245,18 @@ def _check_prefix(prefix: list[int], row: int, n: int) -> None:
             raise InputError(f"row {row}: city {city} at position {position}; the cities are 0 to {n - 1}")
     if len(set(prefix)) < len(prefix):
         twice = next(city for position, city in enumerate(prefix) if city in prefix[:position])
-        skipped = f", and leaves out city {min(set(range(n)) - set(prefix))}" if len(prefix) == n else ""
-        raise InputError(f"row {row}: visits city {twice} twice{skipped}; a tour visits every city once")
+        skipped = f" and city {min(set(range(n)) - set(prefix))} never" if len(prefix) == n else ""
+        raise InputError(f"row {row}: city {twice} is visited twice{skipped}; a tour visits every city once")
 
 
 def _checked_kept(kept: Tensor, n: int) -> Ints:
     numbers: Ints = kept.cpu().numpy().astype(np.int64)
     if not len(numbers) or (np.diff(numbers) <= 0).any() or numbers[0] < 0 or numbers[-1] > n:
-        raise InputError(f"kept {numbers.tolist()}: must rise, from 0 or more to {n} or less")
+        raise InputError(f"kept is {numbers.tolist()}; it must rise strictly within 0 to {n}")
     return numbers
 
 
 def _sequences(tours: Ints, like: Tensor) -> Sequences:
-    """On the device of the tokens that were given."""
+    """Return tours as sequences, on the device of `like`."""
     tokens = torch.from_numpy(tours).to(like.device)
     return Sequences(tokens, torch.full((len(tours),), tours.shape[1], dtype=torch.int64, device=like.device))

@@ -1,7 +1,7 @@
 """The TSP predictor: a pointer network (Vinyals et al.), an LSTM that reads the cities and an LSTM that points at them.
 
-It reads the cities in the order of their angle around the middle, so that its tour does not depend on the order in
-which the cities are listed. `propose` is greedy. `seqdefer.tasks.tsp.reinforce` trains it.
+It reads the cities by their angle around the center, so its tour does not depend on the order in which they are listed.
+`propose` is greedy. `seqdefer.tasks.tsp.reinforce` trains the network.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import Predictor
-from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.storage.files import fingerprint, read_json, read_weights
+from seqdefer.storage.made_once import CONFIG, WEIGHTS, save_network
 from seqdefer.tasks.tsp.tours import distances
 from seqdefer.types import Proposal
 
 KIND = "tsp_pointer"
-LARGEST = 4096  # hidden units: beyond, a checkpoint is damaged, or a number has too many digits
-CLIP = 10.0  # logits stay within +- this, so that no city is ever out of reach in training (Bello et al.)
+MAX_HIDDEN = 4096  # units; a checkpoint with more is damaged
+LOGIT_CLIP = 10.0  # bound of the logits, so that training can reach every city (Bello et al.)
 
 
 class PointerNet(nn.Module):
-    """Reads (B, N, 2), points at one city after the other."""
+    """Encoder and decoder over cities (B, N, 2)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -39,34 +40,36 @@ class PointerNet(nn.Module):
         self.glimpse_query, self.pointer_query = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
         self.glimpse, self.pointer = nn.Linear(hidden, 1, bias=False), nn.Linear(hidden, 1, bias=False)
 
-    def encode(self, cities: Tensor) -> Encoded:
-        middle = cities - cities.mean(1, keepdim=True)
-        order = torch.atan2(middle[..., 1], middle[..., 0]).argsort(dim=1, stable=True)  # (B, N)
+    def encode(self, cities: Tensor) -> EncodedCities:
+        """Read all cities."""
+        centred = cities - cities.mean(1, keepdim=True)
+        order = torch.atan2(centred[..., 1], centred[..., 0]).argsort(dim=1, stable=True)  # (B, N)
         ordered = cities.gather(1, order[..., None].expand(-1, -1, 2))
         states, (hidden, memory) = self.encoder(self.embed(ordered))
         back = order.argsort(1)[..., None].expand_as(states)
-        nodes = states.gather(1, back)  # as the cities are listed
-        return Encoded(
+        nodes = states.gather(1, back)  # in the order of `cities`
+        return EncodedCities(
             self.embed(cities), nodes, self.glimpse_key(nodes), self.pointer_key(nodes), hidden[0], memory[0]
         )
 
     def read(self, inputs: Tensor, hidden: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the decoder's hidden and memory (B, H) after one more input (B, H)."""
         state: tuple[Tensor, Tensor] = self.decoder(inputs, (hidden, memory))
         return state
 
-    def point(self, encoded: Encoded, hidden: Tensor, visited: Tensor) -> Tensor:
-        """Log probabilities of the next city, -inf where `visited` (bool (B, N)). (B, N)"""
+    def point(self, encoded: EncodedCities, hidden: Tensor, visited: Tensor) -> Tensor:
+        """Return log probabilities of the next city, -inf where `visited` (bool (B, N)). (B, N)"""
         seen = torch.tanh(encoded.glimpse_keys + self.glimpse_query(hidden)[:, None])
         weights = self.glimpse(seen).squeeze(2).masked_fill(visited, -torch.inf).softmax(1)  # (B, N)
         glimpse = torch.bmm(weights[:, None], encoded.nodes).squeeze(1)
         aimed = torch.tanh(encoded.pointer_keys + self.pointer_query(glimpse + hidden)[:, None])
-        logits = CLIP * torch.tanh(self.pointer(aimed).squeeze(2))
+        logits = LOGIT_CLIP * torch.tanh(self.pointer(aimed).squeeze(2))
         return logits.masked_fill(visited, -torch.inf).log_softmax(1)
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """What does not change along a tour."""
+class EncodedCities:
+    """The encoder's output, constant along a tour."""
 
     embedded: Tensor  # (B, N, H) coordinates
     nodes: Tensor  # (B, N, H) the encoder's states
@@ -75,8 +78,8 @@ class Encoded:
     hidden: Tensor  # (B, H) after the last city
     memory: Tensor  # (B, H)
 
-    def select(self, rows: Tensor) -> Encoded:
-        return Encoded(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def select(self, rows: Tensor) -> EncodedCities:
+        return EncodedCities(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class TourState:
 
     cities: Tensor  # (B, N, 2)
     distances: Tensor  # (B, N, N)
-    encoded: Encoded
+    encoded: EncodedCities
     hidden: Tensor  # (B, H)
     memory: Tensor  # (B, H)
     log_probs: Tensor  # (B, N) of the next city
@@ -101,14 +104,13 @@ class TourState:
 class TourPredictor(Predictor[TourState]):
     """A frozen PointerNet, greedy.
 
-    Context: the mean of the nodes' embeddings and the encoder's last state. Features: the decoder's state and, with
-    `facts`, what the partial tour itself shows (`step_facts`); without, the embedding of the proposed city, as in the
-    paper."""
+    The context is the mean node embedding and the encoder's last state. With `facts`, features are the decoder's state
+    and `step_facts`; without, the embedding of the proposed city, as in the paper."""
 
     def __init__(self, model: PointerNet, facts: bool = True) -> None:
         self.model, self.facts = model.eval().requires_grad_(False), facts
         self.device = model.begin.device
-        self.batch_size = 512 if self.device.type == "cpu" else 4096  # of tables N x N, as many as a cache holds
+        self.batch_size = 512 if self.device.type == "cpu" else 4096  # as many N x N tables as a cache holds
         self.summary = f"pointer network of {model.hidden}"
         self.fingerprint = fingerprint(*model.state_dict().values(), facts)
 
@@ -142,7 +144,7 @@ class TourPredictor(Predictor[TourState]):
         visited = state.visited.clone()
         visited[rows, tokens] = True
         hidden, memory = self.model.read(state.encoded.embedded[rows, tokens], state.hidden, state.memory)
-        # After the last city nothing is left to point at; an unmasked row keeps the numbers finite.
+        # After the last city there is nothing to point at; an unmasked row keeps the numbers finite.
         log_probs = self.model.point(state.encoded, hidden, visited & ~visited.all(1, keepdim=True))
         first = torch.where(state.first < 0, tokens, state.first)
         return TourState(
@@ -154,37 +156,34 @@ class TourPredictor(Predictor[TourState]):
 
 
 def save_pointer(model: PointerNet, folder: Path, notes: Mapping[str, Any]) -> None:
-    """Writes config.json last: where it exists, the checkpoint is whole. `notes` say how it was made."""
-    (folder / "config.json").unlink(missing_ok=True)
-    write_tensors(folder / "model.safetensors", model.state_dict())
-    write_json(folder / "config.json", {"kind": KIND, "hidden": model.hidden, "notes": dict(notes)})
+    """Write a checkpoint. `notes` say how it was made."""
+    save_network(model, folder, {"kind": KIND, "hidden": model.hidden, "notes": dict(notes)})
 
 
 def load_pointer(folder: Path, device: torch.device) -> PointerNet:
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"no pointer network in {folder}: it has no config.json; train one with: "
-            f"seqdefer train-predictor tsp --out {folder}"
-        )
-    config = read_json(folder / "config.json")
+    """Read the checkpoint in `folder`."""
+    path, train = folder / CONFIG, "train one with: seqdefer train-predictor tsp"
+    if not path.is_file():
+        raise CheckpointError(f"no pointer network in {folder}: it has no {CONFIG}; {train} --out {folder}")
+    config = read_json(path)
     hidden = config.get("hidden") if isinstance(config, dict) and config.get("kind") == KIND else None
-    if type(hidden) is not int or not 1 <= hidden <= LARGEST:  # JSON's true is an int to Python
-        raise CheckpointError(f"{folder / 'config.json'} does not describe a pointer network; train one again")
+    if type(hidden) is not int or not 1 <= hidden <= MAX_HIDDEN:  # JSON's true is an int to Python
+        raise CheckpointError(f"{path} does not describe a pointer network; {train}")
     model = PointerNet(hidden)
-    read_weights(model, folder / "model.safetensors")
+    read_weights(model, folder / WEIGHTS)
     if not all(bool(weights.isfinite().all()) for weights in model.parameters()):
-        raise CheckpointError(f"{folder / 'model.safetensors'} is damaged: not all weights are finite; train one again")
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged: not all weights are finite; {train}")
     return model.to(device).eval()
 
 
 def step_facts(
     cities: Tensor, distances: Tensor, visited: Tensor, first: Tensor, last: Tensor, tokens: Tensor
 ) -> Tensor:
-    """What the partial tour shows when it is about to go on to `tokens`. No step leads to the first. (B, 11)
+    """Return facts of a partial tour that is about to go on to `tokens`. (B, 11)
 
-    step length, distance to the nearest unvisited city and the regret against it, rank of the proposed city by
-    distance, mean distance to the unvisited, distances of here and of the proposed city to the start, coordinates, how
-    far apart the cities left over lie (mean distance to the nearest other one), and their share."""
+    Step length (0 for the first city), distance to the nearest unvisited city and the regret against it, rank of the
+    proposed city by distance, mean distance to the unvisited, distances of the current and of the proposed city to the
+    start, coordinates, spread of the unvisited cities (mean distance to the nearest other one), and their share."""
     rows = torch.arange(len(tokens), device=tokens.device)
     here = torch.where(last < 0, tokens, last)
     start = torch.where(first < 0, tokens, first)
@@ -194,7 +193,7 @@ def step_facts(
     rank = ((away < step[:, None]) & free).sum(1)
     mean = (away * free).sum(1) / free.sum(1)
     ends = distances[rows, start]
-    # Cities left over, and the two ends that the rest of the tour must join.
+    # Unvisited cities, and the two ends that the rest of the tour must join.
     is_open = free.clone()
     is_open[rows, here] = is_open[rows, start] = True
     apart = distances + torch.diag_embed(torch.full_like(away, torch.inf))

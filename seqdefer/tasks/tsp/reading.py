@@ -1,9 +1,9 @@
-"""Files of cities: TSPLIB (.tsp) and CSV, plain or gzip, read with care. What the cities are for is not known here.
+"""Files of cities: TSPLIB (.tsp) and CSV, plain or gzip.
 
-    source = read_source("berlin52.tsp")
-    source.instances[0].cities  # float64 (52, 2)
+    data = read_cities("berlin52.tsp")
+    data.instances[0].cities  # float64 (52, 2)
 
-Whatever is wrong with a file is a DataError that names the file and the line.
+An invalid file raises a DataError that names the file and the line.
 """
 
 from __future__ import annotations
@@ -27,43 +27,45 @@ from seqdefer.storage.user_files import quote as _quoted
 
 Reals = NDArray[np.float64]
 
-FEWEST = 4  # cities: every tour of three is the same
-LARGEST = 1e100  # a coordinate: the square of 1e155 is no number any more
+MIN_CITIES = 4  # all tours of three cities are equal
+MAX_COORDINATE = 1e100  # squares must not overflow
 MAX_FILE_MIB = 128  # unpacked: about three million cities
 _TOO_LARGE = "give fewer cities, or fewer instances"
 
 
 @dataclass(frozen=True)
 class Instance:
-    """Cities as they stand in a file."""
+    """The cities of one instance in a file."""
 
-    label: str  # what to call it in messages
+    label: str  # its name in messages
     cities: Reals  # (N, 2)
-    lines: Sequence[int]  # (N,) of the file, where each city stands
+    lines: Sequence[int]  # (N,) line of each city
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a file or a folder holds."""
+class CityData:
+    """The instances in a file or a folder."""
 
     name: str
     instances: Sequence[Instance]
 
 
-def read_source(path: Path | str) -> Source:
-    """Whatever is there; every number is finite, every instance has enough cities."""
+def read_cities(path: Path | str) -> CityData:
+    """Read a file or a folder. All coordinates are finite, and every instance has enough cities."""
     if not str(path):
-        raise DataError("the name of the data is empty: give a TSPLIB or CSV file, or a folder of TSPLIB files")
+        raise DataError("--data is empty; give a TSPLIB or CSV file, or a folder of TSPLIB files")
     path = Path(path)
-    # os.path.isdir: a path that cannot be looked at is reported when it is opened
-    source = _read_folder(path) if os.path.isdir(path) else Source(path.name, _read_file(path))
+    # os.path.isdir does not raise: an unreadable path is reported when it is opened
+    source = _read_folder(path) if os.path.isdir(path) else CityData(path.name, _read_file(path))
     for instance in source.instances:
-        if len(instance.cities) < FEWEST:
-            raise DataError(f"{instance.label}: {count_cities(len(instance.cities))}; a tour needs at least {FEWEST}")
+        if len(instance.cities) < MIN_CITIES:
+            raise DataError(
+                f"{instance.label}: {count_cities(len(instance.cities))}; a tour needs at least {MIN_CITIES}"
+            )
     return source
 
 
-def _read_folder(folder: Path) -> Source:
+def _read_folder(folder: Path) -> CityData:
     name = folder.resolve().name or str(folder)
     try:
         paths = sorted(path for path in folder.iterdir() if _is_tsplib_name(path.name) and path.is_file())
@@ -71,20 +73,20 @@ def _read_folder(folder: Path) -> Source:
     except OSError as error:
         raise DataError(f"cannot read {folder}: {error.strerror}") from error
     if not paths:
-        raise DataError(f"the folder {folder} has no TSPLIB files: looked for *.tsp and *.tsp.gz")
+        raise DataError(f"the folder {folder} has no TSPLIB files (*.tsp or *.tsp.gz)")
     check_size(size, MAX_FILE_MIB, str(folder), _TOO_LARGE)
-    return Source(name, [instance for path in paths for instance in _read_file(path)])
+    return CityData(name, [instance for path in paths for instance in _read_file(path)])
 
 
 def _is_tsplib_name(name: str) -> bool:
-    return name.lower().removesuffix(".gz").endswith(".tsp") and not name.startswith(".")  # ._x.tsp is no instance
+    return name.lower().removesuffix(".gz").endswith(".tsp") and not name.startswith(".")  # such as macOS's ._x.tsp
 
 
 def _read_file(path: Path) -> list[Instance]:
     name = path.name
     lines = list(io.StringIO(_decode(read_bytes(path, max_mib=MAX_FILE_MIB, advice=_TOO_LARGE), name), newline=None))
     if not any(line.strip() for line in lines):
-        raise DataError(f"{name} is empty: give a TSPLIB or CSV file of coordinates")
+        raise DataError(f"{name} is empty; give a TSPLIB or CSV file of coordinates")
     if _is_tsplib_name(name) or any(_KEYWORD.fullmatch(line.strip()) for line in lines[:50]):
         return [_parse_tsplib([line.strip() for line in lines], name)]
     return _parse_csv(lines, name)
@@ -92,10 +94,10 @@ def _read_file(path: Path) -> list[Instance]:
 
 def _decode(content: bytes, name: str) -> str:
     if b"\x00" in content:
-        raise DataError(f"{name} is not a text file: give a TSPLIB or CSV file (UTF-8)")
+        raise DataError(f"{name} is not a text file; give a TSPLIB or CSV file (UTF-8)")
     try:
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # old files have names in latin-1 in their comments
+    except UnicodeDecodeError:  # old files have comments in latin-1
         return content.decode("latin-1")
 
 
@@ -106,13 +108,13 @@ _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
 
 def _coordinate(cell: str, name: str, line: int) -> float:
-    """Python's own reader would also take 1_000 and digits of other scripts."""
+    """Parse a coordinate. Stricter than `float`, which accepts 1_000 and digits of other scripts."""
     if not _NUMBER.fullmatch(cell):
         what = "is not finite" if _NOT_FINITE.fullmatch(cell) else "is not a number"
         raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} {what}")
     value = float(cell)
-    if abs(value) > LARGEST:
-        raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} is beyond ±{LARGEST:g}; choose a unit")
+    if abs(value) > MAX_COORDINATE:
+        raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} is beyond ±{MAX_COORDINATE:g}")
     return value
 
 
@@ -125,7 +127,7 @@ def count_cities(n_cities: int) -> str:
 _COORDINATES = "NODE_COORD_SECTION"
 _KEYWORD = re.compile(r"(NAME|TYPE|COMMENT|DIMENSION|EDGE_WEIGHT_TYPE)\s*:.*|[A-Z_]+_SECTION\s*:?")
 _HEADER = re.compile(r"(?P<key>[A-Za-z][A-Za-z_0-9]*)\s*(:\s*(?P<value>.*))?")
-# What a symmetric problem in the plane may say about itself; everything else would change the problem.
+# The values supported: a symmetric problem in the plane.
 _SUPPORTED = {"TYPE": "TSP", "EDGE_WEIGHT_TYPE": "EUC_2D", "NODE_COORD_TYPE": "TWOD_COORDS"}
 _REQUIRED = ("TYPE", "DIMENSION", "EDGE_WEIGHT_TYPE")
 
@@ -147,15 +149,15 @@ def _parse_tsplib(lines: Sequence[str], name: str) -> Instance:
     dimension = header["DIMENSION"]
     if dimension != str(len(cities)):
         raise DataError(
-            f"{name}: DIMENSION is {_quoted(dimension)}, but {count_cities(len(cities))} stand in the {_COORDINATES};"
-            " the file is cut short, or its header is wrong"
+            f"{name}: DIMENSION is {_quoted(dimension)}, but the {_COORDINATES} has {count_cities(len(cities))};"
+            " the file is truncated, or its header is wrong"
         )
     ordered = [cities[number] for number in sorted(cities)]
     return Instance(name, np.array([(x, y) for x, y, _ in ordered]), [line for _, _, line in ordered])
 
 
 def _header_line(line: str, name: str, number: int) -> tuple[str, str]:
-    """A keyword and its value, which must be one that we can solve."""
+    """Parse a keyword and its value; refuse unsupported ones."""
     found = _HEADER.fullmatch(line)
     if found is None:
         raise DataError(f"{name}, line {number}: cannot read {_quoted(line)}; write 'KEYWORD : value' or 'number x y'")
@@ -164,7 +166,7 @@ def _header_line(line: str, name: str, number: int) -> tuple[str, str]:
         raise DataError(f"{name}, line {number}: {_quoted(key)} is not supported; only {_COORDINATES} is")
     if not key.endswith("_SECTION") and found["value"] is None:
         raise DataError(f"{name}, line {number}: cannot read {_quoted(line)}; write 'KEYWORD : value' or 'number x y'")
-    word = (value.split() or [""])[0]  # some files name the author after the type
+    word = (value.split() or [""])[0]  # some files add the author
     if key in _SUPPORTED and word.upper() != _SUPPORTED[key]:
         raise DataError(
             f"{name}, line {number}: {key} is {_quoted(word)}; supported is {_SUPPORTED[key]}: a symmetric problem with"
@@ -181,25 +183,25 @@ def _add_city(cities: dict[int, tuple[float, float, int]], line: str, name: str,
         raise DataError(f"{name}, line {number}: the city's number is {_quoted(cells[0])}, not a whole number")
     index = int(cells[0])
     if index in cities:
-        raise DataError(f"{name}, line {number}: city {index} stands on line {cities[index][2]} already")
+        raise DataError(f"{name}, line {number}: city {index} is already on line {cities[index][2]}")
     cities[index] = (_coordinate(cells[1], name, number), _coordinate(cells[2], name, number), number)
 
 
 def _check_header(header: Mapping[str, str], name: str) -> None:
     missing = [key for key in (*_REQUIRED, _COORDINATES) if key not in header]
     if missing:
-        raise DataError(f"{name} has no {' and no '.join(missing)}: is it a whole TSPLIB file?")
+        raise DataError(f"{name} has no {' and no '.join(missing)}; give a complete TSPLIB file")
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
 def _parse_csv(lines: Sequence[str], name: str) -> list[Instance]:
-    """Rows with the same word under `instance` are one instance, wherever they stand; without such a column all are."""
+    """Parse instances: rows with the same value in the column `instance`, in any order, or all rows without one."""
     rows = _csv_rows(lines, name)
     head = next(rows, None)
     if head is None:
-        raise DataError(f"{name} holds nothing but comments: give rows of x and y")
+        raise DataError(f"{name} has only comments; give rows of x and y")
     columns = _columns(head[1], name)
     groups: dict[str, tuple[list[tuple[float, float]], list[int]]] = {}  # cities, lines
     for number, row in rows if columns.has_header else chain([head], rows):
@@ -210,7 +212,7 @@ def _parse_csv(lines: Sequence[str], name: str) -> list[Instance]:
         cities.append((_coordinate(cells[-2], name, number), _coordinate(cells[-1], name, number)))
         at.append(number)
     if not groups:
-        raise DataError(f"{name} has a header and no rows: give rows of x and y")
+        raise DataError(f"{name} has a header and no rows; give rows of x and y")
     return [
         Instance(f"{name}, instance {_quoted(key)}" if columns.has_instance else name, np.array(cities), at)
         for key, (cities, at) in groups.items()
@@ -218,17 +220,17 @@ def _parse_csv(lines: Sequence[str], name: str) -> list[Instance]:
 
 
 def _csv_rows(lines: Sequence[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows with something in them, and the lines they stand on."""
+    """Yield the rows that are not empty, with their line numbers."""
     plain = ["" if line.startswith("#") else line for line in lines]
     head = next((line for line in plain if line.strip()), "")
     delimiter = next((mark for mark in ";\t," if mark in head), " ")
-    if delimiter == " ":  # any number of them stands for one
+    if delimiter == " ":  # several count as one
         plain = [" ".join(line.split()) for line in plain]
     reader = csv.reader(plain, delimiter=delimiter, skipinitialspace=True)
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            if any(cells):  # with semicolons, a comma can only be the decimal point
+            if any(cells):  # with semicolons, a comma is the decimal point
                 yield reader.line_num, [cell.replace(",", ".") for cell in cells] if delimiter == ";" else cells
     except csv.Error as error:
         raise DataError(f"{name}, line {reader.line_num}: not a CSV file ({error})") from error
@@ -236,7 +238,7 @@ def _csv_rows(lines: Sequence[str], name: str) -> Iterator[tuple[int, list[str]]
 
 @dataclass(frozen=True)
 class _Columns:
-    places: Sequence[int]  # of the instance, if there is one, of x and of y
+    places: Sequence[int]  # of the instance, if any, of x and of y
     has_header: bool
     has_instance: bool
 
@@ -244,11 +246,11 @@ class _Columns:
 def _columns(first: Sequence[str], name: str) -> _Columns:
     if all(_NUMBER.fullmatch(cell) or _NOT_FINITE.fullmatch(cell) for cell in first):
         if len(first) != 2:
-            raise DataError(f"{name} has {len(first)} columns and no header: begin with a line such as 'instance,x,y'")
+            raise DataError(f"{name} has {len(first)} columns and no header; begin with a line such as 'instance,x,y'")
         return _Columns((0, 1), has_header=False, has_instance=False)
     folded = [cell.casefold() for cell in first]
     has_instance = "instance" in folded
     wanted = ("instance", "x", "y") if has_instance else ("x", "y")
     if not set(wanted) <= set(folded):
-        raise DataError(f"{name} has no columns 'x' and 'y' (and 'instance'): its first line is {_listed(first)}")
+        raise DataError(f"{name} has no columns 'x' and 'y'; its first line is {_listed(first)}")
     return _Columns([folded.index(column) for column in wanted], has_header=True, has_instance=has_instance)

@@ -1,8 +1,7 @@
-"""Training the pointer network: REINFORCE with the mean of several sampled tours of an instance as the baseline.
+"""PointerTraining the pointer network: REINFORCE with the mean of several sampled tours of an instance as the baseline.
 
-The instances are turned and mirrored at random each time they are seen: a tour's length does not change. Every epoch
-is kept in the folder, and draws from a generator of its own, so that training that was stopped goes on as if it had
-not been.
+Instances are rotated and mirrored at random each time they are seen, which does not change tour lengths. Every epoch
+has its own random generator and ends with a checkpoint, so resumed training equals uninterrupted training.
 """
 
 from __future__ import annotations
@@ -18,39 +17,39 @@ from torch import Tensor, nn
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
 from seqdefer.tasks.common.options import check_ranges, option
-from seqdefer.tasks.tsp.pointer import LARGEST, Encoded, PointerNet
+from seqdefer.tasks.tsp.pointer import MAX_HIDDEN, EncodedCities, PointerNet
 from seqdefer.tasks.tsp.tours import tour_lengths
 
-RANGES = {
-    "cities": (4, 10_000), "instances": (1, 10**7), "hidden": (1, LARGEST), "epochs": (1, 10_000),
+OPTION_RANGES = {
+    "cities": (4, 10_000), "instances": (1, 10**7), "hidden": (1, MAX_HIDDEN), "epochs": (1, 10_000),
     "samples": (2, 10_000), "batch_size": (1, 10**6), "seed": (0, 2**63 - 1),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """What `seqdefer train-predictor tsp` can be told. The defaults made the checkpoint that is shipped."""
+    """Options of `seqdefer train-predictor tsp`. The defaults made the shipped checkpoint."""
 
     cities: int = option(50, "cities of an instance")
-    instances: int = option(10_000, "instances to learn from")
+    instances: int = option(10_000, "training instances")
     hidden: int = option(64, "size of the network")
-    epochs: int = option(8, "times each instance is seen")
+    epochs: int = option(8, "passes over the instances")
     samples: int = option(8, "tours sampled for each instance; their mean is the baseline")
-    batch_size: int = option(128, "instances in a step")
-    learning_rate: float = option(1e-3, "at its highest: it rises in the first twentieth, then falls to 0")
-    clip_norm: float = option(1.0, "longest gradient")
-    seed: int = option(0, "of instances, weights and samples")
+    batch_size: int = option(128, "instances per step")
+    learning_rate: float = option(1e-3, "peak learning rate: it rises over the first 5 % of the steps, then falls to 0")
+    clip_norm: float = option(1.0, "largest norm of the gradient")
+    seed: int = option(0, "seed of instances, weights and samples")
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, OPTION_RANGES)
         for name in ("learning_rate", "clip_norm"):
             if not 0 < getattr(self, name) <= 1e6:
                 flag = "--" + name.replace("_", "-")
                 raise OptionError(f"{flag} is {getattr(self, name)}; it must be above 0, and at most 1e6")
 
 
-def sample_tours(model: PointerNet, encoded: Encoded, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """One tour a row and its log probability; greedy without a generator. (B, N), (B,)"""
+def sample_tours(model: PointerNet, encoded: EncodedCities, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Sample one tour per row and return its log probability; greedy without a generator. (B, N), (B,)"""
     n, size, _ = encoded.nodes.shape
     rows = torch.arange(n, device=encoded.nodes.device)
     visited = torch.zeros(n, size, dtype=torch.bool, device=rows.device)
@@ -70,8 +69,8 @@ def sample_tours(model: PointerNet, encoded: Encoded, generator: torch.Generator
     return torch.stack(tours, 1), total
 
 
-def turn(cities: Tensor, generator: torch.Generator) -> Tensor:
-    """Each instance by an angle of its own, half of them mirrored. (B, N, 2)"""
+def rotate(cities: Tensor, generator: torch.Generator) -> Tensor:
+    """Rotate each instance by its own angle and mirror half of them. (B, N, 2)"""
     angle = 2 * math.pi * torch.rand(len(cities), generator=generator, device=cities.device)
     mirror = (torch.rand(len(cities), generator=generator, device=cities.device) < 0.5) * 2.0 - 1.0
     cos, sin = angle.cos(), angle.sin()
@@ -81,12 +80,12 @@ def turn(cities: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def schedule(share: float) -> float:
-    """The learning rate after a share (0..1) of all steps: up in the first twentieth, then down along a cosine."""
+    """Return the learning rate after a share (0..1) of all steps: up over the first 5 %, then down along a cosine."""
     return min(share / 0.05, 1.0) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-class Training:
-    """A network with its optimiser, epoch by epoch."""
+class PointerTraining:
+    """A network with its optimiser, trained epoch by epoch."""
 
     def __init__(self, cities: Tensor, options: TrainingOptions, device: torch.device) -> None:
         torch.manual_seed(options.seed)
@@ -98,7 +97,7 @@ class Training:
         self.epoch = 0
 
     def run_epoch(self, progress: Callable[[int], None] = lambda _: None) -> float:
-        """Mean length of the tours sampled on the way."""
+        """Train one epoch; return the mean length of the sampled tours."""
         seed = int(fingerprint(self.options.seed, self.epoch), 16) % 2**63
         generator = torch.Generator(self.device).manual_seed(seed)
         order = torch.randperm(len(self.cities), generator=generator, device=self.device)
@@ -107,7 +106,7 @@ class Training:
             self.optimizer.param_groups[0]["lr"] = self.options.learning_rate * schedule(
                 step / (self.options.epochs * self.steps)
             )
-            lengths, log_probs = self._sample(turn(self.cities[rows], generator), generator)
+            lengths, log_probs = self._sample(rotate(self.cities[rows], generator), generator)
             loss = ((lengths - lengths.mean(1, keepdim=True)) * log_probs).mean()
             self.optimizer.zero_grad()
             loss.backward()
@@ -119,14 +118,12 @@ class Training:
         return total / len(self.cities)
 
     def _sample(self, cities: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Lengths and log probabilities of several tours of each instance. (B, samples) each"""
+        """Return lengths and log probabilities of several tours of each instance. (B, samples) each"""
         encoded = self.model.encode(cities)
         each = torch.arange(len(cities), device=self.device).repeat_interleave(self.options.samples)
         tours, log_probs = sample_tours(self.model, encoded.select(each), generator)
         lengths = tour_lengths(cities[each], tours).float()
         return lengths.view(-1, self.options.samples), log_probs.view(-1, self.options.samples)
-
-    # -- on disk: weights, Adam's moments and the epoch ----------------------------------------------------------------
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.model.named_parameters():
@@ -135,17 +132,16 @@ class Training:
                 yield f"{moment}/{name}", self.optimizer.state[tensor][moment]
 
     def save(self, path: Path) -> None:
+        """Write weights, Adam's moments and the epoch."""
         write_tensors(path, dict(self._tensors()) | {"epoch": torch.tensor(self.epoch)}, {"made_by": self.name})
 
     def resume(self, path: Path) -> None:
-        """Goes on from what `save` left; a file made by other options is refused."""
+        """Continue from what `save` wrote. Raise CheckpointError if other options made it."""
         found = read_tensors(path)
         if _made_by(path) != self.name:
-            raise CheckpointError(
-                f"{path} belongs to a training with other options; choose another folder with --out, or remove it"
-            )
+            raise CheckpointError(f"{path} was made with other options; choose another folder with --out, or remove it")
         self.epoch = int(found["epoch"])
-        for parameter in self.model.parameters():  # Adam makes its moments at the first step; here they are before it
+        for parameter in self.model.parameters():  # Adam creates its moments at the first step
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[parameter] = {"step": torch.tensor(float(self.epoch * self.steps)), **moments}
         for name, tensor in self._tensors():
@@ -166,12 +162,12 @@ def train(
     folder: Path,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PointerNet:
-    """Trains on `cities` (n, N, 2); `progress` is told of instances. Goes on from what is in `folder`."""
-    training, kept = Training(cities, options, device), folder / "training.safetensors"
-    if kept.is_file():
-        training.resume(kept)
+    """Train on `cities` (n, N, 2), resuming from `folder`. `progress` is called with numbers of instances."""
+    training, path = PointerTraining(cities, options, device), folder / "training.safetensors"
+    if path.is_file():
+        training.resume(path)
         progress(training.epoch * len(cities))
     while training.epoch < options.epochs:
         training.run_epoch(progress)
-        training.save(kept)
+        training.save(path)
     return training.model.eval()

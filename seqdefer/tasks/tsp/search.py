@@ -1,16 +1,15 @@
-"""A fast local search for tours: Or-opt and 2-opt with perturbation, compiled. Not exact, but nearly so at N = 50.
+"""Fast local search for tours: Or-opt and 2-opt with perturbation, compiled. Nearly exact at N = 50.
 
     tours = complete(cities, prefixes, kept)             # (n, N): one prefix of every instance
     tours, runs = hand_offs(cities, drafts, kept)        # (n, J, N): many prefixes of every draft
 
-`hand_offs` is far cheaper than J calls of `complete`: it starts every prefix from the last one's tour, skips those
-whose completion it knows already (the last one's begins with the draft's next city), reads all of the last few
-prefixes off one exact table, and gives a shorter prefix whatever better was found for a longer one. So its lengths
-never fall as `kept` rises, and none exceeds the draft's own.
+`hand_offs` is far cheaper than J calls of `complete`: it starts every prefix from the previous tour, skips prefixes
+that the previous tour begins with, reads the last few off one exact table, and gives shorter prefixes the better tours
+found for longer ones. So lengths never fall as `kept` rises, and none exceeds the draft's.
 
-An answer of `complete` depends on the cities, the prefix, `effort` and `seed`, one of `hand_offs` on the whole draft
-besides (its prefixes share what is found); neither depends on the other instances or on the threads. Needs the extra
-`tsp`; the first call compiles (seconds) and keeps the result on disk.
+`complete` depends on the cities, the prefix, `effort` and `seed`; `hand_offs` also on the whole draft. Neither depends
+on other instances or on the number of threads. Needs the extra `tsp`; the first call compiles (seconds) and caches the
+result on disk.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from numpy.typing import NDArray
 from seqdefer import environment
 from seqdefer.errors import DataError, OptionError, missing_extra
 
-EFFORT = 3  # perturbations per city that remains
-N_EXACT = 10  # with so few cities to place, dynamic programming is faster than the search
+EFFORT = 3  # perturbations per remaining city
+N_EXACT = 10  # remaining cities up to which dynamic programming is faster than the search
 
 Cities = NDArray[np.float64]
 Tours = NDArray[np.int64]
@@ -44,10 +43,9 @@ def complete(
     seed: int = 0,
     threads: int | None = None,
 ) -> Tours:
-    """The shortest closed tours found that begin with the first `kept` (n,) cities of `prefixes` (n, N). (n, N)
+    """Return the shortest closed tours found that begin with the first `kept` (n,) cities of `prefixes` (n, N). (n, N)
 
-    What stands in `prefixes` past `kept` does not matter. Where nothing is kept the tour begins with city 0 and goes
-    towards the smaller of its two neighbours."""
+    `prefixes` past `kept` are ignored. With nothing kept, the tour goes from city 0 towards its smaller neighbour."""
     cities = _check_cities(cities)
     kept = _own(kept, np.int64)
     n, n_cities = cities.shape[:2]
@@ -73,8 +71,8 @@ def hand_offs(
     seed: int = 0,
     threads: int | None = None,
 ) -> tuple[Tours, int]:
-    """Completions of the first `kept` (J,), rising, cities of every draft (n, N): tours (n, J, N), and for how many of
-    the n x J a search was run."""
+    """Complete the first `kept` (J,), rising, cities of every draft (n, N). Return tours (n, J, N), and how many of the
+    n x J needed a search."""
     cities = _check_cities(cities)
     kept = _own(kept, np.int64)
     drafts = _own(drafts, np.int64)
@@ -82,18 +80,18 @@ def hand_offs(
     if drafts.shape != (n, n_cities):
         raise DataError(f"{n} instances of {n_cities} cities need drafts of shape {(n, n_cities)}; got {drafts.shape}")
     if kept.ndim != 1 or not (np.diff(kept) > 0).all():
-        raise OptionError(f"the numbers of kept cities must rise; got {kept.tolist()}")
+        raise OptionError(f"kept must rise strictly; got {kept.tolist()}")
     _check_kept(kept, n_cities)
     wrong = np.flatnonzero((np.sort(drafts, axis=1) != np.arange(n_cities)).any(axis=1))
     if len(wrong):
-        raise DataError(f"draft {wrong[0]} is no tour: each of the cities 0 to {n_cities - 1} must stand in it once")
+        raise DataError(f"draft {wrong[0]} is not a tour; it must visit each of the cities 0 to {n_cities - 1} once")
     tours = np.empty((n, len(kept), n_cities), np.int64)
     runs = _run(cities, drafts, lambda i: kept, tours, effort=effort, seed=seed, threads=threads)
     return tours, runs
 
 
 def _own(values: NDArray[Any], dtype: type[Scalar]) -> NDArray[Scalar]:
-    """Always the same type of array, contiguous and writable: for another type numba would compile anew."""
+    """Return a contiguous, writable array of this type: numba would recompile for another."""
     return np.require(values, dtype, ["C", "W"])
 
 
@@ -105,17 +103,17 @@ def _check_cities(cities: Cities) -> Cities:
         raise DataError(f"a tour needs at least 4 cities; got {cities.shape[1]}")
     wrong = np.flatnonzero(~np.isfinite(cities).all(axis=(1, 2)))
     if len(wrong):
-        raise DataError(f"instance {wrong[0]} has a city whose coordinates are not finite numbers")
+        raise DataError(f"instance {wrong[0]} has a city whose coordinates are not finite")
     return cities
 
 
 def _check_kept(kept: Tours, n_cities: int) -> None:
     if len(kept) and not 0 <= kept.min() <= kept.max() <= n_cities:
-        raise OptionError(f"kept must lie between 0 and {n_cities}, the number of cities; got {kept.tolist()}")
+        raise OptionError(f"kept must be between 0 and {n_cities}, the number of cities; got {kept.tolist()}")
 
 
 def _fill(prefix: Tours, kept: int) -> Tours:
-    """The kept cities, then the others in rising order: any tour that begins with the prefix will do as a draft."""
+    """Return a draft that begins with the prefix: the kept cities, then the others in rising order."""
     n_cities = len(prefix)
     used = prefix[:kept]
     if len(np.unique(used)) < kept or (kept and not 0 <= used.min() <= used.max() < n_cities):
@@ -133,7 +131,7 @@ def _check_options(effort: int, seed: int, threads: int | None) -> None:
 
 
 def _compiled() -> ModuleType:
-    """The compiled module, ready to run. It compiles in this thread, where an interrupt is heard."""
+    """Return the compiled module. Compilation runs in this thread, which receives interrupts."""
     try:
         from seqdefer.tasks.tsp import compiled
     except ImportError as error:
@@ -156,8 +154,8 @@ def _run(
     seed: int,
     threads: int | None,
 ) -> int:
-    """Writes the tours of every instance and returns how many searches ran. Plain threads, since the compiled code
-    holds no lock: they disturb no other library's pool, and an interrupt reaches them through `stop`."""
+    """Write the tours of every instance and return how many searches ran. The compiled code holds no lock, so plain
+    threads work in parallel; `stop` interrupts them."""
     _check_options(effort, seed, threads)
     module = _compiled()
     rows = count()
@@ -165,7 +163,7 @@ def _run(
 
     def work() -> int:
         runs = 0
-        for i in rows:  # one counter for all threads: whoever is free takes the next instance
+        for i in rows:  # one counter for all threads
             if i >= len(cities) or stop[0]:
                 break
             runs += module.hand_offs(cities[i], drafts[i], kept(i), int(effort), int(seed), N_EXACT, stop, tours[i])
@@ -175,7 +173,7 @@ def _run(
     with ThreadPoolExecutor(n_threads) as pool:
         futures = [pool.submit(work) for _ in range(n_threads)]
         try:
-            while wait(futures, timeout=0.5).not_done:  # not every system hears an interrupt in a wait without end
+            while wait(futures, timeout=0.5).not_done:  # some systems ignore interrupts in an endless wait
                 pass
         finally:
             stop[0] = True

@@ -1,9 +1,9 @@
-"""Sets of cities that a solution, whole or fractional, leaves too few times.
+"""Violated subtour constraints of an integer or fractional solution.
 
-A tour leaves every set S of cities (not none, not all) at least twice: x(delta(S)) >= 2, which with degrees of 2 is
-x(E(S)) <= |S| - 1. `violated` finds sets for which a solution breaks this, and finds one whenever there is one: cities
-joined by an edge of weight 1 are shrunk to one (some set that is violated most does not part them, as every city has
-degree 2), and what is left is cut by the algorithm of Stoer and Wagner.
+A tour leaves every proper subset S of the cities at least twice: x(delta(S)) >= 2, which with degrees of 2 is
+x(E(S)) <= |S| - 1. `violated` finds violated sets, and at least one if there is any: cities joined by an edge of weight
+1 are contracted (some most violated set does not separate them, because every degree is 2), and the algorithm of Stoer
+and Wagner cuts the rest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]  # (N,) the cities of a set
 
-TOLERANCE = 1e-6  # of what solvers call feasible
+TOLERANCE = 1e-6  # the solvers' feasibility tolerance
 
 
 def violated(weights: Floats) -> list[Mask]:
-    """Sets that are left less than twice, each as its smaller side. weights: (N, N), symmetric, degrees 2"""
+    """Return the violated sets, each as its smaller side. weights: (N, N), symmetric, degrees 2"""
     groups, shrunk, found = _shrink(weights)
     if not found and len(groups) > 1:
         found = _phase_cuts(groups, shrunk)
@@ -26,7 +26,7 @@ def violated(weights: Floats) -> list[Mask]:
 
 
 def labels_of(n: int, first: list[int], second: list[int]) -> list[int]:
-    """The connected component of each of `n` nodes, numbered in the order of their first nodes."""
+    """Return the connected component of each of `n` nodes, numbered in the order of their first nodes."""
     neighbours: list[list[int]] = [[] for _ in range(n)]
     for i, j in zip(first, second, strict=True):
         neighbours[i].append(j)
@@ -46,8 +46,8 @@ def labels_of(n: int, first: list[int], second: list[int]) -> list[int]:
 
 
 def _shrink(weights: Floats) -> tuple[Mask, Floats, list[Mask]]:
-    """Cities joined by weights of 1 become one group, again and again: the groups (G, N), the weights between them
-    (G, G), and the groups that are left too few times themselves."""
+    """Contract cities joined by weights of 1, repeatedly. Return the groups (G, N), the weights between them (G, G),
+    and the groups that are violated themselves."""
     groups = np.eye(len(weights), dtype=np.bool_)
     found: list[Mask] = []
     while len(groups) > 1:
@@ -65,7 +65,7 @@ def _shrink(weights: Floats) -> tuple[Mask, Floats, list[Mask]]:
 
 
 def _phase_cuts(groups: Mask, weights: Floats) -> list[Mask]:
-    """Stoer and Wagner: the cut of every phase that is below 2; a least cut is the cut of some phase."""
+    """Return the cuts below 2 of all phases of Stoer and Wagner; a minimum cut is one of them."""
     groups, weights, found = groups.copy(), weights.copy(), []
     while len(groups) > 1:
         before, last, cut = _phase(weights)
@@ -81,7 +81,7 @@ def _phase_cuts(groups: Mask, weights: Floats) -> list[Mask]:
 
 
 def _phase(weights: Floats) -> tuple[int, int, float]:
-    """Nodes in the order of how tightly they are bound to those before: the last two, and the last one's weight."""
+    """Order nodes by their weight to the nodes before; return the last two, and the last one's weight."""
     bound, before, last, cut = weights[0].copy(), 0, 0, 0.0
     bound[0] = -np.inf
     for _ in range(len(weights) - 1):
@@ -93,6 +93,6 @@ def _phase(weights: Floats) -> tuple[int, int, float]:
 
 
 def _distinct(sets: list[Mask]) -> list[Mask]:
-    """The smaller side of each, once: it has fewer edges inside."""
+    """Return the smaller side of each set, once: it has fewer inner edges."""
     sides = [~mask if 2 * mask.sum() > len(mask) else mask for mask in sets]
     return list({side.tobytes(): side for side in sides}.values())

@@ -1,47 +1,55 @@
-"""The traveling salesman task: instances, a pointer network, a solver, and tours measured against the solver's own.
+"""The traveling salesman task: a pointer network writes tours, a solver completes them.
 
-A token is a city. The loss of a tour is how many per cent longer it is than the expert's own tour through the same
-cities, which is the target of an example. The expert cannot name the next city, only complete a tour: no token-level
-deferral.
+A token is a city. The target of an example is the expert's own tour; the loss of a tour is its excess length over that
+tour in per cent. The expert completes tours but cannot name the next city, so there is no token-level deferral.
+
+Another package can offer predictors by entry points (`--predictor NAME:FOLDER`, see examples/seqdefer-rl4co):
+
+    [project.entry-points."seqdefer.tsp.predictors"]
+    NAME = "my_package:load_predictor"    # load_predictor(folder, device, facts) returns a Predictor
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.errors import MissingExtraError, OptionError, unknown
 from seqdefer.hyperparameters import ATTENTION, Hyperparameters, published_perceptron
-from seqdefer.interfaces import PredictorTraining, Served, SplitName, Task, TaskEntry
+from seqdefer.interfaces import Expert, Predictor, PredictorTraining, Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
-from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
+from seqdefer.registry import find_plugins
+from seqdefer.storage.files import fingerprint
+from seqdefer.storage.made_once import tensors_made_once
 from seqdefer.tasks.common.options import option
 from seqdefer.tasks.tsp.codec import TourCodec
 from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
 from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery
 from seqdefer.tasks.tsp.exact import TIME_LIMIT
-from seqdefer.tasks.tsp.experts import TourExpert, make_expert
+from seqdefer.tasks.tsp.experts import make_expert
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, load_pointer, save_pointer
 from seqdefer.tasks.tsp.reinforce import TrainingOptions, sample_tours, train
-from seqdefer.tasks.tsp.rl4co import RL4COPredictor, load_rl4co
 from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.tours import percent_over
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
-RL4CO = "rl4co:"  # before the folder of a policy of RL4CO
-AT_ONCE = 256  # instances solved between two writes
-JUDGED = 500  # instances that tell how good a trained predictor is
+PREDICTORS = "seqdefer.tsp.predictors"
+SOLVE_BATCH = 256  # instances solved between two writes
+N_EVALUATION = 500  # instances that a trained predictor is measured on
 
 
 @dataclass(frozen=True)
 class TSPOptions:
-    """What can be chosen about the task; the fields are its command-line options."""
+    """Options of the task; the fields are command-line options."""
 
     data: str | None = option(
         None,
@@ -49,39 +57,41 @@ class TSPOptions:
         is_path=True,
     )
     cities: int = option(50, "cities of an instance")
-    expert: str = option("gurobi", "who completes tours: gurobi or highs (exact), search (nearly exact, much faster)")
+    expert: str = option(
+        "gurobi", "solver that completes tours: gurobi or highs (exact), search (nearly exact, much faster)"
+    )
     predictor: str | None = option(
-        None, "folder of a pointer network, or rl4co:FOLDER for a policy of RL4CO (the shipped one)", is_path=True
+        None, "folder of a pointer network, or PLUGIN:FOLDER, such as rl4co:FOLDER (the shipped network)", is_path=True
     )
     facts: bool = option(
-        True, "features: the decoder's state and what the partial tour shows, instead of the paper's node embeddings"
+        True, "features: the decoder's state and facts of the partial tour, instead of the paper's node embeddings"
     )
     train: int = option(2400, "instances to fit rejectors on")
     validation: int = option(400, "instances to stop and choose with")
     test: int = option(500, "instances to report on")
     effort: int | None = option(None, f"perturbations a city for --expert search ({EFFORT})")
     time_limit: float | None = option(
-        None, f"seconds a solve may take before an exact expert gives its best tour ({TIME_LIMIT:g})"
+        None, f"seconds after which an exact expert returns its best tour ({TIME_LIMIT:g})"
     )
     seed: int = option(0, "seed of the instances")
 
     def without_test(self) -> TSPOptions:
-        return replace(self, test=1)  # the fewest there can be: they take solving, and a share of one's own instances
+        return replace(self, test=1)  # the minimum: test instances cost solving
 
 
 class TSPTask(Task):
     name = "tsp"
     loss_unit = "% over the expert's tour"
-    predictor: TourPredictor | RL4COPredictor
-    expert: TourExpert
+    predictor: Predictor[Any]
+    expert: Expert
 
     def __init__(
         self,
         options: TSPOptions,
         source: str,
         parts: Mapping[SplitName, Examples],
-        predictor: TourPredictor | RL4COPredictor,
-        expert: TourExpert,
+        predictor: Predictor[Any],
+        expert: Expert,
     ) -> None:
         self.options, self.source, self.parts = options, source, parts
         self.predictor, self.expert = predictor, expert
@@ -96,11 +106,12 @@ class TSPTask(Task):
         return percent_over(examples.inputs, sequences.tokens, examples.targets)
 
     def describe(self) -> dict[str, str]:
+        summary = getattr(self.predictor, "summary", type(self.predictor).__name__)
         unproven = f", {self.expert.unproven} tours not proven shortest" if self.expert.unproven else ""
         return {
             "data": self.source,
             "instances": ", ".join(f"{name} {len(part)}" for name, part in self.parts.items()),
-            "predictor": f"{self.predictor.summary} ({self.predictor.fingerprint})",
+            "predictor": f"{summary} ({self.predictor.fingerprint})",
             "expert": f"{self.expert.fingerprint}{unproven}",
         }
 
@@ -121,64 +132,65 @@ class TSPTask(Task):
 
 
 def shipped_pointer(device: torch.device) -> PointerNet:
-    """The checkpoint that comes with the package: `seqdefer train-predictor tsp` with its defaults made it."""
+    """Load the checkpoint of the package, made by `seqdefer train-predictor tsp` with its defaults."""
     with as_file(files("seqdefer.tasks.tsp") / "pointer-50") as folder:
         return load_pointer(folder, device)
 
 
-def load_predictor(options: TSPOptions, device: torch.device) -> TourPredictor | RL4COPredictor:
+def load_predictor(options: TSPOptions, device: torch.device) -> Predictor[Any]:
+    """Load the predictor of `--predictor`: the shipped one, a folder, or a plug-in's."""
     name = options.predictor
-    if name is not None and name.startswith(RL4CO):
-        return load_rl4co(Path(name.removeprefix(RL4CO)), device, options.facts)
-    model = shipped_pointer(device) if name is None else load_pointer(Path(name), device)
-    return TourPredictor(model, options.facts)
+    if name is None:
+        return TourPredictor(shipped_pointer(device), options.facts)
+    plugin, colon, folder = name.partition(":")
+    points = find_plugins(PREDICTORS) if colon else {}
+    if plugin in points:
+        predictor: Predictor[Any] = points[plugin].load()(Path(folder), device, options.facts)
+        return predictor
+    if colon and len(plugin) > 1 and not Path(name).exists():  # one letter is a drive of Windows
+        if plugin != "rl4co":
+            raise unknown("predictor plug-in", plugin, points)
+        install = f"{shlex.quote(sys.executable or 'python')} -m pip install ./examples/seqdefer-rl4co"
+        raise MissingExtraError(
+            f"--predictor {name} needs the package 'seqdefer-rl4co'; install it from a clone of seqdefer: {install}"
+        )
+    return TourPredictor(load_pointer(Path(name), device), options.facts)
 
 
-def own_tours(expert: TourExpert, cities: Tensor, folder: Path, meter: Meter, stage: str) -> Tensor:
-    """The expert's own tours, int64 (n, N). Kept in `folder` as they are made, and found again there."""
-    spec, tours = SequenceSpec(cities.shape[1]), []
+def own_tours(expert: Expert, cities: Tensor, folder: Path, meter: Meter, stage: str) -> Tensor:
+    """Return the expert's own tours, int64 (n, N). They are written to `folder` batch by batch and found again."""
+    tours = []
     with meter.stage(stage, len(cities)) as advance:
-        for part in cities.split(AT_ONCE):
+        for part in cities.split(SOLVE_BATCH):
+            before = expert.unproven
             path = folder / f"{fingerprint(expert.fingerprint, part)}.safetensors"
-            found = _read_tours(path)
-            if found is None:
-                before = expert.unproven
-                solved = _solve(expert, part, spec)
-                found = solved, torch.tensor(expert.unproven - before)
-                write_tensors(path, {"tours": found[0], "unproven": found[1]})
-            else:
-                expert.unproven += int(found[1])
-            tours.append(found[0])
+            found = tensors_made_once(path, partial(_solve, expert, part))
+            expert.unproven = before + int(found["unproven"])
+            tours.append(found["tours"])
             advance(len(part))
     return torch.cat(tours)
 
 
-def _read_tours(path: Path) -> tuple[Tensor, Tensor] | None:
-    """Tours, and how many of them are unproven."""
-    if path.is_file():
-        with suppress(CheckpointError, KeyError):  # a damaged file is made again
-            found = read_tensors(path)
-            return found["tours"], found["unproven"]
-    return None
+def _solve(expert: Expert, cities: Tensor) -> dict[str, Tensor]:
+    """Return tours through all cities, and how many are not proven shortest."""
+    n, n_cities, before = *cities.shape[:2], expert.unproven
+    empty = Sequences(torch.zeros(n, n_cities, dtype=torch.long), torch.zeros(n, dtype=torch.long))
+    examples = Examples(cities, empty.tokens, torch.arange(n))
+    tours = expert.complete(examples, empty, SequenceSpec(n_cities)).tokens
+    return {"tours": tours, "unproven": torch.tensor(expert.unproven - before)}
 
 
-def _solve(expert: TourExpert, cities: Tensor, spec: SequenceSpec) -> Tensor:
-    n = len(cities)
-    nothing = Sequences(torch.zeros(n, spec.length, dtype=torch.long), torch.zeros(n, dtype=torch.long))
-    return expert.complete(Examples(cities, nothing.tokens, torch.arange(n)), nothing, spec).tokens
-
-
-def load_pair(options: TSPOptions, device: torch.device) -> tuple[TourPredictor | RL4COPredictor, TourExpert]:
+def load_pair(options: TSPOptions, device: torch.device) -> tuple[Predictor[Any], Expert]:
     if options.effort is not None and options.expert != "search":
-        raise OptionError(f"--effort is for --expert search; {options.expert} needs none")
-    if options.time_limit is not None and options.expert == "search":
-        raise OptionError("--time-limit is for --expert gurobi or highs; the search takes --effort")
+        raise OptionError(f"--effort applies to --expert search, not to {options.expert}; omit it")
+    if options.time_limit is not None and options.expert not in ("gurobi", "highs"):
+        raise OptionError(f"--time-limit applies to --expert gurobi or highs, not to {options.expert}; omit it")
     expert = make_expert(options.expert, effort=options.effort, time_limit=options.time_limit)
     return load_predictor(options, device), expert
 
 
 def serve(options: TSPOptions, folder: Path, device: torch.device, meter: Meter) -> Served:
-    """The pair alone, for cities of users' own."""
+    """Return the pair without data, for cities that users provide."""
     return Served(*load_pair(options, device), SequenceSpec(options.cities), TourCodec(options.cities))
 
 
@@ -188,7 +200,7 @@ def prepare(options: TSPOptions, folder: Path, device: torch.device, meter: Mete
         splits = make_splits(options)
         advance(1)
     parts: dict[SplitName, Examples] = {}
-    first = 0  # id of a part: no two examples share one
+    first = 0  # id of the first example of a part: ids are unique across parts
     for name, cities in splits.parts.items():
         tours = own_tours(expert, cities, folder / "tours", meter, f"the expert's own tours ({name})")
         parts[name] = Examples(cities, tours, torch.arange(first, first + len(cities)))
@@ -200,24 +212,25 @@ def prepare(options: TSPOptions, folder: Path, device: torch.device, meter: Mete
 
 
 def train_predictor(options: TrainingOptions, folder: Path, device: torch.device, meter: Meter) -> dict[str, str]:
-    """Trains a pointer network, keeps it in `folder`, and measures it against the local search on fresh instances."""
-    expert = make_expert("search")  # what is missing is told before the training
+    """Train a pointer network, save it in `folder`, and measure it against the local search on fresh instances."""
+    expert = make_expert("search")  # first, so that a missing package fails before the training
     cities = gaussian_instances(options.instances, options.cities, options.seed, "predictor")
     with meter.stage("train the predictor", options.epochs * len(cities)) as advance:
         model = train(cities, options, device, folder, advance)
-    judged = gaussian_instances(JUDGED, options.cities, options.seed, "validation")
-    best = own_tours(expert, judged, folder / "tours", meter, "the expert's own tours")
-    gap = float(percent_over(judged, greedy_tours(model, judged, device), best).mean())
-    save_pointer(model, folder, {"options": asdict(options), "gap": round(gap, 3), "judged": JUDGED})
+    fresh = gaussian_instances(N_EVALUATION, options.cities, options.seed, "validation")
+    best = own_tours(expert, fresh, folder / "tours", meter, "the expert's own tours")
+    gap = float(percent_over(fresh, greedy_tours(model, fresh, device), best).mean())
+    save_pointer(model, folder, {"options": asdict(options), "gap": round(gap, 3), "judged": N_EVALUATION})
     return {
         "predictor": str(folder),
-        "gap": f"{gap:.2f} % over the local search, mean of {JUDGED} fresh instances of {options.cities} cities",
+        "gap": f"{gap:.2f} % over the local search, mean of {N_EVALUATION} fresh instances of {options.cities} cities",
         "use it": f"seqdefer run tsp --cities {options.cities} --predictor {folder}",
     }
 
 
 @torch.no_grad()
 def greedy_tours(model: PointerNet, cities: Tensor, device: torch.device) -> Tensor:
+    """Return the network's greedy tours, int64 (n, N), on the CPU."""
     return sample_tours(model, model.encode(cities.to(device)), generator=None)[0].cpu()
 
 

@@ -1,4 +1,4 @@
-"""Tours: closed walks through all cities, as permutations."""
+"""Tours: permutations of the cities, closed from the last to the first."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from torch import Tensor
 
 
 def tour_lengths(cities: Tensor, tours: Tensor) -> Tensor:
-    """Lengths of closed tours (B, N) through cities (B, N, 2), summed in float64. (B,)"""
+    """Return lengths of closed tours (B, N) through cities (B, N, 2), summed in float64. (B,)"""
     ordered = cities.double().gather(1, tours[..., None].expand(-1, -1, 2))
     lengths: Tensor = (ordered - ordered.roll(-1, 1)).norm(dim=2).sum(1)
     return lengths
 
 
 def percent_over(cities: Tensor, tours: Tensor, reference: Tensor) -> Tensor:
-    """How many per cent longer `tours` are than `reference` (B, N), not below 0. float32 (B,)
+    """Return how many per cent longer `tours` are than `reference` (B, N), at least 0. float32 (B,)
 
-    The reference is the best tour known; rounding, or a heuristic's luck, may undercut it by a hair."""
+    The reference is the best known tour; rounding or a lucky heuristic may undercut it slightly."""
     best = tour_lengths(cities, reference)
     return (100 * (tour_lengths(cities, tours) / best - 1)).clamp(min=0).float()
 
 
 def distances(cities: Tensor) -> Tensor:
-    """(B, N, 2) -> (B, N, N). Differences, not products: near cities keep all their digits."""
+    """Return distances (B, N, N) of cities (B, N, 2), from differences, which keep the digits of near cities."""
     table: Tensor = (cities[:, :, None] - cities[:, None, :]).norm(dim=3)
     return table
 
 
 def is_tour(tours: Tensor) -> Tensor:
-    """Which rows (B, N) visit every city once. bool (B,)"""
+    """Return which rows (B, N) visit every city once. bool (B,)"""
     return (tours.sort(1).values == torch.arange(tours.shape[1], device=tours.device)).all(1)

@@ -1,7 +1,7 @@
-"""Temperature records every 10 minutes: read, cut into windows, split without leaks. Nothing here knows of models.
+"""Temperature records every 10 minutes: reading, windows, and splits without leaks.
 
 A record is a CSV file, plain or gzip, with a column of times and one of degrees Celsius. A window is `n_in`
-observations and the `n_out` that follow; none crosses a gap. Parts of a split share no time stamp:
+observations and the `n_out` that follow; no window crosses a gap. Parts of a split share no time stamp:
 
     series = read_series(Path("jena_2020.csv.gz"))
     splits = split_windows(make_windows(series), how="weeks", seed=0)
@@ -35,13 +35,13 @@ SplitMethod = Literal["weeks", "chronological"]
 MAX_FILE_MIB = 256  # unpacked; the eight years of Jena have 41
 STEP = 10  # minutes
 WEEK = 7 * 24 * 60  # minutes
-BLOCK = 20  # weeks within which the parts of a split are dealt out: about a season and a half
-SHARES = {"predictor": 35, "train": 35, "validation": 10, "test": 20}  # percent
+BLOCK_WEEKS = 20  # weeks are assigned to parts within blocks, so that every part sees every season
+SPLIT_PERCENT = {"predictor": 35, "train": 35, "validation": 10, "test": 20}
 
 TIME_COLUMNS = ("Date Time", "date", "Timestamp", "datetime", "time")
 TEMPERATURE_COLUMNS = ("T (degC)", "T2m", "temperature", "temp", "air_temperature", "T")
-# No weather station has ever been outside: such values are codes for "missing" (-9999), or not in Celsius.
-COLDEST, HOTTEST = -100.0, 100.0
+# No weather station has measured values outside: they are codes for "missing" (-9999), or not in Celsius.
+MIN_CELSIUS, MAX_CELSIUS = -100.0, 100.0
 
 _DAY_FIRST = re.compile(r"\d\d\.\d\d\.\d{4} \d\d:\d\d(:\d\d)?", re.ASCII)
 _YEAR_FIRST = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", re.ASCII)
@@ -49,12 +49,12 @@ _YEAR_FIRST = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?", re.ASCII)
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What reading did to the rows of a file, for provenance."""
+    """Counts of the rows that reading dropped, for provenance."""
 
-    rows: int  # in the file, the header and empty lines not counted
-    missing: int  # dropped: no number, or one that no thermometer shows
-    duplicates: int  # dropped: the time stamp had been seen
-    between: int  # dropped: between the 10-minute steps of a denser record
+    rows: int  # in the file, without header and empty lines
+    missing: int  # dropped: not a number, or out of range
+    duplicates: int  # dropped: the time stamp occurred before
+    between: int  # dropped: off the 10-minute grid of a denser record
     gaps: int  # places where the next observation is not 10 minutes later
 
 
@@ -62,10 +62,10 @@ class Cleaning:
 class Series:
     """A cleaned temperature record."""
 
-    minutes: Minutes  # (n,) since 1970-01-01 00:00 in the record's own clock, strictly increasing
+    minutes: Minutes  # (n,) since 1970-01-01 00:00, the record's local time, strictly increasing
     celsius: Reals  # (n,)
     name: str
-    fingerprint: str  # of the minutes and the temperatures: the same record in another layout has the same
+    fingerprint: str  # of minutes and temperatures, whatever the layout of the file
     cleaning: Cleaning
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Windows:
-    """Observations with what followed them."""
+    """Observations and the targets that follow them."""
 
     inputs: NDArray[np.float32]  # (n, n_in)
     targets: NDArray[np.float32]  # (n, n_out)
@@ -85,22 +85,22 @@ class Windows:
 
     @property
     def first_minutes(self) -> Minutes:
-        """Time of the first observation. (n,)"""
+        """Return the time of the first observation. (n,)"""
         return np.asarray(self.minutes - STEP * (self.inputs.shape[1] - 1))
 
     @property
     def last_minutes(self) -> Minutes:
-        """Time of the last target. (n,)"""
+        """Return the time of the last target. (n,)"""
         return np.asarray(self.minutes + STEP * self.targets.shape[1])
 
     def select(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Windows:
-        """The windows at `rows`: indices, or a mask (n,)."""
+        """Return the windows at `rows`: indices, or a mask (n,)."""
         return Windows(self.inputs[rows], self.targets[rows], self.minutes[rows])
 
 
 @dataclass(frozen=True)
-class Splits:
-    """Four parts that share no time stamp: the predictor is fitted on its own, the rejector on `train`."""
+class WeatherSplits:
+    """Four parts that share no time stamp. The predictor is fitted on `predictor`, rejectors on `train`."""
 
     predictor: Windows
     train: Windows
@@ -112,30 +112,30 @@ class Splits:
 
 
 def read_series(path: Path, column: str | None = None) -> Series:
-    """The record in a CSV file, plain or gzip. `column` names the temperatures where the header is not a known one.
+    """Read the record in a CSV file, plain or gzip. `column` names the temperature column if it is not a known one.
 
-    Rows are sorted, rows without a temperature dropped, of equal time stamps the first kept. Denser records are
-    thinned to 10 minutes; a row whose time cannot be read is an error.
+    Rows are sorted. Rows without a temperature, and all but the first of equal time stamps, are dropped. Denser
+    records are thinned to 10 minutes. A time that cannot be parsed is an error.
     """
     return parse_series(read_bytes(path, max_mib=MAX_FILE_MIB, advice="give fewer years"), path.name, column)
 
 
 def parse_series(content: bytes, name: str, column: str | None = None) -> Series:
-    """`read_series` for bytes that are at hand; `name` stands for the file in messages and in the result."""
+    """Parse the content of a CSV file. `name` is the file's name in messages and in the result."""
     table = _read_table(content, name, column)
     minutes, celsius = _minutes_of(table, name), np.array([_number(cell) for cell in table.temperatures])
     rows = len(minutes)
 
-    plausible = (celsius >= COLDEST) & (celsius <= HOTTEST)  # False for NaN as well
+    plausible = (celsius >= MIN_CELSIUS) & (celsius <= MAX_CELSIUS)  # False for NaN as well
     minutes, celsius = minutes[plausible], celsius[plausible]
     present = len(minutes)
-    minutes, first = np.unique(minutes, return_index=True)  # sorts, and keeps the first of equal ones
+    minutes, first = np.unique(minutes, return_index=True)  # sorts, and keeps the first of equals
     celsius = celsius[first]
     if len(minutes) < 2:
         raise DataError(
-            f"{name}: only {len(minutes)} of {rows} rows have a temperature between {COLDEST:g} and {HOTTEST:g} degrees"
-            f" Celsius in column {_quoted(table.column)}, at least 2 are needed: name another column, or convert its"
-            " unit"
+            f"{name}: only {len(minutes)} of {rows} rows have a temperature between {MIN_CELSIUS:g} and"
+            f" {MAX_CELSIUS:g} degrees Celsius in column {_quoted(table.column)}; at least 2 are needed: choose"
+            " another column with --column, or convert the unit"
         )
     distinct = len(minutes)
     on_step = _on_step(minutes, name)
@@ -154,7 +154,7 @@ def parse_series(content: bytes, name: str, column: str | None = None) -> Series
 
 @dataclass(frozen=True)
 class _Table:
-    """The two columns that matter, as text, with the line each row ends on."""
+    """The columns of times and temperatures as text, with the line each row ends on."""
 
     times: list[str]
     temperatures: list[str]
@@ -179,7 +179,7 @@ def _read_table(content: bytes, name: str, column: str | None) -> _Table:
                 table.lines.append(reader.line_num)
     except csv.Error as error:
         raise DataError(f"{name}, line {reader.line_num}: not a CSV file ({error})") from error
-    if delimiter == ";":  # then a comma can only be the decimal point
+    if delimiter == ";":  # a comma is then the decimal point
         table.temperatures[:] = [cell.replace(",", ".") for cell in table.temperatures]
     return table
 
@@ -187,7 +187,7 @@ def _read_table(content: bytes, name: str, column: str | None) -> _Table:
 def _decode(content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # the station's own files are latin-1: degree signs, micrograms
+    except UnicodeDecodeError:  # the Jena station's own files are latin-1
         return content.decode("latin-1")
 
 
@@ -212,7 +212,7 @@ def _minutes_of(table: _Table, name: str) -> Minutes:
 
 
 def _year_first(time: str) -> str:
-    # numpy would also take "now", a bare year and the like: only whole time stamps may pass.
+    # numpy would also accept "now" or a bare year.
     if _YEAR_FIRST.fullmatch(time):
         return time
     if _DAY_FIRST.fullmatch(time):
@@ -236,15 +236,15 @@ def _number(cell: str) -> float:
 
 
 def _on_step(minutes: Minutes, name: str) -> NDArray[np.bool_]:
-    """Which rows to keep so that the usual step is 10 minutes: all of them unless the record is denser."""
+    """Return which rows to keep to thin a denser record to 10-minute steps."""
     steps, counts = np.unique(np.diff(minutes), return_counts=True)
     step = int(steps[counts.argmax()])
     if STEP % step != 0:
         raise DataError(
-            f"{name} has an observation every {step} minutes, the task is made of {STEP}-minute steps: give a record"
+            f"{name} has an observation every {step} minutes; the task needs steps of {STEP} minutes: give a record"
             f" of {STEP} minutes, or of 1, 2 or 5, which is thinned"
         )
-    if step == STEP:  # whatever the phase, and even if the logger's clock was changed midway
+    if step == STEP:  # whatever the phase, even if the logger's clock was adjusted
         return np.ones(len(minutes), dtype=np.bool_)
     phase = np.bincount(minutes % STEP).argmax()
     return np.asarray(minutes % STEP == phase)
@@ -254,23 +254,22 @@ def _on_step(minutes: Minutes, name: str) -> NDArray[np.bool_]:
 
 
 def make_windows(series: Series, *, n_in: int = 12, n_out: int = 6, stride: int = 1) -> Windows:
-    """Every window without a gap, oldest first.
+    """Return every window without a gap, oldest first.
 
-    `stride` counts 10-minute steps of absolute time: with 6, the last observation is that of the full hour, whatever
-    was lost before it.
+    `stride` counts 10-minute steps of absolute time: with 6, every window's last observation is at the full hour.
     """
     if min(n_in, n_out, stride) < 1:
         raise OptionError(f"n_in, n_out and stride must be at least 1, not {n_in}, {n_out} and {stride}")
     length = n_in + n_out
-    runs = np.cumsum(np.diff(series.minutes, prepend=series.minutes[:1]) != STEP)  # (n,) number of the gapless run
-    last_input = series.minutes[n_in - 1 : len(series) - n_out]  # (n - length + 1,), empty if the record is too short
+    runs = np.cumsum(np.diff(series.minutes, prepend=series.minutes[:1]) != STEP)  # (n,) index of the gapless run
+    last_input = series.minutes[n_in - 1 : len(series) - n_out]  # (n - length + 1,)
     whole = runs[length - 1 :] == runs[: len(last_input)]
     rows = np.flatnonzero(whole & (last_input // STEP % stride == 0))
     if len(rows) == 0:
-        hint = ": give a smaller stride" if whole.any() else ": give a longer record, or one with fewer gaps"
+        hint = "a smaller --stride" if whole.any() else "a longer record, or one with fewer gaps"
         raise DataError(
-            f"{series.name}: {len(series)} rows, {series.cleaning.gaps} gaps and no window; one needs {length} rows"
-            f" without a gap ({n_in} in, {n_out} out){hint}"
+            f"{series.name}: {len(series)} rows, {series.cleaning.gaps} gaps and no window of {length} rows without a"
+            f" gap ({n_in} in, {n_out} out); give {hint}"
         )
     cut = np.lib.stride_tricks.sliding_window_view(series.celsius.astype(np.float32), length)[rows]  # (n, length)
     return Windows(cut[:, :n_in].copy(), cut[:, n_in:].copy(), last_input[rows])
@@ -279,13 +278,13 @@ def make_windows(series: Series, *, n_in: int = 12, n_out: int = 6, stride: int 
 # --- splits ---
 
 
-def split_windows(windows: Windows, how: SplitMethod, seed: int) -> Splits:
-    """Windows in four parts by `SHARES`; those that straddle a border are dropped, so no time stamp is in two parts.
+def split_windows(windows: Windows, how: SplitMethod, seed: int) -> WeatherSplits:
+    """Split windows into four parts by `SPLIT_PERCENT`. Windows that straddle a border are dropped.
 
-    weeks          whole weeks dealt out at random, block by block, so that every part sees every season
-    chronological  the oldest windows to the predictor, the newest to the test; `seed` changes nothing
+    weeks          whole weeks are assigned at random, block by block, so that every part sees every season
+    chronological  the oldest windows go to the predictor, the newest to the test; `seed` is ignored
 
-    Both number the stretches of time between borders, then say which part each stretch belongs to.
+    Both number the stretches of time between borders, then assign each stretch to a part.
     """
     if how == "weeks":
         first, last = windows.first_minutes // WEEK, windows.last_minutes // WEEK
@@ -297,41 +296,41 @@ def split_windows(windows: Windows, how: SplitMethod, seed: int) -> Splits:
         raise unknown("split", how, get_args(SplitMethod))
     whole = first == last
     stretches, stretch = np.unique(first[whole], return_inverse=True)
-    part_of = _deal_weeks(len(stretches), np.random.default_rng(seed)) if how == "weeks" else stretches
+    part_of = _assign_weeks(len(stretches), np.random.default_rng(seed)) if how == "weeks" else stretches
     rows = np.flatnonzero(whole)
-    parts = [windows.select(rows[part_of[stretch] == part]) for part in range(len(SHARES))]
-    _check_none_is_empty(parts, windows)
-    return Splits(*parts)
+    parts = [windows.select(rows[part_of[stretch] == part]) for part in range(len(SPLIT_PERCENT))]
+    _check_parts(parts, windows)
+    return WeatherSplits(*parts)
 
 
 def _borders(windows: Windows) -> Minutes:
-    """Where the second, third and fourth part begin. Counted in windows, so that a long gap cannot swallow a part."""
+    """Return where parts 2 to 4 begin, counted in windows, so that a long gap cannot swallow a part."""
     starts = np.sort(windows.first_minutes)
-    before = np.cumsum(list(SHARES.values()))[:-1] * len(starts) // 100
+    before = np.cumsum(list(SPLIT_PERCENT.values()))[:-1] * len(starts) // 100
     return np.asarray(starts[before])
 
 
-def _deal_weeks(n_weeks: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """The part each week belongs to. (n_weeks,)"""
-    if n_weeks < len(SHARES):
+def _assign_weeks(n_weeks: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return the part of each week. (n_weeks,)"""
+    if n_weeks < len(SPLIT_PERCENT):
         raise DataError(
-            f"the windows lie in {n_weeks} weeks, a split by weeks needs at least {len(SHARES)}, one for each part:"
-            " give a longer record, or split it 'chronological'"
+            f"the windows lie in {n_weeks} weeks; a split by weeks needs at least {len(SPLIT_PERCENT)}, one for each"
+            " part: give a longer record, or --split chronological"
         )
-    n_blocks = max(1, n_weeks // BLOCK)
+    n_blocks = max(1, n_weeks // BLOCK_WEEKS)
     ends = [n_weeks * block // n_blocks for block in range(n_blocks + 1)]
-    # What a block gets is what is due up to its end less what was given before, so that roundings do not add up.
-    counts = np.diff([[*divide_by_remainder(end, SHARES).values()] for end in ends], axis=0)  # (n_blocks, parts)
-    parts = np.arange(len(SHARES))
+    # A block gets what is due up to its end minus what was assigned before, so that rounding errors do not add up.
+    counts = np.diff([[*divide_by_remainder(end, SPLIT_PERCENT).values()] for end in ends], axis=0)  # (n_blocks, parts)
+    parts = np.arange(len(SPLIT_PERCENT))
     return np.concatenate([generator.permutation(np.repeat(parts, count)) for count in counts])
 
 
-def _check_none_is_empty(parts: Sequence[Windows], windows: Windows) -> None:
-    empty = [name for name, part in zip(SHARES, parts, strict=True) if len(part) == 0]
+def _check_parts(parts: Sequence[Windows], windows: Windows) -> None:
+    empty = [name for name, part in zip(SPLIT_PERCENT, parts, strict=True) if len(part) == 0]
     if empty:
         length = windows.inputs.shape[1] + windows.targets.shape[1]
-        needed = 100 * length // min(SHARES.values())
+        needed = 100 * length // min(SPLIT_PERCENT.values())
         raise DataError(
             f"{len(windows)} windows are too few to split: none is left for {', '.join(empty)}; at least {needed} of"
-            " stride 1 are needed: give a longer record, or a smaller stride"
+            " stride 1 are needed: give a longer record, or a smaller --stride"
         )

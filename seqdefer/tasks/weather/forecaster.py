@@ -1,8 +1,7 @@
-"""The weather predictor: an LSTM encoder-decoder with dropout, its training, and its face as a Predictor.
+"""The weather predictor: an LSTM encoder-decoder with dropout, its training, and its `Predictor` interface.
 
-Confidence is the Monte Carlo dropout variance (Gal and Ghahramani): T passes of the decoder, each with dropout masks of
-its own that stay fixed (per pass, for all examples), so that asking twice gives the same answer and a
-batch equals its rows.
+Uncertainty is the Monte Carlo dropout variance (Gal and Ghahramani) over T decoder passes. Each pass has its own
+dropout masks, fixed and shared by all examples, so proposals are deterministic and a batch equals its rows.
 """
 
 from __future__ import annotations
@@ -15,17 +14,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import Predictor
 from seqdefer.progress import Meter
-from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.storage.files import fingerprint
+from seqdefer.storage.made_once import network_made_once
 from seqdefer.types import Examples, Proposal
 
-OBSERVED = 12  # inputs hold 12 temperatures, then time of day and of year
+N_OBSERVED = 12  # temperatures in an input; time of day and time of year follow
 
 
 @dataclass(frozen=True)
 class ForecasterOptions:
+    """Size and training of the network."""
+
     hidden: int = 32
     epochs: int = 30
     seed: int = 0
@@ -36,7 +37,7 @@ class ForecasterOptions:
 
 
 class Forecaster(nn.Module):
-    """Reads standardised temperatures, writes standardised temperatures one by one."""
+    """LSTM encoder-decoder over standardised temperatures."""
 
     mean: Tensor
     scale: Tensor
@@ -55,12 +56,12 @@ class Forecaster(nn.Module):
         return (celsius - self.mean) / self.scale
 
     def encode(self, observed: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 12) standardised -> hidden and memory (B, H)"""
+        """Read standardised temperatures (B, 12); return hidden and memory (B, H)."""
         _, (hidden, memory) = self.encoder(observed[..., None])
         return hidden[0], memory[0]
 
     def forward(self, observed: Tensor, targets: Tensor) -> Tensor:
-        """Forecasts with the truth fed back, all standardised. (B, 12), (B, L) -> (B, L)"""
+        """Forecast with teacher forcing, all standardised. (B, 12), (B, L) -> (B, L)"""
         hidden, memory = self.encode(observed)
         hidden = self.dropout(hidden)
         last, forecasts = observed[:, -1], []
@@ -77,10 +78,10 @@ def train_forecaster(
     device: torch.device,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Forecaster:
-    """Least squares with teacher forcing and a one-cycle learning rate; mean and scale from these examples alone."""
+    """Fit by least squares, teacher forcing and a one-cycle learning rate. Mean and scale come from `examples`."""
     torch.manual_seed(options.seed)
     model = Forecaster(options.hidden, options.dropout)
-    observed, targets = examples.inputs[:, :OBSERVED], examples.targets
+    observed, targets = examples.inputs[:, :N_OBSERVED], examples.targets
     model.mean.copy_(observed.mean())
     model.scale.copy_(observed.std().clamp(min=1e-3))
     model.to(device)
@@ -103,37 +104,34 @@ def train_forecaster(
 def load_or_train(
     folder: Path, examples: Examples, options: ForecasterOptions, device: torch.device, meter: Meter
 ) -> Forecaster:
-    """The forecaster kept in `folder` (named by what made it), or a new one, kept there. The manifest comes last."""
-    manifest, weights = folder / "config.json", folder / "model.safetensors"
-    if manifest.is_file():
-        if read_json(manifest) != asdict(options):
-            raise CheckpointError(f"{manifest} does not belong to these options; remove {folder} and run again")
-        model = Forecaster(options.hidden, options.dropout)
-        read_weights(model, weights)
-        return model.to(device).eval()
-    with meter.stage("train the predictor", options.epochs) as advance:
-        model = train_forecaster(examples, options, device, advance)
-    write_tensors(weights, model.state_dict())
-    write_json(manifest, asdict(options))
-    return model
+    """Return the forecaster in `folder`, or train one and save it there."""
+
+    def train() -> Forecaster:
+        with meter.stage("train the predictor", options.epochs) as advance:
+            return train_forecaster(examples, options, device, advance)
+
+    def build() -> Forecaster:
+        return Forecaster(options.hidden, options.dropout)
+
+    return network_made_once(folder, asdict(options), build, train).to(device)
 
 
 @dataclass(frozen=True)
 class _State:
-    """The decoder after reading the last token."""
+    """The decoder's state after the last token."""
 
-    hidden: Tensor  # (B, 1 + T, H): the plain pass, then the Monte Carlo passes
+    hidden: Tensor  # (B, 1 + T, H): the pass without dropout, then the Monte Carlo passes
     memory: Tensor  # (B, 1 + T, H)
     forecasts: Tensor  # (B, 1 + T) of the next token, standardised
     last: Tensor  # (B,) the last token, standardised
-    surprise: Tensor  # (B,) the last token minus what had been proposed in its place
+    surprise: Tensor  # (B,) the last token minus the proposal for its position
 
     def select(self, rows: Tensor) -> _State:
         return _State(self.hidden[rows], self.memory[rows], self.forecasts[rows], self.last[rows], self.surprise[rows])
 
 
 class WeatherPredictor(Predictor[_State]):
-    """A frozen Forecaster. With `facts`, context and features also tell what window and prefix themselves show."""
+    """A frozen Forecaster. `facts` adds features of the window to the context, and of the prefix to the features."""
 
     def __init__(self, model: Forecaster, passes: int, facts: bool, seed: int = 0) -> None:
         self.model, self.facts = model.eval().requires_grad_(False), facts
@@ -143,11 +141,11 @@ class WeatherPredictor(Predictor[_State]):
         kept = 1.0 - model.rate
         masks = torch.bernoulli(torch.full((2, passes, model.hidden), kept), generator=generator) / kept
         plain = torch.ones(2, 1, model.hidden)
-        # Row 0 of each is the plain pass: all are computed in one product.
+        # Row 0 is the pass without dropout, so that one product computes all passes.
         self.encoder_mask, self.decoder_mask = torch.cat([plain, masks], 1).to(self.device)
 
     def start(self, inputs: Tensor) -> tuple[_State, Tensor]:
-        observed = self.model.standardise(inputs[:, :OBSERVED])
+        observed = self.model.standardise(inputs[:, :N_OBSERVED])
         hidden, memory = self.model.encode(observed)
         context = torch.cat([hidden, memory], 1)
         if self.facts:
@@ -158,7 +156,7 @@ class WeatherPredictor(Predictor[_State]):
         return self._read(all_hidden, memory, last, torch.zeros_like(last)), context
 
     def _read(self, hidden: Tensor, memory: Tensor, last: Tensor, surprise: Tensor) -> _State:
-        """Runs the decoder over the last token, in all passes at once."""
+        """Run the decoder over the last token, in all passes at once."""
         n, passes, size = hidden.shape
         token = last[:, None].expand(n, passes).reshape(-1, 1)
         hidden, memory = self.model.decoder(token, (hidden.reshape(-1, size), memory.reshape(-1, size)))
@@ -185,8 +183,8 @@ class WeatherPredictor(Predictor[_State]):
 
 
 def window_facts(inputs: Tensor) -> Tensor:
-    """What the window itself tells: differences, size, curvature, spread, level, time of day and year. (B, 58)"""
-    observed, day, year = inputs[:, :OBSERVED], inputs[:, OBSERVED], inputs[:, OBSERVED + 1]
+    """Return features of the window: differences, size, curvature, spread, level, time of day and year. (B, 58)"""
+    observed, day, year = inputs[:, :N_OBSERVED], inputs[:, N_OBSERVED], inputs[:, N_OBSERVED + 1]
     steps, turns = observed.diff(dim=1), observed.diff(n=2, dim=1)
     sizes = [steps.abs().mean(1), steps.abs().amax(1), turns.abs().mean(1)]
     spreads = [observed.std(1), steps.std(1), steps[:, -3:].std(1), observed.mean(1), observed[:, -1]]

@@ -1,15 +1,15 @@
 """Multi-step weather prediction: two hours of temperature in (12 observations), the next hour out (6), in Celsius.
 
-The predictor is an LSTM encoder-decoder with dropout, trained on its own part of the record; the expert is a simulated
-human, who reads the true temperature off a thermometer with a Gaussian error. A token is a temperature; token loss and
-cost are squared errors, the sequence loss is their sum over the hour.
+The predictor is an LSTM encoder-decoder with dropout, trained on its own part of the record. The expert is a simulated
+human who reads the true temperature with a Gaussian error. A token is a temperature. Token loss and cost are squared
+errors; the sequence loss is their sum over the hour.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from seqdefer.hyperparameters import PUBLISHED_TOKEN, Hyperparameters
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.storage.files import fingerprint
-from seqdefer.tasks.common.options import check_ranges
+from seqdefer.tasks.common.options import check_ranges, option
 from seqdefer.tasks.weather.data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
 from seqdefer.tasks.weather.forecaster import ForecasterOptions, WeatherPredictor, load_or_train
 from seqdefer.tasks.weather.sources import default_series, official_jena_series
@@ -30,65 +30,53 @@ from seqdefer.types import Examples, Sequences, SequenceSpec
 
 YEAR = 365.2425 * 24 * 60  # minutes
 DAY = 24 * 60
-FETCHED = ("mast", "jena")  # records that need no file
-# The least and the most of each whole number: beyond, memory or an integer of the machine would end the run.
-RANGES = {
+DOWNLOADED_RECORDS = ("mast", "jena")
+OPTION_RANGES = {
     "stride": (1, 10_080),
     "hidden": (1, 4096),
     "epochs": (1, 10_000),
     "passes": (2, 1000),
     "split_seed": (0, 2**63 - 1),
 }
-LARGEST_NOISE = 1000.0  # degrees
+MAX_NOISE = 1000.0  # degrees
 
 
 @dataclass(frozen=True)
 class WeatherOptions:
-    """What can be chosen about the weather task."""
+    """Options of the weather task."""
 
-    data: str = field(
-        default="mast",
-        metadata={
-            "help": "a CSV file (plain or gzip) with a time and a temperature column; or 'jena' to download the "
-            "official 2009-2016 record; or 'mast', a met-mast record fetched once with pip"
-        },
+    data: str = option(
+        "mast",
+        "a CSV file (plain or gzip) with a time and a temperature column; or 'jena' to download the official 2009-2016 "
+        "record; or 'mast', a met-mast record downloaded once with pip",
     )
-    column: str | None = field(
-        default=None, metadata={"help": "name of the temperature column, if it is not a usual one"}
+    column: str | None = option(None, "name of the temperature column, if it is not a common one")
+    split: SplitMethod = option(  # noqa: RUF009, it returns a field
+        "weeks", "'weeks' splits by whole weeks, at random; 'chronological' is the harder test"
     )
-    split: SplitMethod = field(
-        default="weeks",
-        metadata={"help": "'weeks' deals out whole weeks of the record; 'chronological' is the harder test"},
+    stride: int = option(1, "10-minute steps between windows; 6 makes hourly windows")
+    noise: float = option(
+        0.1, "standard deviation of the expert's error in degrees Celsius; a good thermometer has 0.1"
     )
-    stride: int = field(default=1, metadata={"help": "10-minute steps between windows; 6 makes hourly windows"})
-    noise: float = field(
-        default=0.1,
-        metadata={"help": "standard deviation of the expert's error in degrees Celsius; a good thermometer has 0.1"},
-    )
-    facts: bool = field(
-        default=True,
-        metadata={"help": "let rejectors see what the window itself tells beside the predictor's states"},
-    )
-    hidden: int = field(default=32, metadata={"help": "units of the predictor's LSTM"})
-    epochs: int = field(default=30, metadata={"help": "epochs of training the predictor"})
-    passes: int = field(default=10, metadata={"help": "Monte Carlo dropout passes behind each variance"})
-    split_seed: int = field(default=0, metadata={"help": "seed of the split, the predictor and the expert's errors"})
+    facts: bool = option(True, "give rejectors features of the window besides the predictor's states")
+    hidden: int = option(32, "units of the predictor's LSTM")
+    epochs: int = option(30, "epochs of training the predictor")
+    passes: int = option(10, "Monte Carlo dropout passes behind each variance")
+    split_seed: int = option(0, "seed of the split, the predictor and the expert's errors")
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
-        if not 0 <= self.noise <= LARGEST_NOISE:
+        check_ranges(self, OPTION_RANGES)
+        if not 0 <= self.noise <= MAX_NOISE:
+            raise OptionError(f"--noise is {self.noise}; it must be between 0 and {MAX_NOISE:g} degrees")
+        if self.column is not None and self.data in DOWNLOADED_RECORDS:
             raise OptionError(
-                f"--noise is {self.noise}; it must be a number of degrees, 0 or more and at most {LARGEST_NOISE:g}"
-            )
-        if self.column is not None and self.data in FETCHED:
-            raise OptionError(
-                f"--column is {self.column!r}, but the column of the record {self.data!r} is known; leave it out, or "
-                "give a file with --data"
+                f"--column is {self.column!r}, but the column of the record {self.data!r} is fixed; omit it, or give a "
+                "file with --data"
             )
 
 
 class SimulatedHuman(NextTokenExpert["_Reading"]):
-    """Truth plus Gaussian noise. The noise belongs to (seed, example, position): asking again gives the same answer."""
+    """Truth plus Gaussian noise. The noise is a function of (seed, example, position), so answers are repeatable."""
 
     reads_prefix = False
 
@@ -116,7 +104,7 @@ class _Reading:
 
 
 def gaussian_of(ids: Tensor, seed: int, length: int) -> Tensor:
-    """Standard normal numbers that depend on (seed, id, position) alone, whatever the batch. float64 (n, length)"""
+    """Return standard normals that depend on (seed, id, position) alone, not on the batch. float64 (n, length)"""
     base = ids.cpu().numpy().astype(np.uint64)[:, None] * np.uint64(2 * length)
     counters = base + np.arange(2 * length, dtype=np.uint64)[None, :]
     uniform = (_mix(counters + _mix(np.full((1, 1), seed, np.uint64))) >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -125,7 +113,7 @@ def gaussian_of(ids: Tensor, seed: int, length: int) -> Tensor:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection of 64-bit integers whose outputs look random (the finaliser of splitmix64)."""
+    """Scramble 64-bit integers by a bijection (the finaliser of splitmix64)."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -169,7 +157,7 @@ class WeatherTask(Task):
 
 
 def to_examples(windows: Windows) -> Examples:
-    """Inputs are 12 temperatures, then the time of day and of year of the last one, each in [0, 1)."""
+    """Return examples whose inputs are 12 temperatures, then the last one's time of day and of year, each in [0, 1)."""
     day, year = (windows.minutes % DAY) / DAY, (windows.minutes % YEAR) / YEAR
     inputs = np.concatenate([windows.inputs, day[:, None], year[:, None]], 1).astype(np.float32)
     return Examples(torch.from_numpy(inputs), torch.from_numpy(windows.targets), torch.from_numpy(windows.minutes))

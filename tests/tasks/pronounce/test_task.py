@@ -1,4 +1,4 @@
-"""The task of pronouncing words: networks that keep the contract and their promises, losses, and a whole small run."""
+"""The pronunciation task: networks, training, losses, the codec, and small runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from seqdefer import cli
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import CheckpointError, DataError, InputError, OptionError
-from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.hyperparameters import Settings
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
@@ -28,16 +27,16 @@ from seqdefer.report.html import is_harmless
 from seqdefer.report.run import run_task
 from seqdefer.tasks.pronounce import model as module
 from seqdefer.tasks.pronounce.codec import PhonemeCodec
-from seqdefer.tasks.pronounce.data import LENGTH, SYMBOLS, encode_words, parse_dictionary, spelling
+from seqdefer.tasks.pronounce.data import MAX_TOKENS, SYMBOLS, encode_words, parse_dictionary, spelling
 from seqdefer.tasks.pronounce.model import (
     BEGIN,
-    Speaker,
-    SpeakerOptions,
-    SpeakingExpert,
-    SpeakingPredictor,
+    PronounceExpert,
+    PronouncePredictor,
+    Pronouncer,
+    PronouncerOptions,
     load_or_train,
     name_of,
-    train_speaker,
+    train_pronouncer,
 )
 from seqdefer.tasks.pronounce.task import ENTRY, FEE, PronounceOptions, PronounceTask, prepare
 from seqdefer.testing import check_expert, check_predictor, check_task
@@ -46,13 +45,13 @@ from seqdefer.types import Examples, Sequences, SequenceSpec
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
-SPEC = SequenceSpec(LENGTH, end=0)
+SPEC = SequenceSpec(MAX_TOKENS, end=0)
 SAID = dict(zip("abcdefghij", "AH B K D EH F G HH IH JH".split(), strict=True))  # noqa: SIM905
 TINY = PronounceOptions(predictor_hidden=6, predictor_epochs=1, expert_hidden=12, expert_epochs=3)
 
 
 def made_up_dictionary(n: int = 900) -> str:
-    """A language that is written as it is said, but for double letters, which are said once."""
+    """Return a dictionary with one phoneme per letter, except that double letters are one phoneme."""
     generator, lines = torch.Generator().manual_seed(0), {}
     for index in range(n):
         letters = ["abcdefghij"[i] for i in torch.randint(10, (3 + index % 8,), generator=generator).tolist()]
@@ -81,10 +80,10 @@ def words(n: int = 200) -> tuple[Tensor, Tensor]:
     return inputs, targets[:, 0]
 
 
-def speaker(hidden: int = 7, *, sharp: float = 3.0) -> Speaker:
-    """Untrained, with weights large enough to say different things of different words."""
+def network(hidden: int = 7, *, sharp: float = 3.0) -> Pronouncer:
+    """Return an untrained network with weights large enough that outputs differ between words."""
     torch.manual_seed(3)
-    model = Speaker(hidden, embedding=5)
+    model = Pronouncer(hidden, embedding=5)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(sharp)
@@ -100,7 +99,7 @@ def examples(n: int = 6) -> Examples:
 
 
 def test_padding_changes_nothing() -> None:
-    model, (letters, targets) = speaker(), words(60)
+    model, (letters, targets) = network(), words(60)
     together = model(letters, targets)
     for row in range(8):
         n = int((letters[row] > 0).sum())
@@ -110,20 +109,20 @@ def test_padding_changes_nothing() -> None:
 
 @torch.no_grad()
 def test_steps_are_the_forward_pass() -> None:
-    """Training feeds the truth back in one pass; the predictor and the expert go step by step."""
-    model, batch = speaker().eval(), examples()
+    """Teacher forcing in one pass equals the predictor and the expert step by step."""
+    model, batch = network().eval(), examples()
     targets = batch.targets[:, 0]
     logits = model(batch.inputs, targets)
-    predictor, expert = SpeakingPredictor(model), SpeakingExpert(model)
+    predictor, expert = PronouncePredictor(model), PronounceExpert(model)
     state, _ = predictor.start(batch.inputs)
     silent = expert.start(batch)
-    for position in range(LENGTH):
+    for position in range(MAX_TOKENS):
         proposal = predictor.propose(state)
         assert torch.equal(proposal.tokens, logits[:, position].argmax(1))
         torch.testing.assert_close(proposal.uncertainty, -logits[:, position].log_softmax(1).amax(1))
         distribution = torch.distributions.Categorical(logits=logits[:, position])
         torch.testing.assert_close(proposal.entropy, distribution.entropy(), rtol=1e-4, atol=1e-5)
-        named, _ = expert.next(silent, torch.arange(len(batch)))  # it has read nothing before
+        named, _ = expert.next(silent, torch.arange(len(batch)))  # its first call
         assert torch.equal(named, proposal.tokens)
         state, silent = (
             predictor.append(state, targets[:, position]),
@@ -132,17 +131,17 @@ def test_steps_are_the_forward_pass() -> None:
 
 
 def test_both_keep_the_contract() -> None:
-    batch, other = examples(), SpeakingExpert(speaker(9))
-    blank = Sequences(torch.zeros(len(batch), LENGTH, dtype=torch.long), torch.zeros(len(batch), dtype=torch.long))
+    batch, other = examples(), PronounceExpert(network(9))
+    blank = Sequences(torch.zeros(len(batch), MAX_TOKENS, dtype=torch.long), torch.zeros(len(batch), dtype=torch.long))
     drafts = other.complete(batch, blank, SPEC)
-    check_predictor(SpeakingPredictor(speaker()), batch.inputs, SPEC)
-    check_predictor(SpeakingPredictor(speaker()), batch.inputs, SPEC, paths=drafts)
-    check_expert(SpeakingExpert(speaker()), batch, SPEC, drafts=drafts)
+    check_predictor(PronouncePredictor(network()), batch.inputs, SPEC)
+    check_predictor(PronouncePredictor(network()), batch.inputs, SPEC, paths=drafts)
+    check_expert(PronounceExpert(network()), batch, SPEC, drafts=drafts)
 
 
-def test_the_expert_reads_what_it_must_and_when(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
-    model, batch = speaker(), examples()
-    expert, encoded, read = SpeakingExpert(model), spy(model, "encode"), spy(model, "read")
+def test_the_expert_reads_lazily(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
+    model, batch = network(), examples()
+    expert, encoded, read = PronounceExpert(model), spy(model, "encode"), spy(model, "read")
     state = expert.start(batch)
     for token in (3, 1, 4):
         state = expert.append(state, torch.full((len(batch),), token))
@@ -162,9 +161,9 @@ def test_the_expert_reads_what_it_must_and_when(spy: Callable[[Any, str], list[t
 
 
 def test_branches_of_a_word_share_its_letters() -> None:
-    predictor, batch = SpeakingPredictor(speaker()), examples()
+    predictor, batch = PronouncePredictor(network()), examples()
     state, _ = predictor.start(batch.inputs)
-    assert predictor.select(state, torch.tensor([2, 2, 2])).memory is state.memory
+    assert predictor.select(state, torch.tensor([2, 2, 2])).encoded is state.encoded
 
 
 # -- training ------------------------------------------------------------------------------------------------------
@@ -172,17 +171,17 @@ def test_branches_of_a_word_share_its_letters() -> None:
 
 def test_training_learns_and_repeats() -> None:
     letters, targets = words(500)
-    options = SpeakerOptions(hidden=24, embedding=16, epochs=12, learning_rate=2e-2, batch_size=32)
+    options = PronouncerOptions(hidden=24, embedding=16, epochs=12, learning_rate=2e-2, batch_size=32)
     seen: list[int] = []
-    model = train_speaker(letters, targets, options, CPU, seen.append)
+    model = train_pronouncer(letters, targets, options, CPU, seen.append)
     assert seen == [1] * 12
     right = (model(letters, targets).argmax(2) == targets)[targets > 0].float().mean()
     assert right > 0.7
-    again = train_speaker(letters[:50], targets[:50], replace(options, epochs=1), CPU)
-    same = train_speaker(letters[:50], targets[:50], replace(options, epochs=1), CPU)
-    other = train_speaker(letters[:50], targets[:50], replace(options, epochs=1, seed=1), CPU)
-    assert SpeakingPredictor(again).fingerprint == SpeakingPredictor(same).fingerprint
-    assert SpeakingPredictor(again).fingerprint != SpeakingPredictor(other).fingerprint
+    again = train_pronouncer(letters[:50], targets[:50], replace(options, epochs=1), CPU)
+    same = train_pronouncer(letters[:50], targets[:50], replace(options, epochs=1), CPU)
+    other = train_pronouncer(letters[:50], targets[:50], replace(options, epochs=1, seed=1), CPU)
+    assert PronouncePredictor(again).fingerprint == PronouncePredictor(same).fingerprint
+    assert PronouncePredictor(again).fingerprint != PronouncePredictor(other).fingerprint
 
 
 def test_every_word_is_in_one_batch() -> None:
@@ -193,7 +192,7 @@ def test_every_word_is_in_one_batch() -> None:
     assert all(len(batch) <= 8 for batch in batches)
 
 
-def test_networks_are_kept_and_found(tmp_path: Path) -> None:
+def test_networks_are_trained_once(tmp_path: Path) -> None:
     class Noting(Silent):
         stages: list[tuple[str, int]] = []  # noqa: RUF012
 
@@ -202,7 +201,7 @@ def test_networks_are_kept_and_found(tmp_path: Path) -> None:
             self.stages.append((name, total))
             yield lambda _: None
 
-    meter, options, some = Noting(), SpeakerOptions(hidden=4, embedding=3, epochs=2), words(30)
+    meter, options, some = Noting(), PronouncerOptions(hidden=4, embedding=3, epochs=2), words(30)
     home = tmp_path / name_of("predictor", some, options)
     first = load_or_train(home, "predictor", some, options, CPU, meter)
     second = load_or_train(home, "predictor", some, options, CPU, meter)
@@ -215,15 +214,6 @@ def test_networks_are_kept_and_found(tmp_path: Path) -> None:
         ("predictor", some, replace(options, seed=1)),
     ]
     assert len({home.name, *(name_of(*other) for other in others)}) == 4
-    (home / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match="cannot read"):
-        load_or_train(home, "predictor", some, options, CPU, meter)
-    safetensors.torch.save_file({"weight": torch.zeros(2)}, home / "model.safetensors")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        load_or_train(home, "predictor", some, options, CPU, meter)
-    (home / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="does not belong to these options"):
-        load_or_train(home, "predictor", some, options, CPU, meter)
 
 
 # -- the task ------------------------------------------------------------------------------------------------------
@@ -233,13 +223,13 @@ def test_the_task_keeps_the_contract(task: PronounceTask) -> None:
     check_task(task)
 
 
-def test_no_word_teaches_and_tests(task: PronounceTask, dictionary: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """What the networks are trained on, and the splits, share no word."""
+def test_no_word_is_in_two_parts(task: PronounceTask, dictionary: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """The words of both networks and of all splits are disjoint."""
     taught = []
 
-    def note(folder: Path, who: str, words: tuple[Tensor, Tensor], *_: Any) -> Speaker:
+    def note(folder: Path, who: str, words: tuple[Tensor, Tensor], *_: Any) -> Pronouncer:
         taught.append(words[0])
-        return speaker()
+        return network()
 
     monkeypatch.setattr("seqdefer.tasks.pronounce.task.load_or_train", note)
     prepare(replace(TINY, data=str(dictionary)), tmp_path, CPU, Silent())
@@ -249,7 +239,7 @@ def test_no_word_teaches_and_tests(task: PronounceTask, dictionary: Path, tmp_pa
     assert min(map(len, parts)) > 20
 
 
-def test_caps_keep_the_other_splits(task: PronounceTask, dictionary: Path, tmp_path: Path) -> None:
+def test_limits_keep_the_other_splits(task: PronounceTask, dictionary: Path, tmp_path: Path) -> None:
     small = prepare(replace(TINY, data=str(dictionary), train=10, validation=5), tmp_path, CPU, Silent())
     assert [len(small.split(name)) for name in ("train", "validation")] == [10, 5]
     assert torch.equal(small.split("test").inputs, task.split("test").inputs)
@@ -272,7 +262,7 @@ def test_token_losses_add_to_the_error_rate(task: PronounceTask) -> None:
     assert costs.tolist() == [25.0 + FEE]
 
 
-def test_what_it_says_of_itself(task: PronounceTask) -> None:
+def test_description(task: PronounceTask) -> None:
     described = task.describe()
     assert described["data"].startswith("made-up.dict (")
     assert described["words"].startswith("train ")
@@ -295,7 +285,7 @@ def test_options_out_of_range(changes: dict[str, int], message: str) -> None:
         PronounceOptions(**changes)
 
 
-def test_a_dictionary_that_is_none(tmp_path: Path) -> None:
+def test_bad_dictionaries(tmp_path: Path) -> None:
     path = tmp_path / "bad.dict"
     path.write_text("cat K AE1 T\ndog D OG1\n")
     with pytest.raises(DataError, match=r"bad\.dict:2: unknown phoneme 'OG1'"):
@@ -313,7 +303,7 @@ def test_drawing_shows_words_tokens_and_reference(task: PronounceTask) -> None:
     drafted = draft(task.predictor, some, task.spec)
     rollouts = {
         budget: roll_out(task.predictor, task.expert, some, HandOff(torch.full((3,), kept)), task.spec)
-        for budget, kept in {0.0: LENGTH, 0.5: 2}.items()
+        for budget, kept in {0.0: MAX_TOKENS, 0.5: 2}.items()
     }
     html = task.draw(some, rollouts)
     assert is_harmless(html)
@@ -342,7 +332,7 @@ def test_a_small_run(dictionary: Path, tmp_path: Path) -> None:
     assert again.summary == results.summary
 
 
-# -- words of users' own -------------------------------------------------------------------------------------------
+# -- the codec, and fitted pairs -----------------------------------------------------------------------------------
 
 
 def test_words_become_letters_and_tokens_phonemes() -> None:
@@ -363,23 +353,26 @@ def test_words_become_letters_and_tokens_phonemes() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("hello world", "input 2 of 2 has ' ', which is no letter from a to z; give one word, such as 'onomatopoeia'"),
-        ("naïve", "input 2 of 2 has 'ï', which is no letter from a to z"),
-        ("b2b", "input 2 of 2 has '2', which is no letter"),
+        (
+            "hello world",
+            "input 2 of 2 has ' ', which is not a letter from a to z; give one word, such as 'onomatopoeia'",
+        ),
+        ("naïve", "input 2 of 2 has 'ï', which is not a letter from a to z"),
+        ("b2b", "input 2 of 2 has '2', which is not a letter"),
         ("at", "input 2 of 2 has 2 letters; give a word of 3 to 12"),
         ("", "input 2 of 2 has 0 letters; give a word of 3 to 12"),
         ("thirteenlette", "input 2 of 2 has 13 letters"),
-        ("'''", "without a letter; give a word"),
+        ("'''", "which has no letter; give a word"),
         (None, "input 2 of 2 is a NoneType; give a word"),
         (["cat"], "input 2 of 2 is a list; give a word"),
     ],
 )
-def test_what_is_no_word_is_refused(word: Any, message: str) -> None:
+def test_bad_words(word: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         PhonemeCodec().encode(["cat", word])
 
 
-def test_the_schema_of_an_input_is_what_is_read() -> None:
+def test_the_schema_accepts_what_is_read() -> None:
     pattern = PhonemeCodec().schema()["pattern"]
     read = ("cat", " O'Brien ", "ONOMATOPOEIA", "it\N{RIGHT SINGLE QUOTATION MARK}s")
     assert all(re.search(pattern, word) for word in read)
@@ -398,7 +391,7 @@ def fit_tiny(dictionary: Path, out: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nobody may change it."""
+    """A fitted pair. Do not change it."""
     return fit_tiny(dictionary, tmp_path_factory.mktemp("fitted") / "model")
 
 
@@ -418,10 +411,10 @@ def test_a_fitted_pair_needs_no_dictionary_and_may_be_moved(
     assert "by the expert" in shown[0]
 
 
-def test_the_ends_are_the_networks_alone(fitted: Path, task: PronounceTask) -> None:
+def test_budgets_0_and_1_are_the_networks_alone(fitted: Path, task: PronounceTask) -> None:
     model, some = DeferringModel.from_pretrained(fitted, device="cpu"), ["abacab", "jade", "bad", "fee"]
     served, examples = model.served, task.codec.encode(some)
-    nothing = torch.zeros(len(some), LENGTH, dtype=torch.long)
+    nothing = torch.zeros(len(some), MAX_TOKENS, dtype=torch.long)
     alone = served.expert.complete(examples, Sequences(nothing, nothing[:, 0]), SPEC)
     for budget, sequences in {0.0: draft(served.predictor, examples, SPEC).sequences, 1.0: alone}.items():
         written = model.generate(some, budget)
@@ -449,10 +442,13 @@ def spoil(work: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("no networks", r"the two networks are not in .*work: it has no pair\.json; copy the folder that fit wrote"),
-        ("no names", r"pair\.json does not name the predictor; copy the folder"),
-        ("no names of folders", r"pair\.json does not name the predictor; copy the folder"),
-        ("no expert", "the expert is not in .*work: there is no 'expert-.*'; copy the folder"),
+        (
+            "no networks",
+            r"the two networks are not in .*work: it has no pair\.json; copy the whole folder that fit wrote",
+        ),
+        ("no names", r"pair\.json does not name the predictor; copy the whole folder"),
+        ("no names of folders", r"pair\.json does not name the predictor; copy the whole folder"),
+        ("no expert", "the expert is not in .*work: there is no 'expert-.*'; copy the whole folder"),
         ("half an expert", r"cannot read .*config\.json"),
     ],
 )
@@ -464,14 +460,9 @@ def test_networks_that_are_missing(what: str, message: str, fitted: Path, tmp_pa
 
 
 def test_the_pair_of_the_last_fit_is_served(fitted: Path, dictionary: Path, tmp_path: Path) -> None:
-    """A folder may hold the networks of several fits: which two belong together is written down."""
+    """A folder may hold the networks of several fits."""
     shutil.copytree(fitted, tmp_path / "model")
     fit_tiny(dictionary, tmp_path / "model", "--seed", "1")
     assert len(list((tmp_path / "model" / "work").glob("predictor-*"))) == 2
     one, other = (DeferringModel.from_pretrained(folder, device="cpu") for folder in (fitted, tmp_path / "model"))
     assert one.served.predictor.fingerprint != other.served.predictor.fingerprint
-
-
-def test_both_presets_are_there() -> None:
-    assert set(ENTRY.presets) == {"quick", "paper"}
-    assert experiment_settings(ENTRY, "quick").seeds >= 1

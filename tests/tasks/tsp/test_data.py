@@ -1,4 +1,4 @@
-"""Instances of the traveling salesman: made by seed, drawn from a map, read from files, split."""
+"""Instances of the traveling salesman problem: generated, drawn from a map, read from files, split."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqdefer.errors import DataError, InputError, OptionError
-from seqdefer.tasks.tsp import reading
+from seqdefer.tasks.tsp import data, reading
 from seqdefer.tasks.tsp.data import (
     gaussian_instances,
     instances_from_pool,
     make_splits,
     normalise,
     read_instances,
-    read_pool,
     split_instances,
 )
 
@@ -78,13 +77,13 @@ def test_gaussian_instances_are_standard_normal() -> None:
     assert abs(float((flat.abs() < 1).double().mean()) - 0.6827) < 0.005
 
 
-def test_the_numbers_of_a_seed_are_these_for_ever() -> None:
-    """Labels and results are named by the seed: another version of numpy or torch must not change the instances."""
+def test_the_instances_of_a_seed_never_change() -> None:
+    """Labels and results are named by the seed, so other versions of numpy or torch must give the same instances."""
     wanted = torch.tensor([[1.5754622, 0.2691034], [0.43758, -0.9157804]])
     torch.testing.assert_close(gaussian_instances(1, 4, seed=0)[0, :2], wanted, rtol=0, atol=1e-6)
 
 
-def test_an_instance_does_not_depend_on_how_many_there_are_or_on_the_global_seed() -> None:
+def test_instances_depend_on_seed_stream_and_index_alone() -> None:
     torch.manual_seed(1)
     many = gaussian_instances(100, 7, seed=3)
     torch.manual_seed(2)
@@ -115,12 +114,12 @@ def test_instances_of_a_map_are_different_cities_normalised() -> None:
     assert all(len(instance.unique(dim=0)) == 30 for instance in drawn)
     assert drawn.mean(1).abs().max() < 1e-5
     torch.testing.assert_close(drawn.square().mean((1, 2)), torch.ones(50))
-    assert (drawn.std(1)[:, 0] > 1.5 * drawn.std(1)[:, 1]).all()  # the map stays as wide as it was
+    assert (drawn.std(1)[:, 0] > 1.5 * drawn.std(1)[:, 1]).all()  # the map keeps its shape
     assert instances_from_pool(cities, 7, 30, seed=0).equal(drawn[:7])
     assert not as_set(drawn) & as_set(instances_from_pool(cities, 50, 30, seed=0, stream="test"))
 
 
-def test_every_set_of_cities_and_every_order_is_as_likely() -> None:
+def test_subsets_and_orders_are_uniform() -> None:
     n = 6000
     cities = torch.tensor([(0.0, 0), (1, 0), (0, 1), (3, 1), (5, 2), (2, 7)], dtype=torch.float64)
     subsets = {tuple(map(tuple, normalise(cities[list(rows)]).tolist())): rows for rows in combinations(range(6), 4)}
@@ -136,7 +135,7 @@ def test_every_set_of_cities_and_every_order_is_as_likely() -> None:
 def _nearest(
     cities: tuple[tuple[float, ...], ...], places: dict[frozenset[tuple[float, ...]], tuple[int, ...]]
 ) -> frozenset[tuple[float, ...]]:
-    """The subset a drawn instance is, up to the last digit: sums in another order round otherwise."""
+    """Return the subset of a drawn instance, up to rounding."""
 
     def distance(place: frozenset[tuple[float, ...]]) -> float:
         return sum(min(abs(x - u) + abs(y - v) for u, v in place) for x, y in cities)
@@ -145,17 +144,17 @@ def _nearest(
 
 
 def test_a_map_cannot_give_more_cities_than_it_has() -> None:
-    with pytest.raises(OptionError, match="cannot draw 6 different cities from 5; ask for at most 5"):
+    with pytest.raises(OptionError, match="cannot draw 6 distinct cities from 5; draw at most 5"):
         instances_from_pool(torch.rand(5, 2), 1, 6, seed=0)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-300, 0.0), (1e-3, 100.0), (1e99, 0.0)])
-def test_normalise_does_not_mind_the_unit(scale: float, shift: float) -> None:
+def test_normalise_removes_the_unit(scale: float, shift: float) -> None:
     cities = torch.tensor(SQUARE, dtype=torch.float64)
     torch.testing.assert_close(normalise(cities * scale + shift), normalise(cities))
 
 
-def test_normalise_keeps_cities_at_one_place_finite() -> None:
+def test_normalise_of_equal_cities_is_finite() -> None:
     assert normalise(torch.ones(3, 4, 2)).equal(torch.zeros(3, 4, 2))
 
 
@@ -203,15 +202,11 @@ def test_old_comments_and_gzip(tmp_path: Path) -> None:
         ("EDGE", "NODE_COORD_TYPE : THREED_COORDS\nEDGE", r"NODE_COORD_TYPE is 'THREED_COORDS'"),
         ("EOF", "FIXED_EDGES_SECTION\n1 2\n-1\nEOF", r"line 11: 'FIXED_EDGES_SECTION' is not supported"),
         ("NODE_COORD", "EDGE_WEIGHT", r"line 6: 'EDGE_WEIGHT_SECTION' is not supported"),
-        ("DIMENSION : 4", "DIMENSION : 5", r"DIMENSION is '5', but 4 cities stand"),
+        ("DIMENSION : 4", "DIMENSION : 5", r"DIMENSION is '5', but the NODE_COORD_SECTION has 4 cities"),
         ("DIMENSION : 4", "DIMENSION : four", r"DIMENSION is 'four'"),
-        (
-            "4 0 2.5\nEOF\n",
-            "",
-            r"DIMENSION is '4', but 3 cities stand in the NODE_COORD_SECTION; the file is cut short",
-        ),
+        ("4 0 2.5\nEOF\n", "", r"DIMENSION is '4', but the NODE_COORD_SECTION has 3 cities; the file is truncated"),
         ("4 0 2.5\nEOF\n", "4 0", r"line 10: expected a number, x and y, not '4 0'"),
-        ("DIMENSION : 4\n", "", r"has no DIMENSION: is it a whole TSPLIB file\?"),
+        ("DIMENSION : 4\n", "", r"has no DIMENSION; give a complete TSPLIB file"),
         (COORDINATES, "", r"has no NODE_COORD_SECTION"),
         (TSPLIB, "hello: there", r"has no TYPE and no DIMENSION and no EDGE_WEIGHT_TYPE and no NODE_COORD_SECTION"),
         (TSPLIB, "hello there", r"line 1: cannot read 'hello there'"),
@@ -219,7 +214,7 @@ def test_old_comments_and_gzip(tmp_path: Path) -> None:
         (TSPLIB, "1 2 3", r"line 1: cannot read '1 2 3'"),
         (TSPLIB, " \n\n", r"map\.tsp is empty"),
         (TSPLIB, "", r"map\.tsp is empty"),
-        ("3 1 2", "2 1 2", r"line 9: city 2 stands on line 8 already"),
+        ("3 1 2", "2 1 2", r"line 9: city 2 is already on line 8"),
         ("3 1 2", "3.5 1 2", r"line 9: the city's number is '3\.5'"),
         ("3 1 2", f"{'9' * 5000} 1 2", r"line 9: the city's number is '9+…'"),
         ("3 1 2", "3 1 2 3", r"line 9: expected a number, x and y"),
@@ -230,7 +225,7 @@ def test_old_comments_and_gzip(tmp_path: Path) -> None:
         ("3 1 2", "3 1 1e160", r"line 9: the coordinate '1e160' is beyond ±1e\+100"),
         ("3 1 2", "3 1 1e999", r"line 9: the coordinate '1e999' is beyond"),
         ("3 1 2", "3 1 0", r"map\.tsp: the cities on lines 8 and 9 are both at \(1\.0, 0\.0\); remove one"),
-        ("3 1 2", "3 1 1e-12", r"map\.tsp: the cities on lines 8 and 9 are too close to \(1\.0, 0\.0\)"),
+        ("3 1 2", "3 1 1e-12", r"map\.tsp: the cities on lines 8 and 9 are too close at \(1\.0, 0\.0\)"),
     ],
 )
 def test_tsplib_that_cannot_be_used(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -252,21 +247,21 @@ def test_three_cities_are_too_few(tmp_path: Path) -> None:
     [
         (b"\x89PNG\r\n\x1a\n\x00\x00", r"is not a text file"),
         (TSPLIB.encode("utf-16"), r"is not a text file.*UTF-8"),
-        (b"PK\x03\x04whatever", r"is a zip archive: unpack it"),
+        (b"PK\x03\x04whatever", r"is a zip archive; unpack it"),
         (b"\x1f\x8bnot gzip at all", r"cannot read .*map\.tsp"),
         (gzip.compress(TSPLIB.encode())[:-9], r"cannot read .*map\.tsp"),
     ],
     ids=["picture", "wide letters", "archive", "no gzip", "cut short"],
 )
-def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_that_are_not_text(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_instances(write(tmp_path / "map.tsp", content))
 
 
-def test_files_that_are_not_there_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_oversized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nowhere\.tsp: No such file"):
         read_instances(tmp_path / "nowhere.tsp")
-    with pytest.raises(DataError, match="the name of the data is empty"):
+    with pytest.raises(DataError, match="--data is empty"):
         read_instances("")
     with pytest.raises(DataError, match="cannot read"):
         read_instances("x" * 5000)
@@ -289,7 +284,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no TSPLIB files: looked for \*\.tsp"):
+    with pytest.raises(DataError, match=r"has no TSPLIB files \(\*\.tsp"):
         read_instances(tmp_path)
     write(tmp_path / "a.tsp", TSPLIB)
     write_tsplib(tmp_path / "b.tsp", gaussian_instances(1, 5, seed=0)[0])
@@ -335,10 +330,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     [
         ("x,y\n0,0\n1,0\n1,2\n", r"cities\.csv: 3 cities; a tour needs at least 4"),
         ("instance,x,y\n1,0,0\n", r"cities\.csv, instance '1': 1 city; a tour"),
-        ("a,b\n1,2\n", r"has no columns 'x' and 'y' \(and 'instance'\): its first line is 'a', 'b'"),
-        ("1,0,0\n1,1,0\n", r"has 3 columns and no header: begin with a line such as 'instance,x,y'"),
+        ("a,b\n1,2\n", r"has no columns 'x' and 'y'; its first line is 'a', 'b'"),
+        ("1,0,0\n1,1,0\n", r"has 3 columns and no header; begin with a line such as 'instance,x,y'"),
         ("x,y\n", r"has a header and no rows"),
-        ("# x\n#y", r"nothing but comments"),
+        ("# x\n#y", r"has only comments"),
         ("x,y\n0,0\n1,\n", r"line 3: a cell is empty or missing; the row is '1', ''"),
         ("x,y\n0,0\n1\n", r"line 3: a cell is empty or missing"),
         ("instance\tx\ty\n\t0\t0\n", r"line 2: a cell is empty"),
@@ -373,9 +368,7 @@ def test_instances_of_different_sizes(tmp_path: Path) -> None:
 @settings(max_examples=150)
 @given(content=st.one_of(st.binary(max_size=60), st.text("xy,;\t 0123.e-#nan\n\"'", max_size=60).map(str.encode)))
 @pytest.mark.parametrize("name", ["a.csv", "a.tsp"])
-def test_whatever_is_in_a_file_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
-) -> None:
+def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes) -> None:
     path = write(tmp_path_factory.getbasetemp() / name, content)
     with suppress(DataError):
         assert read_instances(path).isfinite().all()
@@ -384,14 +377,12 @@ def test_whatever_is_in_a_file_is_read_or_refused(
 # --- pools and splits ------------------------------------------------------------------------------------------------
 
 
-def test_a_pool_keeps_the_first_of_cities_at_one_place(tmp_path: Path) -> None:
+def test_a_pool_keeps_the_first_of_equal_cities(tmp_path: Path) -> None:
     cities = gaussian_instances(1, 30, seed=0)[0].double()
     doubled = torch.cat([cities, cities[:3], cities[3:4] + 1e-9])
-    pool = read_pool(write_tsplib(tmp_path / "map.tsp", doubled))
+    pool = data._pool_of(reading.read_cities(write_tsplib(tmp_path / "map.tsp", doubled)))
     assert pool.cities.equal(cities)
     assert (pool.duplicates, pool.name) == (4, "map.tsp")
-    with pytest.raises(DataError, match="2 instances, a map to draw from must be one"):
-        read_pool(write_many(tmp_path / "many.csv", gaussian_instances(2, 5, seed=0)))
 
 
 def test_gaussian_splits() -> None:
@@ -431,14 +422,14 @@ def test_splits_of_many_instances(tmp_path: Path) -> None:
     assert not make_splits(Options(path, cities=5, seed=1)).parts["test"].equal(splits.parts["test"])
 
 
-def test_copies_would_leak_from_one_part_into_another(tmp_path: Path) -> None:
+def test_equal_instances_are_refused(tmp_path: Path) -> None:
     instances = gaussian_instances(20, 5, seed=0)
     instances[7] = instances[3].flip(0)
     with pytest.raises(DataError, match=r"many\.csv, instance '3' and many\.csv, instance '7' are the same instance"):
         make_splits(Options(str(write_many(tmp_path / "many.csv", instances)), cities=5))
 
 
-def test_fewer_instances_than_asked_for_are_shared_out(tmp_path: Path) -> None:
+def test_too_few_instances_are_split_in_proportion(tmp_path: Path) -> None:
     path = str(write_many(tmp_path / "many.csv", gaussian_instances(20, 5, seed=0)))
     splits = make_splits(Options(path, cities=5, train=2400, validation=240, test=500))
     assert [len(part) for part in splits.parts.values()] == [15, 2, 3]
@@ -450,8 +441,8 @@ def test_every_part_gets_its_share(n: int, counts: tuple[int, int, int]) -> None
     asked = dict(zip(("train", "validation", "test"), counts, strict=True))
     rows = torch.arange(n)
     parts = split_instances(rows, asked, seed=0)  # type: ignore[arg-type]
-    dealt = torch.cat(list(parts.values())).tolist()
-    assert len(set(dealt)) == len(dealt) == min(n, sum(counts))
+    assigned = torch.cat(list(parts.values())).tolist()
+    assert len(set(assigned)) == len(assigned) == min(n, sum(counts))
     assert all(len(part) >= 1 for part in parts.values())
     if n < sum(counts):
         assert all(abs(len(parts[name]) - n * asked[name] / sum(counts)) < 2 for name in parts)
@@ -464,11 +455,11 @@ def test_every_part_gets_its_share(n: int, counts: tuple[int, int, int]) -> None
         ({"train": 0}, "--train is 0; it must be at least 1"),
         ({"test": -1}, "--test is -1"),
         ({"seed": -1}, "--seed is -1; it must be at least 0"),
-        ({"data": "one.tsp", "cities": 12}, r"one\.tsp holds one instance of 12 different cities, and --cities is 12:"),
-        ({"data": "one.tsp", "cities": 50}, r"12 different cities, and --cities is 50: give a map with more"),
-        ({"data": "one.tsp", "cities": 11}, r"12 different cities, too few to draw 11 different instances of 11"),
-        ({"data": "many.csv", "cities": 4}, r"have 5 cities, and --cities is 4: give --cities 5"),
-        ({"data": "two.csv", "cities": 5}, r"two\.csv holds 2 instances, at least 3 are needed"),
+        ({"data": "one.tsp", "cities": 12}, r"one\.tsp has one instance of 12 distinct cities, and --cities is 12;"),
+        ({"data": "one.tsp", "cities": 50}, r"12 distinct cities, and --cities is 50; give a larger map"),
+        ({"data": "one.tsp", "cities": 11}, r"12 distinct cities, too few to draw 11 distinct instances of 11"),
+        ({"data": "many.csv", "cities": 4}, r"have 5 cities, and --cities is 4; give --cities 5"),
+        ({"data": "two.csv", "cities": 5}, r"two\.csv has 2 instances; at least 3 are needed"),
         ({"data": "absent.tsp"}, r"cannot read .*absent\.tsp"),
     ],
 )

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from seqdefer.errors import DataError, OptionError
 from seqdefer.tasks.weather import data
 from seqdefer.tasks.weather.data import (
-    SHARES,
+    SPLIT_PERCENT,
     STEP,
     WEEK,
     Cleaning,
     Series,
     SplitMethod,
-    Splits,
+    WeatherSplits,
     Windows,
     make_windows,
     read_series,
@@ -36,7 +36,7 @@ ISO = "%Y-%m-%d %H:%M:%S"
 
 
 def write_csv(path: Path, temperatures: list[str], **options: str) -> Path:
-    """A record with a row every 10 minutes from START on."""
+    """Write a record with a row every 10 minutes from START."""
     layout, delimiter = options.get("layout", ISO), options.get("delimiter", ",")
     rows = [options.get("header", f"date{delimiter}p (mbar){delimiter}T (degC)")]
     for row, temperature in enumerate(temperatures):
@@ -47,18 +47,18 @@ def write_csv(path: Path, temperatures: list[str], **options: str) -> Path:
 
 
 def series_of(minutes: list[int]) -> Series:
-    """A record whose temperature is its row number, so that windows show which rows they hold."""
+    """Return a record whose temperature is its row number, so that windows show their rows."""
     times = np.array(minutes, dtype=np.int64)
     gaps = int((np.diff(times) != STEP).sum())
     return Series(times, np.arange(len(times), dtype=np.float64), "made", "0", Cleaning(len(times), 0, 0, 0, gaps))
 
 
-def parts_of(splits: Splits) -> list[Windows]:
-    return [getattr(splits, name) for name in SHARES]
+def parts_of(splits: WeatherSplits) -> list[Windows]:
+    return [getattr(splits, name) for name in SPLIT_PERCENT]
 
 
 def times_in(windows: Windows) -> set[int]:
-    """Every time stamp that any of the windows touches."""
+    """Return every time stamp in any of the windows."""
     n_steps = windows.inputs.shape[1] + windows.targets.shape[1]
     return {int(first) + STEP * step for first in windows.first_minutes for step in range(n_steps)}
 
@@ -95,7 +95,7 @@ def test_every_layout_reads_the_same(tmp_path: Path, options: dict[str, str]) ->
     assert series.fingerprint == read_series(write_csv(tmp_path / "other.csv", ["1.5", "-2", "3", "4"])).fingerprint
 
 
-def test_gzip_is_known_by_its_content_not_by_its_name(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_content(tmp_path: Path) -> None:
     plain = write_csv(tmp_path / "plain.gz", ["1", "2"])
     packed = tmp_path / "packed.csv"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -116,7 +116,7 @@ def test_missing_values_are_dropped_counted_and_leave_gaps(tmp_path: Path) -> No
     assert series.cleaning == Cleaning(rows=len(cells), missing=7, duplicates=0, between=0, gaps=7)
 
 
-def test_a_row_cut_short_has_no_temperature(tmp_path: Path) -> None:
+def test_a_truncated_row_has_no_temperature(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "record.csv", ["1", "2"])
     path.write_text(path.read_text() + "2020-02-29 00:00:00,990\n")
     assert read_series(path).cleaning.missing == 1
@@ -173,7 +173,7 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         (
             "date,temp\n2020-01-01 00:00,280\n2020-01-01 00:10,281\n",
             None,
-            r"only 0 of 2 rows .* 'temp'.*convert its unit",
+            r"only 0 of 2 rows .* 'temp'.*convert the unit",
         ),
         (
             "date,temp\n2020-01-01 00:00,1\n\nyesterday,2\n",
@@ -186,14 +186,14 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         ("date,temp\n2020-01-01 24:10,1\n", None, r"line 2: cannot read the time"),
         ("temp,date\n1\n", None, r"line 2: cannot read the time ''"),
         (f"date,temp\n{'x' * 140000},1\n", None, r"line 2: not a CSV file"),
-        ("PK\x03\x04", None, r"is a zip archive: unpack it"),
+        ("PK\x03\x04", None, r"is a zip archive; unpack it"),
         ('date,"a\nb",\x1b[31m\n', None, r"the columns are: 'date', 'a\\nb', '\\x1b\[31m'$"),
         (f"{','.join('abcdefghijklm')}\n", None, r"'i', 'j' and 3 more$"),
         (f"date,{'x' * 1000}\n", None, r"'x{39}…'$"),
         (f"date,temp\n{'x' * 1000},1\n", None, r"cannot read the time 'x{39}…';"),
     ],
 )
-def test_what_cannot_be_read_is_said(tmp_path: Path, text: str, column: str | None, message: str) -> None:
+def test_unreadable_records(tmp_path: Path, text: str, column: str | None, message: str) -> None:
     path = tmp_path / "record.csv"
     path.write_text(text)
     with pytest.raises(DataError, match=message) as caught:
@@ -216,7 +216,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
 
 @st.composite
 def gappy_series(draw: st.DrawFn) -> Series:
-    """Mostly 10-minute steps; the odd others include some that add up to a multiple of 10 minutes."""
+    """Mostly 10-minute steps, with others, some of which add up to a multiple of 10 minutes."""
     start = draw(st.integers(-100, 100))
     steps = draw(st.lists(st.sampled_from([10, 10, 10, 10, 10, 10, 5, 15, 20, 100]), min_size=1, max_size=60))
     return series_of((start + np.cumsum([0, *steps])).tolist())
@@ -224,7 +224,7 @@ def gappy_series(draw: st.DrawFn) -> Series:
 
 @settings(deadline=None)
 @given(gappy_series(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-def test_windows_are_those_of_brute_force(series: Series, n_in: int, n_out: int, stride: int) -> None:
+def test_windows_equal_brute_force(series: Series, n_in: int, n_out: int, stride: int) -> None:
     expected = []
     for start in range(len(series) - n_in - n_out + 1):
         times = series.minutes[start : start + n_in + n_out].tolist()
@@ -241,7 +241,7 @@ def test_windows_are_those_of_brute_force(series: Series, n_in: int, n_out: int,
     assert windows.minutes.tolist() == [last_input for _, last_input in expected]
 
 
-def test_windows_have_the_tasks_shape_and_know_their_ends() -> None:
+def test_shapes_and_ends_of_windows() -> None:
     windows = make_windows(series_of(list(range(0, 300, 10))))
     assert (windows.inputs.shape, windows.targets.shape, len(windows)) == ((13, 12), (13, 6), 13)
     arrays = (windows.inputs, windows.targets, windows.minutes)
@@ -252,7 +252,7 @@ def test_windows_have_the_tasks_shape_and_know_their_ends() -> None:
     assert windows.select(windows.minutes > 200).inputs.shape == (3, 12)
 
 
-def test_stride_six_means_the_full_hour_whatever_was_lost() -> None:
+def test_stride_six_means_the_full_hour() -> None:
     minutes = [10 * row for row in range(200) if row not in (33, 34, 100)]
     windows = make_windows(series_of(minutes), stride=6)
     assert len(windows) > 10
@@ -262,12 +262,12 @@ def test_stride_six_means_the_full_hour_whatever_was_lost() -> None:
 def test_windows_that_cannot_be_made() -> None:
     with pytest.raises(
         DataError,
-        match=r"made: 17 rows, 0 gaps and no window; one needs 18 rows .*12 in, 6 out\): give a longer record",
+        match=r"made: 17 rows, 0 gaps and no window of 18 rows .*12 in, 6 out\); give a longer record",
     ):
         make_windows(series_of(list(range(0, 170, 10))))
     with pytest.raises(DataError, match=r"20 rows, 1 gaps and no window"):
         make_windows(series_of([*range(0, 100, 10), *range(200, 300, 10)]))
-    with pytest.raises(DataError, match=r"no window; .*: give a smaller stride"):
+    with pytest.raises(DataError, match=r"no window .*; give a smaller --stride"):
         make_windows(series_of(list(range(10, 310, 10))), stride=1000)
     for wrong in ({"n_in": 0}, {"n_out": 0}, {"stride": 0}):
         with pytest.raises(OptionError, match="must be at least 1"):
@@ -279,7 +279,7 @@ def test_windows_that_cannot_be_made() -> None:
 
 @st.composite
 def records(draw: st.DrawFn) -> Windows:
-    """Windows of a record of some weeks, with holes, thinned to keep the test fast."""
+    """Windows of a record of some weeks, with gaps, thinned for speed."""
     n_weeks = draw(st.integers(8, 45))
     start = draw(st.integers(0, WEEK // STEP)) * STEP
     holes = draw(st.lists(st.tuples(st.integers(0, n_weeks * WEEK), st.integers(0, WEEK)), max_size=3))
@@ -308,20 +308,20 @@ def test_no_time_stamp_is_in_two_parts(windows: Windows, how: SplitMethod, seed:
 
 @settings(deadline=None)
 @given(st.integers(4, 500), st.integers(0, 5))
-def test_weeks_are_dealt_by_the_shares_in_every_block(n_weeks: int, seed: int) -> None:
-    dealt = data._deal_weeks(n_weeks, np.random.default_rng(seed))
-    counts = np.bincount(dealt, minlength=4)
-    assert len(dealt) == n_weeks
+def test_every_block_has_its_share_of_weeks(n_weeks: int, seed: int) -> None:
+    assigned = data._assign_weeks(n_weeks, np.random.default_rng(seed))
+    counts = np.bincount(assigned, minlength=4)
+    assert len(assigned) == n_weeks
     assert (counts >= 1).all()
-    assert np.abs(counts - n_weeks * np.array(list(SHARES.values())) / 100).max() <= 1
+    assert np.abs(counts - n_weeks * np.array(list(SPLIT_PERCENT.values())) / 100).max() <= 1
     for start in range(0, n_weeks - 78, 13):  # a stretch of 78 weeks holds at least one whole block (20 to 39 weeks)
-        assert set(dealt[start : start + 78].tolist()) == {0, 1, 2, 3}
+        assert set(assigned[start : start + 78].tolist()) == {0, 1, 2, 3}
 
 
 def test_twenty_weeks_are_seven_seven_two_four() -> None:
-    dealt = data._deal_weeks(60, np.random.default_rng(0)).reshape(3, 20)
-    assert [np.bincount(block).tolist() for block in dealt] == [[7, 7, 2, 4]] * 3
-    assert np.bincount(data._deal_weeks(4, np.random.default_rng(0))).tolist() == [1, 1, 1, 1]
+    assigned = data._assign_weeks(60, np.random.default_rng(0)).reshape(3, 20)
+    assert [np.bincount(block).tolist() for block in assigned] == [[7, 7, 2, 4]] * 3
+    assert np.bincount(data._assign_weeks(4, np.random.default_rng(0))).tolist() == [1, 1, 1, 1]
 
 
 def test_the_seed_decides_the_weeks_and_nothing_else() -> None:
@@ -340,14 +340,14 @@ def test_chronological_shares_are_of_the_windows() -> None:
 
 
 @pytest.mark.parametrize("how", get_args(SplitMethod))
-def test_at_stride_one_the_parts_come_close_and_still_share_nothing(how: SplitMethod) -> None:
+def test_adjacent_parts_share_no_time_stamp(how: SplitMethod) -> None:
     seen = [times_in(part) for part in parts_of(split_windows(make_windows(series_of(FOUR_WEEKS)), how, 0))]
     assert sum(map(len, seen)) == len(set().union(*seen)) == len(FOUR_WEEKS)
 
 
 def test_records_too_short_to_split() -> None:
     days = make_windows(series_of(list(range(0, 2 * WEEK, STEP))))
-    with pytest.raises(DataError, match=r"lie in 2 weeks, .* at least 4, .*longer record.*'chronological'"):
+    with pytest.raises(DataError, match=r"lie in 2 weeks; .* at least 4, .*longer record.*--split chronological"):
         split_windows(days, "weeks", 0)
     assert len(split_windows(days.select(np.arange(180)), "chronological", 0).validation) > 0
     with pytest.raises(DataError, match=r"100 windows are too few .* left for validation; at least 180"):

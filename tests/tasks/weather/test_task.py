@@ -1,4 +1,4 @@
-"""The weather task: the simulated human, the predictor with its Monte Carlo passes, and which part teaches what."""
+"""The weather task: the simulated human, the predictor with its Monte Carlo passes, and what each part trains."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from seqdefer.errors import CheckpointError, DataError, OptionError
 from seqdefer.tasks.weather import forecaster
-from seqdefer.tasks.weather.forecaster import OBSERVED, Forecaster, WeatherPredictor, window_facts
-from seqdefer.tasks.weather.task import ENTRY, SimulatedHuman, WeatherOptions, WeatherTask, gaussian_of
+from seqdefer.tasks.weather.forecaster import N_OBSERVED, Forecaster, WeatherPredictor, window_facts
+from seqdefer.tasks.weather.task import SimulatedHuman, WeatherOptions, WeatherTask, gaussian_of
 from seqdefer.types import Examples, Proposal, Sequences
 
 WEEK = 7 * 144  # observations
@@ -28,19 +28,19 @@ WEEK = 7 * 144  # observations
 
 
 def test_errors_are_standard_normal() -> None:
-    """Moments and tails of 240,000 numbers, for ids as they come: minutes, ten apart."""
+    """Check moments and tails of 240,000 numbers, for ids ten minutes apart as in a record."""
     drawn = gaussian_of(26_000_000 + 10 * torch.arange(40_000), seed=0, length=6).numpy()
     assert drawn.shape == (40_000, 6)
     moments = [(drawn**power).mean() for power in (1, 2, 3, 4)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.03)
     for z, share in ((1, 0.3173), (2, 0.0455), (3, 0.0027)):
         assert (np.abs(drawn) > z).mean() == pytest.approx(share, abs=0.002)
-    assert np.allclose(np.corrcoef(drawn.T), np.eye(6), atol=0.02)  # positions know nothing of one another
+    assert np.allclose(np.corrcoef(drawn.T), np.eye(6), atol=0.02)  # positions are independent
     neighbours = np.corrcoef(drawn[1:].flatten(), drawn[:-1].flatten())[0, 1]
     assert neighbours == pytest.approx(0, abs=0.01)
 
 
-def test_an_error_belongs_to_seed_example_and_position() -> None:
+def test_errors_depend_on_seed_example_and_position() -> None:
     ids = torch.tensor([5, 7, 100, 2**40, -30])
     together = gaussian_of(ids, seed=3, length=6)
     assert together.isfinite().all()
@@ -51,7 +51,7 @@ def test_an_error_belongs_to_seed_example_and_position() -> None:
 
 
 def test_errors_of_neighbours_are_independent() -> None:
-    """Not their signs alone: no two share a random number underneath."""
+    """Magnitudes too: no two errors share an underlying random number."""
     drawn = gaussian_of(torch.arange(40_000), seed=0, length=6).numpy()
     one, following = drawn[:-1].flatten(), drawn[1:].flatten()
     for first in (one, np.abs(one)):
@@ -60,8 +60,7 @@ def test_errors_of_neighbours_are_independent() -> None:
 
 
 def test_errors_of_two_seeds_are_independent() -> None:
-    ids = torch.arange(20_000)
-    one, other = (gaussian_of(ids, seed, 2).flatten().numpy() for seed in (0, 1))
+    one, other = (gaussian_of(torch.arange(20_000), seed, 2).flatten().numpy() for seed in (0, 1))
     assert np.corrcoef(one, other)[0, 1] == pytest.approx(0, abs=0.02)
 
 
@@ -72,7 +71,7 @@ def make_examples(n: int = 8) -> Examples:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 2.0])
-def test_the_human_reads_the_truth_with_an_error(noise: float, weather: WeatherTask) -> None:
+def test_the_human_adds_an_error_to_the_truth(noise: float, weather: WeatherTask) -> None:
     examples, human = make_examples(), SimulatedHuman(noise, seed=5)
     truth = examples.targets + noise * gaussian_of(examples.ids, 5, 6).float()
     state = human.start(examples)
@@ -103,7 +102,7 @@ def make_predictor(*, passes: int = 5, facts: bool = True, seed: int = 0, hidden
 
 @torch.no_grad()
 def along(predictor: WeatherPredictor, examples: Examples, tokens: Tensor) -> list[Proposal]:
-    """What it proposes at every position while `tokens` (B, 6) are written."""
+    """Return the proposals at every position while `tokens` (B, 6) are appended."""
     state, _ = predictor.start(examples.inputs)
     proposals = []
     for position in range(6):
@@ -113,21 +112,21 @@ def along(predictor: WeatherPredictor, examples: Examples, tokens: Tensor) -> li
 
 
 @torch.no_grad()
-def test_forecasts_are_those_of_the_model_that_was_trained() -> None:
-    """The plain pass is the network without dropout, with what was written fed back."""
+def test_forecasts_equal_the_network_without_dropout() -> None:
+    """The first pass is the network without dropout, fed with the tokens written."""
     predictor, examples = make_predictor(), make_examples()
     model = predictor.model
     standard = model.standardise(examples.targets)
-    expected = model(model.standardise(examples.inputs[:, :OBSERVED]), standard) * 3.0 + 5.0
+    expected = model(model.standardise(examples.inputs[:, :N_OBSERVED]), standard) * 3.0 + 5.0
     proposed = torch.stack([one.tokens for one in along(predictor, examples, examples.targets)], 1)
     torch.testing.assert_close(proposed, expected)
 
 
 @torch.no_grad()
-def test_variance_is_that_of_the_passes_one_by_one() -> None:
+def test_variance_equals_single_passes() -> None:
     predictor, examples = make_predictor(passes=5), make_examples()
     model, forecasts = predictor.model, torch.zeros(5, 8, 6)
-    observed = model.standardise(examples.inputs[:, :OBSERVED])
+    observed = model.standardise(examples.inputs[:, :N_OBSERVED])
     for number in range(5):
         into, out = predictor.encoder_mask[1 + number], predictor.decoder_mask[1 + number]
         for row in range(8):
@@ -145,11 +144,11 @@ def test_variance_is_that_of_the_passes_one_by_one() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_passes_have_fixed_masks_of_their_own() -> None:
+def test_masks_of_passes_are_fixed_and_distinct() -> None:
     predictor, again, other = make_predictor(passes=50), make_predictor(passes=50), make_predictor(passes=50, seed=1)
     for mask in (predictor.encoder_mask, predictor.decoder_mask):
         assert mask.shape == (51, 7)
-        assert torch.equal(mask[0], torch.ones(7))  # the plain pass
+        assert torch.equal(mask[0], torch.ones(7))  # the pass without dropout
         assert set(mask[1:].unique().tolist()) == {0.0, float(torch.tensor(1.0) / torch.tensor(0.7))}
         assert float(mask[1:].mean()) == pytest.approx(1.0, abs=0.1)  # forecasts keep their size
         assert len(mask[1:].unique(dim=0)) > 25
@@ -158,7 +157,7 @@ def test_passes_have_fixed_masks_of_their_own() -> None:
     assert not torch.equal(predictor.encoder_mask, other.encoder_mask)
 
 
-def test_a_batch_equals_its_rows_and_asking_twice_changes_nothing() -> None:
+def test_a_batch_equals_its_rows_and_proposals_repeat() -> None:
     predictor, examples = make_predictor(), make_examples()
     together = along(predictor, examples, examples.targets)
     for row, one in enumerate(rows_of(examples)):
@@ -173,7 +172,7 @@ def test_a_batch_equals_its_rows_and_asking_twice_changes_nothing() -> None:
 
 
 @torch.no_grad()
-def test_selected_rows_go_on_as_before() -> None:
+def test_selected_rows_continue_unchanged() -> None:
     predictor, examples, rows = make_predictor(), make_examples(), torch.tensor([5, 5, 2])
     expected = along(predictor, examples, examples.targets)[1].select(rows)
     state, _ = predictor.start(examples.inputs)
@@ -196,10 +195,10 @@ def test_what_rejectors_see(facts: bool, context: int, features: int) -> None:
         assert torch.equal(plain.propose(plain.start(examples.inputs)[0]).features, proposal.features[:, :7])
 
 
-def test_features_tell_of_the_prefix_in_degrees() -> None:
+def test_features_of_the_prefix_are_in_degrees() -> None:
     predictor, examples = make_predictor(), make_examples()
     first, second = along(predictor, examples, examples.targets)[:2]
-    last = examples.inputs[:, OBSERVED - 1]
+    last = examples.inputs[:, N_OBSERVED - 1]
     zero = torch.zeros(8)
     torch.testing.assert_close(first.features[:, 7:], stack(zero, first.tokens - last), atol=1e-5, rtol=1e-4)
     surprise, step = examples.targets[:, 0] - first.tokens, second.tokens - examples.targets[:, 0]
@@ -212,7 +211,7 @@ def stack(surprise: Tensor, step: Tensor) -> Tensor:
 
 def test_window_facts_by_hand() -> None:
     observed = [0.0, 1, 3, 2, 2, 2, 5, 5, 4, 6, 6, 7]
-    day, year = 0.25, 0.5  # six in the morning, midsummer's opposite of new year
+    day, year = 0.25, 0.5
     facts = window_facts(torch.tensor([[*observed, day, year]]))[0].tolist()
     steps = [1, 2, -1, 0, 0, 3, 0, -1, 2, 0, 1]
     turns = [1, -3, 1, 0, 3, -3, -1, 3, -2, 1]
@@ -229,21 +228,16 @@ def test_window_facts_by_hand() -> None:
     assert facts[52:] == pytest.approx([1, 0, 0, -1, 0, -1], abs=1e-5)
 
 
-def test_facts_of_a_window_that_stands_still_are_finite() -> None:
+def test_facts_of_a_constant_window_are_finite() -> None:
     assert window_facts(torch.full((1, 14), 0.5)).isfinite().all()
 
 
 def test_fingerprints_tell_predictors_apart() -> None:
     plain = make_predictor()
+    assert not any(weight.requires_grad for weight in plain.model.parameters())
     others = [make_predictor(passes=6), make_predictor(facts=False), make_predictor(seed=1), make_predictor(hidden=8)]
     assert make_predictor().fingerprint == plain.fingerprint
     assert len({plain.fingerprint, *(other.fingerprint for other in others)}) == 5
-
-
-def test_the_predictor_is_frozen() -> None:
-    predictor = make_predictor()
-    assert not any(weight.requires_grad for weight in predictor.model.parameters())
-    assert not predictor.model.training
 
 
 # -- losses --------------------------------------------------------------------------------------------------------
@@ -297,7 +291,7 @@ def weights_of(task: WeatherTask) -> dict[str, Tensor]:
 
 
 def changed_record(path: Path, task: WeatherTask, part: str) -> Path:
-    """The record with the weeks of one part made ten degrees warmer."""
+    """Write the record with the weeks of one part ten degrees warmer."""
     celsius, weeks = temperatures(), len(temperatures()) // WEEK
     start = int(np.datetime64("2021-01-07T00:00", "m").astype(np.int64))
     used = {name: {(int(one) - start) // 10 // WEEK for one in ids.ids} for name, ids in task.parts.items()}
@@ -309,7 +303,7 @@ def changed_record(path: Path, task: WeatherTask, part: str) -> Path:
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
 def test_the_predictor_learns_from_its_own_part_alone(part: str, weather: WeatherTask, tmp_path: Path) -> None:
-    """Weights and normalisation do not change when the temperatures of another part do."""
+    """Weights and normalisation do not depend on the temperatures of other parts."""
     task = prepare_weather(changed_record(tmp_path / "changed.csv", weather, part), tmp_path)
     assert not torch.equal(task.parts[part].targets, weather.parts[part].targets)  # type: ignore[index]
     assert task.predictor.fingerprint == weather.predictor.fingerprint
@@ -357,20 +351,6 @@ def test_a_damaged_predictor_is_refused_in_one_line(damage: str, record: Path, t
     assert str(folder) in str(caught.value)
 
 
-def test_stopped_training_leaves_no_predictor(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-
-        def stop(path: Path, value: Any) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(forecaster, "write_json", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_weather(record, tmp_path)
-    fresh = prepare_weather(record, tmp_path)
-    assert all(torch.equal(value, weights_of(prepare_weather(record, tmp_path))[name])
-               for name, value in weights_of(fresh).items())  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"stride": 0}, {"hidden": 0}, {"epochs": 0}, {"passes": 1}, {"split_seed": -1}, {"noise": -0.1},
@@ -394,4 +374,3 @@ def test_the_task_describes_itself(weather: WeatherTask) -> None:
     assert weather.predictor.fingerprint in described["predictor"]
     assert f"test {len(weather.split('test'))}" in described["windows"]
     assert "0.1" in described["expert"]
-    assert set(ENTRY.presets) == {"quick", "paper"}
