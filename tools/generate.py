@@ -65,7 +65,7 @@ def help_of(words: list[str]) -> str:
 
 
 def stored_results() -> str:
-    from seqdefer.paper.render.pages import results_page
+    from seqdefer.paper.render.page import results_page
 
     return results_page(DOCS / "results")
 

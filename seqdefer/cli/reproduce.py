@@ -69,7 +69,7 @@ def _reproduce(chosen: argparse.Namespace) -> int:
 
     from seqdefer.evaluation.results import to_plain
     from seqdefer.paper.records import Judgements, Study
-    from seqdefer.paper.render.writing import tables_of
+    from seqdefer.paper.render.files import tables_of
     from seqdefer.paper.reproduce import Choices, reproduce
 
     choices = Choices(

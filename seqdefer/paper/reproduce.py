@@ -20,8 +20,8 @@ from seqdefer.paper.claims import judge
 from seqdefer.paper.lab import Lab
 from seqdefer.paper.plan import STUDIES, Plan, TaskPlan, get_plan, settings_of
 from seqdefer.paper.records import Judgements, Origins, Study, load_origins, load_study, save
-from seqdefer.paper.render.drawing import require_matplotlib
-from seqdefer.paper.render.writing import write_judgements, write_study
+from seqdefer.paper.render.figures import require_matplotlib
+from seqdefer.paper.render.files import write_judgements, write_study
 from seqdefer.paper.studies import Studies, joined, only
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.registry import load_task

@@ -27,7 +27,8 @@ from seqdefer.paper.plan import (
 )
 from seqdefer.paper.records import Contrast, Line, Row, Study
 from seqdefer.progress import Meter
-from seqdefer.report.svg import block_of, extent, mean_curves
+from seqdefer.report.style import block_of
+from seqdefer.report.svg import extent, mean_curves
 
 RESAMPLES = 1000
 ONE_TIME = ("OneTimeModel", "OneTimeCost", "OneTimeScore", "OneTimeEntropy")

@@ -29,13 +29,11 @@ from seqdefer.report.sections import (
     section,
     tick,
 )
+from seqdefer.report.style import BLOCKS, DARK, LIGHT
 from seqdefer.report.svg import (
-    BLOCKS,
-    DARK,
-    LIGHT,
     STEPS,
     Axes,
-    Curve,
+    DrawnCurve,
     Frame,
     band_path,
     default_names,
@@ -69,7 +67,7 @@ class _Page:
     """What the sections share."""
 
     results: Results
-    curves: Mapping[str, Curve]
+    curves: Mapping[str, DrawnCurve]
     shown: frozenset[str]
     axes: Axes
 
@@ -323,7 +321,7 @@ def _drawing(page: _Page) -> Markup:
     )
 
 
-def _series(page: _Page, index: int, curve: Curve) -> Markup:
+def _series(page: _Page, index: int, curve: DrawnCurve) -> Markup:
     classes = ["series", *(["reference"] if curve.block == "reference" else [])]
     classes += [] if curve.name in page.shown else ["off"]
     band = band_path(curve, page.axes, _CANVAS)
@@ -337,7 +335,7 @@ def _series(page: _Page, index: int, curve: Curve) -> Markup:
     )
 
 
-def _key(curve: Curve) -> Markup:
+def _key(curve: DrawnCurve) -> Markup:
     """The curve's stroke, as its name's companion in legend and readout."""
     line = element("path", d="M0 4H26", class_="line", stroke_dasharray=curve.dash or None)
     return element(
@@ -374,7 +372,7 @@ def _legend(page: _Page) -> Markup:
     return element("div", *groups, class_="legend")
 
 
-def _toggle(page: _Page, index: int, curve: Curve) -> Markup:
+def _toggle(page: _Page, index: int, curve: DrawnCurve) -> Markup:
     pressed = "true" if curve.name in page.shown else "false"
     name = element("span", curve.name, class_="name")
     return element("button", _key(curve), name, type="button", aria_pressed=pressed, data_series=index)

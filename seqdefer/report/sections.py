@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Provenance, Results, Summary
 from seqdefer.report.markup import NBSP, Markup, element, join, number
-from seqdefer.report.svg import BLOCKS, names_by_block, tick_labels, ticks
+from seqdefer.report.style import BLOCKS, decimals_for
+from seqdefer.report.svg import names_by_block, tick_labels, ticks
 
 
 def section(title: str, *children: str) -> Markup:
@@ -85,8 +85,7 @@ class _MethodTable:
         names = [name for block, row in names_by_block(results).items() if block != "reference" for name in row]
         ours = [results.summary[name].improvement_mean for name in names]
         scale = _Scale.around(ours + [paper[name].improvement for name in names if name in paper])
-        largest = max((abs(row.audc_mean) for row in results.summary.values()), default=0) or 1
-        decimals = min(max(3 - math.floor(math.log10(largest)), 2), 6)
+        decimals = decimals_for(row.audc_mean for row in results.summary.values())
         return cls(results, scale, decimals, bool(paper), len(results.seeds) > 1)
 
     def draw(self) -> Markup:

@@ -17,36 +17,14 @@ from pathlib import Path
 from seqdefer.errors import InputError, unknown
 from seqdefer.evaluation.results import Block, Point, Results, mean_and_std
 from seqdefer.report.markup import Markup, element, join, number
+from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT, group_by_block
 from seqdefer.storage.files import write_text
 
 STEPS = 100  # the grid of budgets: one step is one percent
-BLOCKS: Mapping[Block, str] = {  # in the order of the paper's table; what comes last is drawn on top
-    "reference": "Reference",
-    "whole": "Whole sequence",
-    "once": "One-time",
-    "token": "Token-level",
-}
-
-# One hue per granularity, so that colour means something; within a hue lightness and dashes tell methods apart, which
-# survives every kind of colour blindness. First of each: the best method of its block.
-LIGHT: Mapping[Block, tuple[str, ...]] = {
-    "token": ("#0062bd", "#3f97d6", "#0a2f66"),
-    "once": ("#c2500a", "#d18417", "#7a2e0e"),
-    "whole": ("#0b8a68", "#5aa05f", "#0d4f3f"),
-    "reference": ("#6b7280",),
-}
-DARK: Mapping[Block, tuple[str, ...]] = {
-    "token": ("#6cb4ff", "#a9d4ff", "#3d86d6"),
-    "once": ("#ff9a52", "#ffc892", "#d96a1d"),
-    "whole": ("#3fcf9f", "#a2e8ca", "#2a9b76"),
-    "reference": ("#9aa4b2",),
-}
-DASHES = ("", "7 4", "2 3", "9 3 2 3")
-REFERENCE_DASHES = ("6 4", "2 3", "9 3 2 3", "4 2")
 
 
 @dataclass(frozen=True)
-class Curve:
+class DrawnCurve:
     """One method on the common grid: STEPS + 1 budgets from none to all of the tokens."""
 
     name: str
@@ -85,20 +63,11 @@ class Axes:
 # --- from results to curves ------------------------------------------------------------------------------------------
 
 
-def block_of(name: str, granularity: Block) -> Block:
-    """The block a method is shown in: Random and the oracles are references, whatever granularity they carry."""
-    return "reference" if name == "Random" or name.startswith("Optimal") else granularity
-
-
 def names_by_block(results: Results) -> dict[Block, list[str]]:
-    """Every method in the order of the file, blocks in the order of BLOCKS, empty blocks left out."""
-    blocks: dict[Block, list[str]] = {block: [] for block in BLOCKS}
-    for name, row in results.summary.items():
-        blocks[block_of(name, row.granularity)].append(name)
-    return {block: names for block, names in blocks.items() if names}
+    return group_by_block((name, row.granularity) for name, row in results.summary.items())
 
 
-def mean_curves(results: Results) -> dict[str, Curve]:
+def mean_curves(results: Results) -> dict[str, DrawnCurve]:
     """Every method that has a curve, averaged over the seeds."""
     end = extent(results)
     curves = {}
@@ -107,7 +76,7 @@ def mean_curves(results: Results) -> dict[str, Curve]:
         for rank, name in enumerate(_ranked(results, block, drawn)):
             sampled = [sample(points, end) for points in _points(results, name)]
             mean, std = zip(*(mean_and_std(column) for column in zip(*sampled, strict=True)), strict=True)
-            curves[name] = Curve(name, block, rank, mean, std)
+            curves[name] = DrawnCurve(name, block, rank, mean, std)
     if not curves:
         raise InputError(f"the results of task {results.task!r} hold no curve to draw")
     return {name: curves[name] for names in names_by_block(results).values() for name in names if name in curves}
@@ -145,7 +114,7 @@ def _interpolate(points: Sequence[Point], xs: Sequence[float], x: float) -> floa
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
-def default_names(results: Results, curves: Mapping[str, Curve]) -> list[str]:
+def default_names(results: Results, curves: Mapping[str, DrawnCurve]) -> list[str]:
     """What a reader should see first: the best of each granularity, Random, and the strongest oracle."""
     best = [curve.name for curve in curves.values() if curve.block != "reference" and curve.rank == 0]
     oracles = [name for name in curves if name.startswith("Optimal")]
@@ -165,7 +134,7 @@ def ticks(low: float, high: float, count: int = 6, factors: Sequence[float] = (1
     return tuple(round(index * step, 12) for index in range(first, last + 1))
 
 
-def fit_axes(curves: Iterable[Curve], end: float) -> Axes:
+def fit_axes(curves: Iterable[DrawnCurve], end: float) -> Axes:
     """A window that holds every curve and band; from zero, unless that would waste more than half of the height."""
     pairs = [pair for curve in curves for pair in zip(curve.mean, curve.std, strict=True)]
     low, high = min(mean - std for mean, std in pairs), max(mean + std for mean, std in pairs)
@@ -206,11 +175,11 @@ class Frame:
         return f"{round(x, 1):g} {round(y, 1):g}"
 
 
-def line_path(curve: Curve, axes: Axes, frame: Frame) -> str:
+def line_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
     return "M" + "L".join(frame.place(axes, step, loss) for step, loss in enumerate(curve.mean))
 
 
-def band_path(curve: Curve, axes: Axes, frame: Frame) -> str:
+def band_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
     """One standard deviation above the mean going right, and below it coming back; empty where there is no spread."""
     if curve.block == "reference" or not any(curve.std):
         return ""
@@ -225,7 +194,6 @@ def band_path(curve: Curve, axes: Axes, frame: Frame) -> str:
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _FRAME = Frame(left=64, top=84, width=560, height=330)
 _SIZE = (820, 480)
-_INK, _SOFT, _RULE = "#1f2733", "#5b6675", "#e3e7ec"
 
 
 def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
@@ -263,7 +231,7 @@ def deferred_title(results: Results) -> str:
     return f"Deferred {results.units.deferred}"
 
 
-def _draw(results: Results, curves: Sequence[Curve]) -> str:
+def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
     axes = fit_axes(curves, extent(results))
     title = f"Deferral curves of the task {results.task}"
     width, height = _SIZE
@@ -281,7 +249,7 @@ def _draw(results: Results, curves: Sequence[Curve]) -> str:
         role="img",
         font_family=_FONT,
         font_size=12,
-        fill=_INK,
+        fill=INK,
     )
 
 
@@ -291,32 +259,32 @@ def _svg_axes(results: Results, axes: Axes) -> Markup:
         element("text", loss_title(results), x=16, y=28, font_size=13, font_weight=600),
         element("text", f"{deferred_title(results)}  →", x=right, y=bottom + 44, text_anchor="end", font_weight=600),
         element(
-            "text", "Budget: share of the tokens the expert writes", x=right, y=top - 32, text_anchor="end", fill=_SOFT
+            "text", "Budget: share of the tokens the expert writes", x=right, y=top - 32, text_anchor="end", fill=SOFT
         ),
     ]
     for value, label in zip(axes.y_ticks, tick_labels(axes.y_ticks), strict=True):
         y = round(bottom - _FRAME.height * axes.y_share(value), 1)
         parts += [
-            element("path", d=f"M{left} {y}H{right}", stroke=_RULE),
-            element("text", label, x=left - 10, y=y + 4, text_anchor="end", fill=_SOFT),
+            element("path", d=f"M{left} {y}H{right}", stroke=RULE),
+            element("text", label, x=left - 10, y=y + 4, text_anchor="end", fill=SOFT),
         ]
     for value, label in zip(axes.x_ticks, tick_labels(axes.x_ticks), strict=True):
         x = round(left + _FRAME.width * value / axes.end, 1)
         parts += [
-            element("path", d=f"M{x} {bottom}v5", stroke=_SOFT),
-            element("text", label, x=x, y=bottom + 20, text_anchor="middle", fill=_SOFT),
+            element("path", d=f"M{x} {bottom}v5", stroke=SOFT),
+            element("text", label, x=x, y=bottom + 20, text_anchor="middle", fill=SOFT),
         ]
     for percent in range(0, 101, 20):
         x = round(left + _FRAME.width * percent / 100, 1)
         parts += [
-            element("path", d=f"M{x} {top}v-5", stroke=_SOFT),
-            element("text", f"{percent} %", x=x, y=top - 11, text_anchor="middle", fill=_SOFT),
+            element("path", d=f"M{x} {top}v-5", stroke=SOFT),
+            element("text", f"{percent} %", x=x, y=top - 11, text_anchor="middle", fill=SOFT),
         ]
-    parts.append(element("path", d=f"M{left} {bottom}H{right}", stroke=_SOFT))
+    parts.append(element("path", d=f"M{left} {bottom}H{right}", stroke=SOFT))
     return join(parts)
 
 
-def _svg_curve(curve: Curve, axes: Axes, opacity: float) -> Markup:
+def _svg_curve(curve: DrawnCurve, axes: Axes, opacity: float) -> Markup:
     colour = LIGHT[curve.block][curve.shade]
     band = band_path(curve, axes, _FRAME)
     return element(
@@ -327,7 +295,7 @@ def _svg_curve(curve: Curve, axes: Axes, opacity: float) -> Markup:
     )
 
 
-def _svg_line(path: str, curve: Curve) -> Markup:
+def _svg_line(path: str, curve: DrawnCurve) -> Markup:
     width = 1.6 if curve.block == "reference" else 2.2
     colour = LIGHT[curve.block][curve.shade]
     dash = curve.dash or None
@@ -336,14 +304,14 @@ def _svg_line(path: str, curve: Curve) -> Markup:
     )
 
 
-def _svg_legend(curves: Sequence[Curve]) -> Markup:
+def _svg_legend(curves: Sequence[DrawnCurve]) -> Markup:
     """At the right, grouped: the curves meet at both ends, where labels on the lines would collide."""
     x, y = _FRAME.left + _FRAME.width + 28, _FRAME.top + 4.0
     parts = []
     for block, title in BLOCKS.items():
         members = [curve for curve in curves if curve.block == block]
         if members:
-            parts.append(element("text", title, x=x, y=y + 4, fill=_SOFT, font_size=11, font_weight=600))
+            parts.append(element("text", title, x=x, y=y + 4, fill=SOFT, font_size=11, font_weight=600))
         for curve in members:
             y += 18
             parts += [_svg_line(f"M{x} {y}h24", curve), element("text", _shorten(curve.name), x=x + 32, y=y + 4)]

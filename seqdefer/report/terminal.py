@@ -13,7 +13,8 @@ from rich.text import Text
 
 from seqdefer.budgets.calibration import BEYOND, Calibration, Setting
 from seqdefer.evaluation.results import Results, Summary
-from seqdefer.report.svg import BLOCKS, names_by_block
+from seqdefer.report.style import BLOCKS
+from seqdefer.report.svg import names_by_block
 
 
 def results_table(results: Results) -> Table:

@@ -17,11 +17,9 @@ pytest.importorskip("matplotlib", reason="needs the extra 'figures'")
 
 from seqdefer.errors import OptionError
 from seqdefer.paper.records import Study
-from seqdefer.paper.render.drawing import house_style, save_svg
-from seqdefer.paper.render.figures import draw_study, figure_files
-from seqdefer.paper.render.sweeps import LogScale
-from seqdefer.paper.render.writing import write_study
-from seqdefer.report.svg import LIGHT
+from seqdefer.paper.render.figures import LogScale, draw_study, figure_files, figure_style
+from seqdefer.paper.render.files import write_study
+from seqdefer.report.style import LIGHT
 
 HOSTILE = "a_b|<x>&%$y$"
 each_study = pytest.mark.parametrize("name", made_up.STUDIES)
@@ -37,8 +35,7 @@ def texts_of(svg: bytes) -> list[str]:
 
 
 def texts_drawn(study: Study) -> list[str]:
-    with house_style():
-        return texts_of(save_svg(draw_study(study)))
+    return texts_of(figure_files(study)[".svg"])
 
 
 @each_study
@@ -51,7 +48,7 @@ def test_panels_are_named(name: str) -> None:
 @pytest.mark.parametrize("count", [1, 4])
 def test_nothing_is_cut_off(name: str, count: int) -> None:
     """Everything that is drawn lies within the page, which is as wide as a paper's column or its text."""
-    with house_style():
+    with figure_style():
         figure = draw_study(made_up.STUDIES[name](["tsp", "xsum", "weather", "pronounce"][:count]))
         figure.draw_without_rendering()
         drawn = figure.get_tightbbox()
@@ -132,7 +129,7 @@ def test_another_process_gives_equal_figures(tmp_path: Path) -> None:
     """Nor do the order of sets, the hour or the user's own settings of matplotlib show."""
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nlines.linewidth: 5\n")
     code = (
-        "import sys, made_up; from pathlib import Path; from seqdefer.paper.render.writing import write_study; "
+        "import sys, made_up; from pathlib import Path; from seqdefer.paper.render.files import write_study; "
         "write_study(made_up.hand_offs(), Path(sys.argv[1]))"
     )
     settings = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": str(Path(made_up.__file__).parent)}

@@ -35,8 +35,8 @@ from seqdefer.evaluation.results import (
 )
 from seqdefer.report.html import Panel, is_harmless, panels_of, render_report, write_report
 from seqdefer.report.markup import Markup, element, number
+from seqdefer.report.style import BLOCKS
 from seqdefer.report.svg import (
-    BLOCKS,
     STEPS,
     curves_svg,
     default_names,

@@ -9,7 +9,7 @@ from typing import Any
 from seqdefer.evaluation.published import PAPER
 from seqdefer.evaluation.results import Block, PaperFigure, mean_and_std
 from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study, Task
-from seqdefer.report.svg import block_of
+from seqdefer.report.style import block_of
 
 SEEDS = 3
 TASKS = {

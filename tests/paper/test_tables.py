@@ -1,4 +1,4 @@
-"""What is written of a study: every number where it belongs, the paper's beside ours, whatever the tasks are called."""
+"""Tables and files of a study: every number in its place, the paper's beside ours, for any names of tasks."""
 
 from __future__ import annotations
 
@@ -26,19 +26,26 @@ from seqdefer.paper.records import (
     load_study,
     save,
 )
-from seqdefer.paper.render.grids import Cell, Column, Grid, Rows, figures, split_groups
-from seqdefer.paper.render.latex import latex_text
-from seqdefer.paper.render.layouts import layout_judgements, layout_study
-from seqdefer.paper.render.pages import results_page
-from seqdefer.paper.render.writing import (
+from seqdefer.paper.render.files import (
     csv_of,
-    judgements_csv_of,
-    latex_of,
     markdown_of,
     markdown_text,
-    rich_tables,
+    tables_of,
+    verdicts_csv_of,
     write_judgements,
     write_study,
+)
+from seqdefer.paper.render.latex import latex_of, latex_text
+from seqdefer.paper.render.page import results_page
+from seqdefer.paper.render.tables import (
+    Cell,
+    Column,
+    Grid,
+    Rows,
+    layout_study,
+    layout_verdicts,
+    number_column,
+    split_groups,
 )
 from seqdefer.report.markup import number
 
@@ -66,7 +73,7 @@ def ours_and_papers(row: Row) -> list[str]:
 
 def printed(study: Study, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    for table in rich_tables(layout_study(study), width):
+    for table in tables_of(study, width):
         console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -122,8 +129,8 @@ def test_best_of_a_block_is_bold() -> None:
     ],
 )
 def test_ties_are_bold_too(values: list[float | None], best: list[bool]) -> None:
-    strip = figures(Column("%"), [Rows(values)], lambda value: value, 2, max)
-    assert [cell.is_best for cell in strip.bands[0]] == best
+    _, (cells,) = number_column(Column("%"), [Rows(values)], float, max)
+    assert [cell.is_best for cell in cells] == best
 
 
 def test_curves_are_read_off_at_the_budgets() -> None:
@@ -185,7 +192,7 @@ def test_one_run_has_no_spread() -> None:
 
 
 def test_judgements_have_a_row_for_each_task() -> None:
-    (grid,) = layout_judgements(made_up.judgements())
+    grid = layout_verdicts(made_up.judgements())
     first, second, third = texts_of(grid)
     assert first[:4] == [
         "Partial deferral beats whole deferral",
@@ -204,7 +211,7 @@ def test_the_contrast_that_decides_is_shown() -> None:
     wide = [Contrast("tsp", "OneTimeModel", f"wide {place}", 0.0, -20.0 - place, 20.0) for place in range(4)]
     against = Contrast("tsp", "OneTimeModel", "ChowSum", -2.0, -3.0, -1.0)
     judged = Judgement("claim", "It is better", "tsp", "does not hold", (*wide, against))
-    (grid,) = layout_judgements(Judgements("paper", 3, (judged,)))
+    grid = layout_verdicts(Judgements("paper", 3, (judged,)))
     assert texts_of(grid)[0][3].split("\n") == [
         "OneTimeModel over ChowSum: −2.00 [−3.00, −1.00]",
         "OneTimeModel over wide 3: 0.00 [−23.00, 20.00]",
@@ -253,7 +260,7 @@ def test_csv_is_rfc_4180() -> None:
 
 
 def test_judgements_csv_has_a_line_for_each_contrast() -> None:
-    lines = list(csv.DictReader(io.StringIO(judgements_csv_of(made_up.judgements()), newline="")))
+    lines = list(csv.DictReader(io.StringIO(verdicts_csv_of(made_up.judgements()), newline="")))
     assert [line["difference"] for line in lines] == ["5.336", "-1.5", "0.5", ""]
     assert [line["verdict"] for line in lines] == ["holds", "does not hold", "does not hold", "undecided"]
 
@@ -295,7 +302,7 @@ def test_latex_is_balanced(name: str, tasks: list[str]) -> None:
 
 
 def test_latex_of_judgements_is_balanced() -> None:
-    text = latex_of(layout_judgements(made_up.judgements()))
+    text = latex_of([layout_verdicts(made_up.judgements())])
     check_latex(text)
     assert r"OneTimeModel, $|\mathcal{J}|$ = 5 over ChowSum: +0.50 {[}$-$1.00, 2.00{]}" in text
 
