@@ -2,8 +2,7 @@
 
     Path("curves.svg").write_text(curves_svg(load_results("runs/weather")))
 
-Nothing is measured here. The curves of `results.json` are read off on a common grid of budgets, because the seeds of a
-method do not share their x, and are drawn. `report.py` builds its page from the same pieces.
+The seeds of a method do not share their x values, so curves are sampled on a common grid of budgets.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STEPS = 100  # the grid of budgets: one step is one percent
 
 @dataclass(frozen=True)
 class DrawnCurve:
-    """One method on the common grid: STEPS + 1 budgets from none to all of the tokens."""
+    """The curve of a method on the common grid: STEPS + 1 budgets from none to all of the tokens."""
 
     name: str
     block: Block
@@ -46,17 +45,17 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class Axes:
-    """The data window: x from 0 to `end` deferred tokens, y from `low` to `high`, and where the ticks stand."""
+    """The data window, x from 0 to `end` deferred tokens and y from `low` to `high`, and its ticks."""
 
     end: float
     low: float
     high: float
     x_ticks: tuple[float, ...]
     y_ticks: tuple[float, ...]
-    decimals: int  # that a loss is worth printing with
+    decimals: int  # of a printed loss
 
     def y_share(self, loss: float) -> float:
-        """0 at the bottom of the plot, 1 at its top."""
+        """Return 0 at the bottom of the plot, 1 at its top."""
         return (loss - self.low) / (self.high - self.low)
 
 
@@ -68,7 +67,7 @@ def names_by_block(results: Results) -> dict[Block, list[str]]:
 
 
 def mean_curves(results: Results) -> dict[str, DrawnCurve]:
-    """Every method that has a curve, averaged over the seeds."""
+    """Return the curve of every method that has one, averaged over the seeds."""
     end = extent(results)
     curves = {}
     for block, names in names_by_block(results).items():
@@ -88,19 +87,19 @@ def _points(results: Results, name: str) -> list[tuple[Point, ...]]:
 
 
 def _ranked(results: Results, block: Block, names: Sequence[str]) -> list[str]:
-    """Best first, except references, which keep their order: their dashes then mean the same in every report."""
+    """Sort the best first. References keep their order, so that their dashes mean the same in every report."""
     return list(names) if block == "reference" else sorted(names, key=lambda name: results.summary[name].audc_mean)
 
 
 def extent(results: Results) -> float:
-    """Where the x axis ends: L, or the mean length of what the expert writes where sequences end before L."""
+    """Return the end of the x axis: L, or the mean length of the expert's sequences where they end before L."""
     longest = max((x for seed in results.seeds for row in seed.methods.values() for x, _ in row.curve), default=0.0)
     is_drawn = longest > 1e-6 * results.length  # otherwise nothing was deferred
     return longest if is_drawn and abs(longest - results.length) > 0.01 * results.length else float(results.length)
 
 
 def sample(points: Sequence[Point], end: float) -> list[float]:
-    """The curve's loss at each step of the grid. Past its last point it is level: a budget need not be spent."""
+    """Return the loss at each step of the grid. Past its last point a curve is level: a budget need not be spent."""
     ordered = sorted(points, key=lambda point: point[0])
     xs = [x for x, _ in ordered]
     return [_interpolate(ordered, xs, end * step / STEPS) for step in range(STEPS + 1)]
@@ -115,7 +114,7 @@ def _interpolate(points: Sequence[Point], xs: Sequence[float], x: float) -> floa
 
 
 def default_names(results: Results, curves: Mapping[str, DrawnCurve]) -> list[str]:
-    """What a reader should see first: the best of each granularity, Random, and the strongest oracle."""
+    """Return the curves to show first: the best of each granularity, Random, and the strongest oracle."""
     best = [curve.name for curve in curves.values() if curve.block != "reference" and curve.rank == 0]
     oracles = [name for name in curves if name.startswith("Optimal")]
     strongest = sorted(oracles, key=lambda name: results.summary[name].audc_mean)[:1]
@@ -126,8 +125,8 @@ def default_names(results: Results, curves: Mapping[str, DrawnCurve]) -> list[st
 
 
 def ticks(low: float, high: float, count: int = 6, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, ...]:
-    """About `count` round numbers that lie within [low, high]: multiples of a factor times a power of ten."""
-    rough = max((high - low) / count, 1e-300)  # less has no logarithm
+    """Return about `count` round numbers within [low, high]: multiples of a factor times a power of ten."""
+    rough = max((high - low) / count, 1e-300)  # smaller numbers have no logarithm
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(factor for factor in factors if factor * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -135,24 +134,24 @@ def ticks(low: float, high: float, count: int = 6, factors: Sequence[float] = (1
 
 
 def fit_axes(curves: Iterable[DrawnCurve], end: float) -> Axes:
-    """A window that holds every curve and band; from zero, unless that would waste more than half of the height."""
+    """Fit a window around all curves and bands. It starts at zero, unless that wastes more than half of the height."""
     pairs = [pair for curve in curves for pair in zip(curve.mean, curve.std, strict=True)]
     low, high = min(mean - std for mean, std in pairs), max(mean + std for mean, std in pairs)
     lowest = min(mean for mean, _ in pairs)
     if lowest >= 0 and lowest < 0.5 * high:  # a band may dip below zero where a loss cannot
         low = 0.0
-    if high - low < 1e-9 * max(abs(high), 1.0):  # every curve is level: any window will do
-        half = max(0.5, 0.05 * abs(high))  # half a unit would be lost in a large number
+    if high - low < 1e-9 * max(abs(high), 1.0):  # every curve is level
+        half = max(0.5, 0.05 * abs(high))  # half a unit vanishes beside a large number
         low, high = low - half, high + half
     pad = 0.04 * (high - low)
     low, high = low if low == 0 else low - pad, high + pad
     decimals = min(max(2 - math.floor(math.log10(high - low)), 0), 6)
-    x_ticks = ticks(0, end, factors=(1, 2, 5, 10))  # tokens come whole
+    x_ticks = ticks(0, end, factors=(1, 2, 5, 10))  # whole tokens
     return Axes(end, low, high, x_ticks, ticks(low, high, 5), decimals)
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """All with the decimals that the finest needs."""
+    """Format all ticks with the decimals that the finest needs."""
     decimals = max((len(f"{value:.6f}".rstrip("0").partition(".")[2]) for value in values), default=0)
     return [number(value, decimals) for value in values]
 
@@ -162,7 +161,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Frame:
-    """The plot's rectangle on the canvas."""
+    """The rectangle of the plot on the canvas."""
 
     left: float
     top: float
@@ -180,7 +179,7 @@ def line_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
 
 
 def band_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
-    """One standard deviation above the mean going right, and below it coming back; empty where there is no spread."""
+    """Return the outline of mean ± one standard deviation; empty where there is no spread."""
     if curve.block == "reference" or not any(curve.std):
         return ""
     pairs = list(enumerate(zip(curve.mean, curve.std, strict=True)))
@@ -197,7 +196,7 @@ _SIZE = (820, 480)
 
 
 def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
-    """A standalone SVG of the mean curves; by default the best method of each granularity, Random and the oracle."""
+    """Return an SVG of the mean curves; by default the best of each granularity, Random and the strongest oracle."""
     curves = mean_curves(results)
     for name in methods or ():
         if name not in curves:
@@ -207,7 +206,7 @@ def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
 
 
 def write_plots(results: Results, directory: Path | str) -> list[Path]:
-    """`curves.svg`, and for each granularity `curves-NAME.svg` with all of its methods between Random and Optimal."""
+    """Write `curves.svg`, and for each granularity `curves-NAME.svg` with its methods, Random and its oracle."""
     folder, curves = Path(directory), mean_curves(results)
     paths = [write_text(folder / "curves.svg", curves_svg(results))]
     for block in ("whole", "once", "token"):
@@ -240,7 +239,7 @@ def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
         element("title", title),
         element("rect", width=width, height=height, fill="#ffffff", rx=6),
         _svg_axes(results, axes),
-        join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # many bands, each fainter
+        join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # the more bands, the fainter
         _svg_legend(curves),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width} {height}",
@@ -305,7 +304,7 @@ def _svg_line(path: str, curve: DrawnCurve) -> Markup:
 
 
 def _svg_legend(curves: Sequence[DrawnCurve]) -> Markup:
-    """At the right, grouped: the curves meet at both ends, where labels on the lines would collide."""
+    """Draw the legend at the right: the curves meet at both ends, where labels would collide."""
     x, y = _FRAME.left + _FRAME.width + 28, _FRAME.top + 4.0
     parts = []
     for block, title in BLOCKS.items():
@@ -319,6 +318,6 @@ def _svg_legend(curves: Sequence[DrawnCurve]) -> Markup:
     return join(parts)
 
 
-def _shorten(name: str, longest: int = 18) -> str:
-    """A plugin may call its method anything; the whole name is in the curve's title."""
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+def _shorten(name: str, max_letters: int = 18) -> str:
+    """Shorten a long name; the title of the curve holds the whole name."""
+    return name if len(name) <= max_letters else f"{name[: max_letters - 1]}…"

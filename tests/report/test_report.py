@@ -33,8 +33,9 @@ from seqdefer.evaluation.results import (
     Units,
     summarise,
 )
-from seqdefer.report.html import Panel, is_harmless, panels_of, render_report, write_report
+from seqdefer.report.html import render_report, write_report
 from seqdefer.report.markup import Markup, element, number
+from seqdefer.report.panels import Panel, is_harmless, panels_of
 from seqdefer.report.style import BLOCKS
 from seqdefer.report.svg import (
     STEPS,

@@ -152,7 +152,8 @@ def tables_of(record: Study | Judgements, width: int = 80) -> list[Table]:
     """Return tables for a console of `width` letters. A wider grid is split into a table per group of columns."""
     from rich.console import Console
 
-    ruler, tables = Console(width=10_000), []
+    ruler = Console(width=10_000)
+    tables: list[Table] = []
     for grid in layout_study(record) if isinstance(record, Study) else [layout_verdicts(record)]:
         whole = _rich_table(grid)
         fits = ruler.measure(whole).maximum <= width

@@ -242,7 +242,7 @@ def _losses_at(study: Study, bands: Sequence[Rows[Line]], budget: int, decimals:
     def at(losses: Sequence[float]) -> float:
         return losses[round(budget / 100 * (len(losses) - 1))]
 
-    spread = _spread(study, lambda line: at(line.std), decimals)
+    spread: Callable[[Line], str] = _spread(study, lambda line: at(line.std), decimals)
     return number_column(Column(f"{budget} %"), bands, lambda line: at(line.mean), min, spread, decimals)
 
 
@@ -299,7 +299,7 @@ def _task_grid(
 
 def _areas(study: Study, group: str, bands: Sequence[Rows[Row]]) -> FilledColumn:
     decimals = decimals_for(row.audc_mean for band in bands for row in band.items if row is not None)
-    spread = _spread(study, lambda row: row.audc_std, decimals)
+    spread: Callable[[Row], str] = _spread(study, lambda row: row.audc_std, decimals)
     return number_column(Column("AUDC", group), bands, lambda row: row.audc_mean, min, spread, decimals)
 
 
@@ -307,7 +307,7 @@ def _improvements(
     study: Study, group: str, bands: Sequence[Rows[Row]], *, has_validation: bool = False, has_paper: bool = True
 ) -> list[FilledColumn]:
     """Return our column, that of validation data, which then carries the mark of the choice, and the paper's."""
-    spread = _spread(study, lambda row: row.improvement_std)
+    spread: Callable[[Row], str] = _spread(study, lambda row: row.improvement_std)
 
     def after(row: Row) -> str:
         return spread(row) + ("" if has_validation else _chosen_mark(row))
