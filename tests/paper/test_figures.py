@@ -1,4 +1,4 @@
-"""The figures of studies: every label is there, nothing is cut off, and an equal study gives equal bytes."""
+"""The figures of studies: complete labels, nothing cut off, equal bytes for equal studies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from seqdefer.errors import OptionError
 from seqdefer.paper.records import Study
 from seqdefer.paper.render.figures import LogScale, draw_study, figure_files, figure_style
 from seqdefer.paper.render.files import write_study
-from seqdefer.report.style import LIGHT
 
 HOSTILE = "a_b|<x>&%$y$"
 each_study = pytest.mark.parametrize("name", made_up.STUDIES)
@@ -40,14 +39,14 @@ def texts_drawn(study: Study) -> list[str]:
 
 @each_study
 def test_panels_are_named(name: str) -> None:
-    """By the task, as it is called: a dollar starts no formula."""
+    """The title is the name of the task; a dollar sign starts no formula."""
     assert HOSTILE in texts_drawn(made_up.STUDIES[name]([HOSTILE]))
 
 
 @each_study
 @pytest.mark.parametrize("count", [1, 4])
 def test_nothing_is_cut_off(name: str, count: int) -> None:
-    """Everything that is drawn lies within the page, which is as wide as a paper's column or its text."""
+    """All drawings are within the page, which has the width of a column or of the text of a paper."""
     with figure_style():
         figure = draw_study(made_up.STUDIES[name](["tsp", "xsum", "weather", "pronounce"][:count]))
         figure.draw_without_rendering()
@@ -76,12 +75,12 @@ def test_curves_show_the_best_of_each_granularity() -> None:
     assert "deferred tokens per sequence" in texts
 
 
-def test_sweeps_tell_what_their_marks_mean() -> None:
+def test_sweeps_explain_their_marks() -> None:
     texts = texts_of(files_of("table-handoffs")[".svg"])
     assert {"OneTimeModel", "OneTimeEntropy", "paper", "chosen by validation data"} <= set(texts)
     texts = texts_of(files_of("figure-alpha")[".svg"])
     assert {"OneTimeModel", "rule of thumb", "0", "0.1", "1", "10"} <= set(texts)
-    assert "paper" not in texts, "it prints no numbers there"
+    assert "paper" not in texts, "the paper prints no numbers there"
 
 
 def test_ablation_shows_all_inputs() -> None:
@@ -96,12 +95,7 @@ def test_legend_names_the_paper_only_where_it_is_drawn() -> None:
     assert "paper" not in texts_drawn(replace(study, rows=tuple(replace(row, paper=None) for row in study.rows)))
 
 
-def test_colours_are_the_reports() -> None:
-    svg = files_of("table1")[".svg"].decode()
-    assert all(LIGHT[block][0] in svg for block in ("whole", "once", "token"))
-
-
-def test_zero_stands_left_of_the_decades() -> None:
+def test_zero_is_left_of_the_decades() -> None:
     scale = LogScale.of([0.0, 0.05, 1.0, 20.0])
     assert scale.place(0) < scale.place(0.05) - 0.1
     assert scale.place(20) - scale.place(2) == pytest.approx(1)
@@ -126,7 +120,7 @@ def test_equal_studies_give_equal_figures(name: str, tmp_path: Path) -> None:
 
 
 def test_another_process_gives_equal_figures(tmp_path: Path) -> None:
-    """Nor do the order of sets, the hour or the user's own settings of matplotlib show."""
+    """Neither the order of sets nor the user's matplotlib settings matter."""
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nlines.linewidth: 5\n")
     code = (
         "import sys, made_up; from pathlib import Path; from seqdefer.paper.render.files import write_study; "

@@ -19,7 +19,7 @@ from seqdefer.report.markup import number
 from seqdefer.report.style import BLOCKS, decimals_for, group_by_block
 
 BUDGETS = (0, 10, 20, 50, 100)  # percent of the tokens
-STRATEGIES = {"free": "no teacher forcing", "teacher": "teacher forcing", "scheduled": "scheduled sampling"}
+STRATEGY_NAMES = {"free": "no teacher forcing", "teacher": "teacher forcing", "scheduled": "scheduled sampling"}
 CHOSEN_MARK, DEFAULT_MARK, NOT_MEASURED = "*", "†", "–"
 LEARNED = ("OneTimeModel", "OneTimeCost")  # methods with a column of validation figures
 MAX_CONTRASTS = 3  # per claim, the weakest; verdicts.json and .csv hold all
@@ -162,7 +162,7 @@ def inputs_of(rows: Iterable[Row]) -> list[str]:
 def network_of(row: Row) -> tuple[str, str]:
     """Return the architecture and the training strategy of a row of the ablation, in words."""
     strategy = str(row.varied["strategy"])
-    return str(row.varied["architecture"]).upper(), STRATEGIES.get(strategy, strategy)
+    return str(row.varied["architecture"]).upper(), STRATEGY_NAMES.get(strategy, strategy)
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
