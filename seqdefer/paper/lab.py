@@ -50,7 +50,7 @@ from seqdefer.types import HandOffTable
 FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel")
 CELL_FORMAT = 3  # increase it when the content of a cell changes: older cells are then measured again
 LABEL_STAGE = "label"
-DEFAULT_INPUTS = "usual"
+DEFAULT_INPUTS = "usual"  # also the name of a folder of rejectors
 END_NAMES = {"predictor_loss", "expert_loss", "expert_deferred"}
 
 

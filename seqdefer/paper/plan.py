@@ -20,7 +20,7 @@ TITLES = {
     "table1": "All methods on all tasks: area under the deferral curve",
     "figure-curves": "Deferral curves",
     "table-handoffs": "How many hand-off points a one-time rejector may choose from",
-    "figure-alpha": "What a deferred sequence is said to cost in training",
+    "figure-alpha": "The cost of a deferred sequence in training",
     "table-ablation": "Token-level rejectors: architecture and training strategy",
 }
 ARCHITECTURES = ("lstm", "mlp")
@@ -41,6 +41,8 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class ReproductionPlan:
+    """The tasks of a reproduction and the values of alpha_1 that it measures."""
+
     seeds: int
     tasks: Mapping[str, TaskPlan]
     times: tuple[float, ...]  # alpha_1 in multiples of the expert's mean gain

@@ -61,6 +61,7 @@ class Studies:
         self.plan, self.preset, self.seeds, self.labs, self.meter = plan, preset, seeds, labs, meter
 
     def make(self, name: str, tasks: Sequence[str]) -> Study:
+        """Make a study on some tasks, from stored cells where they exist."""
         makers: dict[str, Callable[[str], Study]] = {
             "table1": self.table1,
             "figure-curves": self.curves,

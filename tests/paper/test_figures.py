@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs the extra 'figures'")
 
-from seqdefer.errors import OptionError
 from seqdefer.paper.records import Study
 from seqdefer.paper.render.figures import LogScale, draw_study, figure_files, figure_style
 from seqdefer.paper.render.files import write_study
@@ -130,8 +129,3 @@ def test_another_process_gives_equal_figures(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env={**os.environ, **settings})
     theirs = {ending: (tmp_path / f"table-handoffs{ending}").read_bytes() for ending in (".pdf", ".svg")}
     assert theirs == files_of("table-handoffs")
-
-
-def test_unknown_study() -> None:
-    with pytest.raises(OptionError, match="unknown study 'table9'"):
-        figure_files(made_up.table1(name="table9"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toy_studies import SEEDS, Spy, Toy, ToyOptions, cells_of, contents, open_lab
+from toy_studies import SEEDS, Spy, Toy, ToyOptions, cells_of, open_lab
 
 from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.evaluation import experiment, splits
@@ -29,7 +29,7 @@ from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.rejectors.networks import DraftNetwork, load_rejector
 from seqdefer.storage.shards import DamagedShardWarning
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
-from tests.evaluation.test_experiment import FITTED, OPTIMAL, TINY
+from tests.evaluation.test_experiment import OPTIMAL, TINY
 
 
 @pytest.fixture(scope="module")
@@ -346,21 +346,6 @@ def test_a_searched_oracle_counts_the_outcomes_of_current_methods(
 
 
 # -- no leaks -----------------------------------------------------------------------------------------------------
-
-
-def test_cells_choose_nothing_with_test_data(tmp_path: Path) -> None:
-    variants = [DEFAULT, Variant(hand_offs=2), Variant(times=4.0)]
-    found = []
-    for name, options in {"one": OPTIONS, "other": replace(OPTIONS, test_seed=9)}.items():
-        lab = open_lab(tmp_path / name, Toy("spell", options))
-        cells = {(variant, method): lab.cell(variant, method, 0) for variant in variants for method in FITTED[1:3]}
-        cells[DEFAULT, "TokenwiseModel"] = lab.cell(DEFAULT, "TokenwiseModel", 0)
-        validation = {key: cell.validation for key, cell in cells.items()}
-        areas = [curve_of(cell.sweep, lab.ends(0)).area for cell in cells.values()]
-        found.append((contents(tmp_path / name / "rejectors"), validation, lab.facts.rule, lab.unit, areas))
-    assert found[0][:-1] == found[1][:-1]
-    assert len(found[0][0]) == 2 * (len(variants) * 2 + 1)  # config and weights
-    assert found[0][-1] != found[1][-1]
 
 
 def test_test_data_cannot_judge_variants(tmp_path: Path) -> None:

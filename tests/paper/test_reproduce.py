@@ -131,10 +131,10 @@ def test_mistakes_fail_in_one_line_before_any_work(
 ) -> None:
     preset = [] if "--preset" in arguments else ["--preset", "tiny"]
     assert run(*arguments, *preset, "--out", tmp_path / "out", "--no-figures") == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert told.err.startswith(f"seqdefer: {message}")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith(f"seqdefer: {message}")
     assert not any(work.values())
     assert not (tmp_path / "out").exists()
 
@@ -159,9 +159,9 @@ def test_missing_matplotlib_fails_before_any_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run("table1", "--preset", "tiny", "--out", tmp_path / "out") == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "pip install 'seqdefer[figures]'" in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "pip install 'seqdefer[figures]'" in output
     assert not any(work.values())
     assert not (tmp_path / "out").exists()
     assert run("table1", "--preset", "tiny", "--tasks", "solve", "--out", tmp_path / "out", "--no-figures") == 0
@@ -169,12 +169,12 @@ def test_missing_matplotlib_fails_before_any_work(
 
 def test_json_is_one_document_per_study(copied: Path, finished: Finished, capsys: Capture) -> None:
     assert run("all", "--preset", "tiny", "--out", copied, "--json", "--quiet", "--no-figures") == 0
-    told = capsys.readouterr()
-    printed = [json.loads(line) for line in told.out.splitlines()]
+    output = capsys.readouterr()
+    printed = [json.loads(line) for line in output.out.splitlines()]
     files = [copied / f"{name}.json" for name in (*STUDIES, "verdicts")]
     assert printed == [json.loads(path.read_text()) for path in files]
     assert final_files(copied) == final_files(finished.folder)
-    lines = [line.split() for line in told.err.splitlines()]
+    lines = [line.split() for line in output.err.splitlines()]
     assert [words[0] for words in lines] == ["written:"] * 6
     for path, words in zip(files, lines, strict=True):
         assert str(path) in words
@@ -183,10 +183,10 @@ def test_json_is_one_document_per_study(copied: Path, finished: Finished, capsys
 
 def test_tables_and_verdicts_are_printed(copied: Path, finished: Finished, capsys: Capture) -> None:
     assert run("table-ablation", "--preset", "tiny", "--out", copied, "--quiet", "--no-figures") == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     for row in finished.made["table-ablation"].rows:
-        assert f"{abs(row.improvement_mean):.2f}" in told.out
-    assert all(words in told.out for words in ("LSTM", "MLP", "recurrent", "eacher forcing"))
+        assert f"{abs(row.improvement_mean):.2f}" in output.out
+    assert all(words in output.out for words in ("LSTM", "MLP", "recurrent", "eacher forcing"))
     assert load_origins(copied / "origins.json").command.startswith("seqdefer reproduce table-ablation --preset tiny")
 
 
@@ -202,10 +202,10 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_goes_to_stdout_while_bars_are_drawn(copied: Path, capsys: Capture) -> None:
     """rich captured what was printed beside its bars: `--json > studies.json` left an empty file."""
     assert run("table1", "--preset", "tiny", "--out", copied, "--json", "--no-figures") == 0
-    told = capsys.readouterr()
-    assert "bootstrap" in told.err
+    output = capsys.readouterr()
+    assert "bootstrap" in output.err
     files = [copied / "table1.json", copied / "verdicts.json"]
-    assert [json.loads(line) for line in told.out.splitlines()] == [json.loads(path.read_text()) for path in files]
+    assert [json.loads(line) for line in output.out.splitlines()] == [json.loads(path.read_text()) for path in files]
 
 
 @pytest.mark.usefixtures("watched")
@@ -213,9 +213,9 @@ def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypat
     """With stdout and stderr on one terminal, the bars overwrote the last rows of a table."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
-    told = capsys.readouterr()
-    assert told.out == ""  # all went through the console of the bars
-    assert all(method in told.err for method in METHODS)
+    output = capsys.readouterr()
+    assert output.out == ""  # all went through the console of the bars
+    assert all(method in output.err for method in METHODS)
 
 
 def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +226,9 @@ def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypa
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     assert run("table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures") == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert "No space left on device; mend that and run again" in told.err
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert "No space left on device; mend that and run again" in output.err
 
 
 def test_set_options_reach_the_task_with_their_types(tmp_path: Path, capsys: Capture) -> None:
@@ -252,18 +252,9 @@ def test_ctrl_c_can_be_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "fit_cost", stop)
         assert run(*arguments) == 130
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")
     assert cells_of(tmp_path)
     assert not (tmp_path / "table1.json").exists()
     assert run(*arguments) == 0
     assert load_study(tmp_path / "table1.json") == finished.made["table1"]
-
-
-def test_help_names_the_studies(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run("--help")
-    told = capsys.readouterr()
-    assert stopped.value.code == 0
-    for words in (*STUDIES, "--set TASK.OPTION=VALUE", "--preset paper|quick", "--no-figures", "goes on"):
-        assert words in told.out

@@ -194,8 +194,8 @@ def test_studies_of_other_data_give_no_verdicts(tmp_path: Path) -> None:
     other = replace(TINY, options={"spell": {"slips": "2"}})
     reproduce("table-handoffs", tmp_path, replace(other, tasks=("spell",)))
     reproduce("figure-alpha", tmp_path, replace(TINY, tasks=("spell",)))
-    told = {one.claim for one in load_judgements(tmp_path / "verdicts.json").judgements}
-    assert told == {"extreme-alpha-hurts"}
+    claims = {one.claim for one in load_judgements(tmp_path / "verdicts.json").judgements}
+    assert claims == {"extreme-alpha-hurts"}
     reproduce("figure-alpha", tmp_path, replace(other, tasks=("spell",)))
     assert "all-positions-is-not-the-best" in {
         one.claim for one in load_judgements(tmp_path / "verdicts.json").judgements

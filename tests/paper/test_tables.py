@@ -22,7 +22,6 @@ from seqdefer.paper.records import (
     Origins,
     Row,
     Study,
-    load_judgements,
     load_study,
     save,
 )
@@ -32,7 +31,6 @@ from seqdefer.paper.render.files import (
     markdown_text,
     tables_of,
     verdicts_csv_of,
-    write_judgements,
     write_study,
 )
 from seqdefer.paper.render.latex import latex_of, latex_text
@@ -168,16 +166,6 @@ def test_ablation_has_a_group_for_each_set_of_inputs() -> None:
     assert rows["LSTM, teacher forcing"][-1] == "6.70 (1.00)"
     assert rows["TokenwiseScore"][-1] == "5.50"
     assert rows["TokenwiseScore"][1:3] == rows["TokenwiseScore"][3:5], "baselines see no inputs"
-
-
-@pytest.mark.parametrize("name", ["table1", "table-handoffs", "table-ablation"])
-def test_paper_column_is_empty_where_the_paper_has_none(name: str) -> None:
-    study = made_up.STUDIES[name]()
-    study = replace(study, rows=tuple(replace(row, paper=None) for row in study.rows))
-    for grid in layout_study(study):
-        papers = [place for place, column in enumerate(grid.columns) if column.heading == "paper %"]
-        assert papers
-        assert all(row[place] == "" for row in texts_of(grid) for place in papers)
 
 
 def test_a_single_run_has_no_spread() -> None:
@@ -383,13 +371,6 @@ def test_equal_studies_give_equal_files(name: str, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_verdicts_are_written(tmp_path: Path) -> None:
-    first = write_judgements(made_up.judgements(), tmp_path / "first")
-    assert [path.name for path in first] == ["verdicts.json", "verdicts.csv", "verdicts.tex", "verdicts.md"]
-    second = write_judgements(load_judgements(first[0]), tmp_path / "second")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-
-
 def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'seqdefer\[figures\]'"):
@@ -420,7 +401,7 @@ def test_page_shows_the_records(records: Path) -> None:
     page = results_page(records)
     headings = re.findall("^## (.*)$", page, re.MULTILINE)
     assert headings == [
-        "The paper's claims, and what our intervals say of them",
+        "The paper's claims and our verdicts",
         "Made up table1",
         "Made up table-ablation",
         "Where the figures come from",

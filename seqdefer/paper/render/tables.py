@@ -182,7 +182,7 @@ def layout_verdicts(judgements: Judgements) -> Grid:
         claims.setdefault(judgement.claim, []).append(judgement)
     bands = tuple(Band("", tuple(_verdict_cells(row, row is rows[0]) for row in rows)) for rows in claims.values())
     caption = f"Paired bootstrap over {_runs(judgements.seeds)} and their test instances; preset {judgements.preset}."
-    return Grid("verdicts", "The paper's claims, and what our intervals say of them", columns, bands, caption)
+    return Grid("verdicts", "The paper's claims and our verdicts", columns, bands, caption)
 
 
 def _verdict_cells(judgement: Judgement, is_first: bool) -> tuple[Cell, ...]:
@@ -261,7 +261,7 @@ def _sweep(study: Study, task: str) -> Grid:
     for method in dict.fromkeys(row.method for row in rows):
         band = Rows([next((row for row in line if row.method == method), None) for line in lines])
         filled += _improvements(study, method, [band], has_validation=method in LEARNED, has_paper=not is_alpha)
-    default = "the rule of thumb" if is_alpha else "what is done by default"
+    default = "the rule of thumb" if is_alpha else "the default"
     return _task_grid(study, task, (PERCENT_REMARK, "Bold: best of its column.", *_marks(rows, default)), filled)
 
 
@@ -283,7 +283,7 @@ def _ablation(study: Study, task: str) -> Grid:
         filled += [_areas(study, group, bands), *_improvements(study, group, bands, has_paper=False)]
     papers = [next((row for row in variants.values() if row.paper), None) for variants in networks.values()]
     filled.append(text_column(Column("paper %"), [Rows(papers), Rows(baselines)], _paper_text))
-    marks = _marks([row for row in rows if row.varied], "what is done by default")
+    marks = _marks([row for row in rows if row.varied], "the default")
     return _task_grid(study, task, (PERCENT_REMARK, "Bold: best network.", *marks), filled)
 
 
