@@ -14,11 +14,9 @@ from statistics import NormalDist
 from seqdefer.evaluation.settings import GRANULARITY, METHODS
 from seqdefer.paper.plan import ARCHITECTURES, STRATEGIES
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
-from seqdefer.paper.studies import ablated_label, size_label
+from seqdefer.paper.studies import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablated_label, size_label
 
 WHOLE = [name for name in METHODS if GRANULARITY[name] == "whole"]
-ONE_TIME_CONFIDENCE = ("OneTimeScore", "OneTimeEntropy")
-TOKEN_CONFIDENCE = ("TokenwiseScore", "TokenwiseEntropy")
 
 Contrasts = dict[str, list[Contrast]]  # by set of inputs; one group, named "", where a study has a single set
 
@@ -38,9 +36,10 @@ def judge(studies: Mapping[str, Study]) -> list[Judgement]:
     """Judge every claim on every task for which the studies have contrasts."""
     judgements = []
     for claim in CLAIMS:
-        study = studies.get(claim.study)
-        for task in study.tasks if study else ():
-            groups = claim.contrasts(studies[claim.study], task)
+        if (study := studies.get(claim.study)) is None:
+            continue
+        for task in study.tasks:
+            groups = claim.contrasts(study, task)
             for inputs, contrasts in groups.items():
                 if contrasts:
                     where = f"{task} ({inputs})" if len(groups) > 1 else task
@@ -51,6 +50,7 @@ def judge(studies: Mapping[str, Study]) -> list[Judgement]:
 
 
 def verdict_of(contrasts: Sequence[Contrast]) -> Verdict:
+    """Return the verdict by the rule above. Contrasts must not be empty."""
     if all(one.low > 0 for one in contrasts):
         return "holds"
     widen = NormalDist().inv_cdf(1 - 0.025 / len(contrasts)) / NormalDist().inv_cdf(0.975)

@@ -200,18 +200,10 @@ class Studies:
                 for other in ("teacher", "scheduled")
             ]
             contrasts += self._contrasts(lab, measured.runs, pairs)
-        baselines = [
-            PlannedRow(
-                name,
-                DEFAULT_VARIANT,
-                name,
-                {},
-                published_ablation_baseline(task, name) if lab.task.is_papers else None,
-                is_default=True,
-            )
-            for name in TOKEN_CONFIDENCE
-            if name in lab.methods
-        ]
+        baselines = []
+        for name in (name for name in TOKEN_CONFIDENCE if name in lab.methods):
+            paper = published_ablation_baseline(task, name) if lab.task.is_papers else None
+            baselines.append(PlannedRow(name, DEFAULT_VARIANT, name, {}, paper, is_default=True))
         rows += self._measure(lab, baselines).rows
         note = (
             "All cells of the ablation have the paper's hyperparameters for token-level rejectors; table 1 shows the "

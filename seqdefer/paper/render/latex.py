@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from seqdefer.paper.render.tables import Cell, Column, Grid
+from seqdefer.paper.render.tables import Cell, Grid
 
 COLUMN_LETTERS, PAGE_LETTERS = 56, 112  # of a two-column paper, in small print
 
@@ -47,7 +47,8 @@ def _table(grid: Grid) -> str:
 
 
 def _tabular(grid: Grid) -> str:
-    shape = "".join(map(_shape, grid.columns))
+    wrapped = r">{\raggedright\arraybackslash}p{%s\textwidth}"
+    shape = "".join(wrapped % column.width if column.width else column.align[0] for column in grid.columns)
     heads = _row([latex_text(column.heading) for column in grid.columns])
     bands = []
     for band in grid.bands:
@@ -56,12 +57,6 @@ def _tabular(grid: Grid) -> str:
         bands.append("\n".join([_row([title])] * bool(title) + rows))
     body = "\n\\midrule\n".join([_groups(grid) + heads, *filter(None, bands)])
     return f"\\begin{{tabular}}{{{shape}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}"
-
-
-def _shape(column: Column) -> str:
-    if column.width:
-        return rf">{{\raggedright\arraybackslash}}p{{{column.width}\textwidth}}"
-    return column.align[0]
 
 
 def _groups(grid: Grid) -> str:
