@@ -84,8 +84,8 @@ def _scripts(page: ReportCurves) -> Markup:
     axes = {"end": page.axes.end, "low": page.axes.low, "high": page.axes.high, "decimals": page.axes.decimals}
     data = {**axes, "has_spread": page.has_spread, "series": series}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for letter in "&<>":  # names must not close the script element
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    for char in "&<>":  # names must not close the script element
+        text = text.replace(char, f"\\u{ord(char):04x}")
     script = element("script", Markup(_asset("report.js")))
     return join([element("script", Markup(text), type="application/json", id="data"), script])
 

@@ -318,6 +318,6 @@ def _svg_legend(curves: Sequence[DrawnCurve]) -> Markup:
     return join(parts)
 
 
-def _shorten(name: str, max_letters: int = 18) -> str:
+def _shorten(name: str, max_length: int = 18) -> str:
     """Shorten a long name; the title of the curve holds the whole name."""
-    return name if len(name) <= max_letters else f"{name[: max_letters - 1]}…"
+    return name if len(name) <= max_length else f"{name[: max_length - 1]}…"

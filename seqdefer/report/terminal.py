@@ -112,4 +112,4 @@ def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
 
 def _visible(text: str) -> str:
     """Make control characters visible, so that generated text cannot send escape sequences to the terminal."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)

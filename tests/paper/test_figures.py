@@ -17,7 +17,6 @@ pytest.importorskip("matplotlib", reason="needs the extra 'figures'")
 
 from seqdefer.paper.records import Study
 from seqdefer.paper.render.figures import LogScale, draw_study, figure_files, figure_style
-from seqdefer.paper.render.files import write_study
 
 HOSTILE = "a_b|<x>&%$y$"
 each_study = pytest.mark.parametrize("name", made_up.STUDIES)
@@ -33,13 +32,16 @@ def texts_of(svg: bytes) -> list[str]:
 
 
 def texts_drawn(study: Study) -> list[str]:
-    return texts_of(figure_files(study)[".svg"])
+    from matplotlib.text import Text
+
+    with figure_style():
+        return [text.get_text() for text in draw_study(study).findobj(Text)]
 
 
 @each_study
 def test_panels_are_named(name: str) -> None:
     """The title is the name of the task; a dollar sign starts no formula."""
-    assert HOSTILE in texts_drawn(made_up.STUDIES[name]([HOSTILE]))
+    assert HOSTILE in texts_of(figure_files(made_up.STUDIES[name]([HOSTILE]))[".svg"])
 
 
 @each_study
@@ -111,13 +113,6 @@ def test_fonts_are_embedded_as_truetype() -> None:
     assert b"CreationDate" not in pdf
 
 
-@each_study
-def test_equal_studies_give_equal_figures(name: str, tmp_path: Path) -> None:
-    written = write_study(made_up.STUDIES[name](), tmp_path)
-    assert [path.suffix for path in written] == [".json", ".csv", ".tex", ".pdf", ".svg"]
-    assert {path.suffix: path.read_bytes() for path in written[3:]} == files_of(name)
-
-
 def test_another_process_gives_equal_figures(tmp_path: Path) -> None:
     """Neither the order of sets nor the user's matplotlib settings matter."""
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nlines.linewidth: 5\n")
@@ -125,7 +120,7 @@ def test_another_process_gives_equal_figures(tmp_path: Path) -> None:
         "import sys, made_up; from pathlib import Path; from seqdefer.paper.render.files import write_study; "
         "write_study(made_up.hand_offs(), Path(sys.argv[1]))"
     )
-    settings = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": str(Path(made_up.__file__).parent)}
+    settings = {"PYTHONHASHSEED": "7", "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env={**os.environ, **settings})
-    theirs = {ending: (tmp_path / f"table-handoffs{ending}").read_bytes() for ending in (".pdf", ".svg")}
+    theirs = {suffix: (tmp_path / f"table-handoffs{suffix}").read_bytes() for suffix in (".pdf", ".svg")}
     assert theirs == files_of("table-handoffs")

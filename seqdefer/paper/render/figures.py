@@ -143,8 +143,8 @@ def _whole_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, steps=(1, 2, 5, 10)))
 
 
-def _wrapped(text: str, letters: int = 32) -> str:
-    return "\n".join(textwrap.wrap(text, letters))
+def _wrapped(text: str, width: int = 32) -> str:
+    return "\n".join(textwrap.wrap(text, width))
 
 
 def _key(label: str, **look: Any) -> Line2D:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 VERDICTS = "verdicts"
-MAX_NAME_LETTERS = 24  # longer names wrap in the terminal
+MAX_NAME_LENGTH = 24  # longer names wrap in the terminal
 
 
 def write_study(study: Study, folder: Path, *, figures: bool = True) -> list[Path]:
@@ -149,7 +149,7 @@ def markdown_row(cells: Iterable[str]) -> str:
 
 
 def tables_of(record: Study | Judgements, width: int = 80) -> list[Table]:
-    """Return tables for a console of `width` letters. A wider grid is split into a table per group of columns."""
+    """Return tables for a console of `width` characters. A wider grid is split into a table per group of columns."""
     from rich.console import Console
 
     ruler = Console(width=10_000)
@@ -170,7 +170,7 @@ def _rich_table(grid: Grid) -> Table:
     for place, column in enumerate(grid.columns):
         heading = "\n".join(filter(None, (column.group, column.heading)))
         # Short names stay on one line; numbers may wrap.
-        is_name = place == 0 and all(len(row[0].text) <= MAX_NAME_LETTERS for band in grid.bands for row in band.rows)
+        is_name = place == 0 and all(len(row[0].text) <= MAX_NAME_LENGTH for band in grid.bands for row in band.rows)
         table.add_column(Text(heading), justify=column.align, overflow="fold", no_wrap=is_name)
     for band in grid.bands:
         table.add_section()

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 from seqdefer.paper.render.tables import Cell, Grid
 
-COLUMN_LETTERS, PAGE_LETTERS = 56, 112  # of a two-column paper, in small print
+COLUMN_CHARACTERS, PAGE_CHARACTERS = 56, 112  # of a two-column paper, in small print
 
 _LATEX = {
-    **{letter: rf"\{letter}" for letter in "&%$#_{}"},
-    **{letter: f"{{{letter}}}" for letter in "[]*"},  # LaTeX would read them as an option at the start of a row
+    **{char: rf"\{char}" for char in "&%$#_{}"},
+    **{char: f"{{{char}}}" for char in "[]*"},  # LaTeX would read them as an option at the start of a row
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "\n": r"\newline ", "\u00a0": "~",
     "|J|": r"$|\mathcal{J}|$", "α₁": r"$\alpha_1$", "α_L": r"$\alpha_L$", "α": r"$\alpha$", "µ": r"$\mu$",
@@ -28,15 +28,15 @@ def latex_of(grids: Iterable[Grid]) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Escape any text. A letter that pdfLaTeX lacks becomes its code point."""
+    """Escape any text. A character that pdfLaTeX lacks becomes its code point."""
     return _SPECIAL.sub(lambda found: _LATEX.get(found[0]) or f"{{[}}U+{ord(found[0]):04X}{{]}}", text)
 
 
 def _table(grid: Grid) -> str:
     is_wrapped = any(column.width for column in grid.columns)
-    table = "table*" if is_wrapped or grid.n_letters > COLUMN_LETTERS else "table"
+    table = "table*" if is_wrapped or grid.n_characters > COLUMN_CHARACTERS else "table"
     tabular, caption = _tabular(grid), " ".join(f"{grid.title}. {grid.caption}".split())
-    if grid.n_letters > PAGE_LETTERS and not is_wrapped:
+    if grid.n_characters > PAGE_CHARACTERS and not is_wrapped:
         tabular = f"\\resizebox{{\\textwidth}}{{!}}{{%\n{tabular}%\n}}"
     label = re.sub("[^a-z0-9]+", "-", grid.name.lower()).strip("-")
     return (

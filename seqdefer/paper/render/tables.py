@@ -63,8 +63,8 @@ class Grid:
     caption: str = ""
 
     @property
-    def n_letters(self) -> int:
-        """Width in letters: the longest line of each column, plus the gaps."""
+    def n_characters(self) -> int:
+        """Width in characters: the longest line of each column, plus the gaps."""
         rows = [row for band in self.bands for row in band.rows]
         texts = [[column.heading, *(row[place].text for row in rows)] for place, column in enumerate(self.columns)]
         return sum(2 + max(len(line) for text in column for line in text.split("\n")) for column in texts)
