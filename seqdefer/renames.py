@@ -41,7 +41,7 @@ NEW_PLACES = {
     "seqdefer.results": "seqdefer.evaluation.results",
     "seqdefer.roofline": "benchmarks.scaling.roofline (in the repository)",
     "seqdefer.scaling": "benchmarks.scaling.label_cost (in the repository)",
-    "seqdefer.sections": "seqdefer.report.sections",
+    "seqdefer.sections": "seqdefer.report.comparisons",
     "seqdefer.settings": "seqdefer.evaluation.settings",
     "seqdefer.shards": "seqdefer.storage.shards",
     "seqdefer.showing": "seqdefer.evaluation.examples",

@@ -150,6 +150,6 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_the_verdicts_in_the_readme_are_those_of_the_records() -> None:
-    from seqdefer.paper.render.pages import verdict_summary
+    from seqdefer.paper.render.page import verdict_summary
 
     assert verdict_summary(ROOT / "docs" / "results") in (ROOT / "README.md").read_text(encoding="utf-8")

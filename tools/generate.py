@@ -20,7 +20,7 @@ from benchmarks_page import benchmarks_page
 from pictures import PICTURES
 
 from seqdefer.cli import main
-from seqdefer.paper.render.pages import results_page
+from seqdefer.paper.render.page import results_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 HELP_COLUMNS = 100

@@ -68,7 +68,7 @@ def _reproduce(chosen: argparse.Namespace) -> int:
     from rich.console import Console
 
     from seqdefer.paper.records import Judgements, Study
-    from seqdefer.paper.render.writing import tables_of
+    from seqdefer.paper.render.files import tables_of
     from seqdefer.paper.reproduce import Choices, reproduce
     from seqdefer.storage.records import to_plain
 

@@ -125,7 +125,8 @@ def list_tasks(chosen: argparse.Namespace) -> int:
 
 def plot_again(chosen: argparse.Namespace) -> int:
     from seqdefer.evaluation.results import load_results
-    from seqdefer.report.html import panels_of, write_report
+    from seqdefer.report.html import write_report
+    from seqdefer.report.panels import panels_of
     from seqdefer.report.svg import write_plots
 
     results = load_results(chosen.folder)

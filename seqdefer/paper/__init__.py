@@ -1,10 +1,12 @@
-"""`seqdefer reproduce`: every table and figure of the paper beside ours, and what became of its claims.
+"""The reproduction of the paper: its tables and figures beside ours, its claims, its theory.
 
-plan      what is run, and what the paper prints
-lab       one task: labelled once, measured cell by cell, every cell kept
-studies   from cells to rows, lines and contrasts
-claims    the paper's statements, judged by intervals
-layouts, writing, figures, pages     files for people
+theory      bounds and constants as functions of numbers
+plan        tasks and settings of each study
+lab         one task: labelled once, measured cell by cell
+studies     from cells to rows, curves and contrasts
+claims      the paper's claims, judged by intervals
+reproduce   the job of `seqdefer reproduce`
+render/     tables, figures, files
 """
 
 from seqdefer.renames import names_moved

@@ -1,8 +1,8 @@
-"""The paper's qualitative claims, each judged by the paired intervals of our studies.
+"""The paper's qualitative claims, judged by the paired intervals of our studies.
 
-A claim rests on contrasts, differences that should be above 0. It holds where all their 95 % intervals are. It does not
-hold where one is below 0 altogether, its interval widened by Bonferroni's rule for as many as there are: of twenty
-differences between equals, one would otherwise be below 0 every other time. Else it is undecided.
+A claim rests on contrasts, differences that should be above 0. It holds where all their 95 % intervals are above 0. It
+does not hold where one interval, widened by Bonferroni's rule for the number of contrasts, is below 0: without the
+rule, one of twenty differences between equals would be below 0 every other time. Otherwise it is undecided.
 """
 
 from __future__ import annotations
@@ -12,47 +12,45 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from seqdefer.methods.registry import all_methods
-from seqdefer.paper.plan import ABLATED, ARCHITECTURES
+from seqdefer.paper.plan import ARCHITECTURES, STRATEGIES
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
-from seqdefer.paper.studies import ablated_label, size_label
+from seqdefer.paper.studies import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablated_label, size_label
 
 WHOLE = [name for name, one in all_methods().items() if one.granularity == "whole"]
+
+Contrasts = dict[str, list[Contrast]]  # by set of inputs; one group, named "", where a study has a single set
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`contrasts(study, task)` are those of a study that the claim rests on, by what rejectors see where a study tries
-    several sets of inputs; none where it does not apply."""
+    """A claim of the paper. `contrasts(study, task)` selects the contrasts behind it, none where it does not apply."""
 
     name: str
     statement: str
     study: str
-    contrasts: Callable[[Study, str], dict[str, list[Contrast]]]
-    otherwise: str  # the likely reason where it does not hold
+    contrasts: Callable[[Study, str], Contrasts]
+    reason: str  # the likely reason where it does not hold
 
 
 def judge(studies: Mapping[str, Study]) -> list[Judgement]:
-    """Every claim on every task that a study at hand has contrasts for."""
+    """Judge every claim on every task for which the studies have contrasts."""
     judgements = []
     for claim in CLAIMS:
-        study = studies.get(claim.study)
-        for task in () if study is None else study.tasks:
-            assert study is not None
+        if (study := studies.get(claim.study)) is None:
+            continue
+        for task in study.tasks:
             groups = claim.contrasts(study, task)
             for inputs, contrasts in groups.items():
                 if contrasts:
                     where = f"{task} ({inputs})" if len(groups) > 1 else task
-                    judgements.append(_judged(claim, where, contrasts))
+                    verdict = verdict_of(contrasts)
+                    reason = "" if verdict == "holds" else REASONS.get((claim.name, where), claim.reason)
+                    judgements.append(Judgement(claim.name, claim.statement, where, verdict, tuple(contrasts), reason))
     return judgements
 
 
-def _judged(claim: Claim, where: str, contrasts: Sequence[Contrast]) -> Judgement:
-    verdict = verdict_of(contrasts)
-    reason = "" if verdict == "holds" else REASONS.get((claim.name, where), claim.otherwise)
-    return Judgement(claim.name, claim.statement, where, verdict, tuple(contrasts), reason)
-
-
 def verdict_of(contrasts: Sequence[Contrast]) -> Verdict:
+    """Return the verdict by the rule above. Contrasts must not be empty."""
     if all(one.low > 0 for one in contrasts):
         return "holds"
     widen = NormalDist().inv_cdf(1 - 0.025 / len(contrasts)) / NormalDist().inv_cdf(0.975)
@@ -61,75 +59,63 @@ def verdict_of(contrasts: Sequence[Contrast]) -> Verdict:
 
 
 def _find(study: Study, task: str, pairs: Iterable[tuple[str, str]]) -> list[Contrast]:
-    """The contrasts of these pairs; pairs that the study has not are left out."""
+    """Return the contrasts of these pairs that the study has."""
     known = {(one.first, one.second): one for one in study.contrasts if one.task == task}
     return [known[pair] for pair in pairs if pair in known]
 
 
-def _against(method: str, others: Sequence[str]) -> Callable[[Study, str], dict[str, list[Contrast]]]:
-    return lambda study, task: {"": _find(study, task, [(method, other) for other in others])}
-
-
-def _confidence_over_whole(study: Study, task: str) -> dict[str, list[Contrast]]:
-    pairs = [(name, other) for name in ("TokenwiseScore", "TokenwiseEntropy") for other in WHOLE]
-    return {"": _find(study, task, pairs)}
+def _against(methods: Sequence[str], others: Sequence[str]) -> Callable[[Study, str], Contrasts]:
+    pairs = [(method, other) for method in methods for other in others]
+    return lambda study, task: {"": _find(study, task, pairs)}
 
 
 def _rows(study: Study, task: str) -> list[Row]:
     return [row for row in study.rows if row.task == task and row.method == "OneTimeModel"]
 
 
-def _chosen_size(study: Study, task: str) -> dict[str, list[Contrast]]:
-    """All positions against the best other size, by validation data."""
-    judged = {row.varied["hand_offs"]: row.validation for row in _rows(study, task) if row.validation is not None}
-    if len(judged) < 2:
+def _chosen_size(study: Study, task: str) -> Contrasts:
+    """Compare the smaller size that is best on validation data with all positions."""
+    known = {row.varied["hand_offs"]: row.validation for row in _rows(study, task) if row.validation is not None}
+    if len(known) < 2:
         return {}
-    most = max(judged)
-    best = max((size for size in judged if size < most), key=lambda size: judged[size])
-    return {"": _find(study, task, [(size_label("OneTimeModel", best), size_label("OneTimeModel", most))])}
+    full = max(known)
+    best = max((size for size in known if size < full), key=lambda size: known[size])
+    return {"": _find(study, task, [(size_label("OneTimeModel", best), size_label("OneTimeModel", full))])}
 
 
-def _at_every_size(study: Study, task: str) -> dict[str, list[Contrast]]:
+def _at_every_size(study: Study, task: str) -> Contrasts:
     pairs = [
         (size_label("OneTimeModel", row.varied["hand_offs"]), size_label(other, row.varied["hand_offs"]))
         for row in _rows(study, task)
-        for other in ("OneTimeScore", "OneTimeEntropy")
+        for other in ONE_TIME_CONFIDENCE
     ]
     return {"": _find(study, task, pairs)}
 
 
-def _extremes(study: Study, task: str) -> dict[str, list[Contrast]]:
-    """The rule of thumb against the least and the largest alpha_1 that were tried, where it lies between them."""
+def _extremes(study: Study, task: str) -> Contrasts:
+    """Compare the rule of thumb with the smallest and the largest alpha_1, where it lies between them."""
     rows = sorted(_rows(study, task), key=lambda row: row.varied["alpha"])
-    found = [one for one in study.contrasts if one.task == task]  # in the order of the rows, without the rule
+    found = [one for one in study.contrasts if one.task == task]  # the rule against the others, by alpha_1
     is_between = len(rows) > 2 and not rows[0].is_default and not rows[-1].is_default
     return {"": [found[0], found[-1]] if is_between and found else []}
 
 
-def _inputs(study: Study) -> list[str]:
-    return list(dict.fromkeys(row.varied["inputs"] for row in study.rows if "inputs" in row.varied))
+def _by_inputs(pairs_of: Callable[[str], list[tuple[str, str]]]) -> Callable[[Study, str], Contrasts]:
+    """Select the contrasts of an ablation by set of inputs."""
+
+    def select(study: Study, task: str) -> Contrasts:
+        sets = dict.fromkeys(row.varied["inputs"] for row in study.rows if "inputs" in row.varied)
+        return {inputs: _find(study, task, pairs_of(inputs)) for inputs in sets}
+
+    return select
 
 
-def _recurrent(study: Study, task: str) -> dict[str, list[Contrast]]:
-    return {
-        inputs: _find(
-            study,
-            task,
-            [(ablated_label(inputs, "lstm", strategy), ablated_label(inputs, "mlp", strategy)) for strategy in ABLATED],
-        )
-        for inputs in _inputs(study)
-    }
+def _recurrent_pairs(inputs: str) -> list[tuple[str, str]]:
+    return [(ablated_label(inputs, "lstm", one), ablated_label(inputs, "mlp", one)) for one in STRATEGIES]
 
 
-def _teacher(study: Study, task: str) -> dict[str, list[Contrast]]:
-    return {
-        inputs: _find(
-            study,
-            task,
-            [(ablated_label(inputs, one, "free"), ablated_label(inputs, one, "teacher")) for one in ARCHITECTURES],
-        )
-        for inputs in _inputs(study)
-    }
+def _teacher_pairs(inputs: str) -> list[tuple[str, str]]:
+    return [(ablated_label(inputs, one, "free"), ablated_label(inputs, one, "teacher")) for one in ARCHITECTURES]
 
 
 CLAIMS = (
@@ -137,59 +123,59 @@ CLAIMS = (
         "one-time-beats-whole",
         "One-time deferral by a model beats every whole-sequence method.",
         "table1",
-        _against("OneTimeModel", WHOLE),
-        "The gains are small beside the spread over test instances, or the predictor errs along the whole sequence, so "
-        "that a later hand-off saves little.",
+        _against(["OneTimeModel"], WHOLE),
+        "The gains are small against the spread over test instances, or the predictor errs along the whole sequence, "
+        "so that a later hand-off saves little.",
     ),
     Claim(
         "token-beats-whole",
         "Token-level deferral by a model beats every whole-sequence method.",
         "table1",
-        _against("TokenwiseModel", WHOLE),
-        "The gains are small beside the spread over test instances.",
+        _against(["TokenwiseModel"], WHOLE),
+        "The gains are small against the spread over test instances.",
     ),
     Claim(
         "token-beats-one-time",
         "Where both apply, token-level deferral beats one-time deferral.",
         "table1",
-        _against("TokenwiseModel", ["OneTimeModel"]),
-        "The expert's first tokens put the predictor right for the rest, and then one hand-off does as well.",
+        _against(["TokenwiseModel"], ["OneTimeModel"]),
+        "The expert's first tokens correct the predictor for the rest, and one hand-off does as well.",
     ),
     Claim(
         "model-beats-confidence-whole",
         "For whole sequences, the model beats confidence.",
         "table1",
-        _against("WholeModelEmbed", [name for name in WHOLE if name != "WholeModelEmbed"]),
-        "A model that says which of two answers is better learns little from so few examples, while uncertainty needs "
-        "none. The paper's own table has it so.",
+        _against(["WholeModelEmbed"], [name for name in WHOLE if name != "WholeModelEmbed"]),
+        "A model that predicts which of two answers is better learns little from few examples; uncertainty needs none. "
+        "The paper's own table agrees.",
     ),
     Claim(
         "model-beats-confidence-one-time",
         "In one-time deferral, the model beats confidence.",
         "table1",
-        _against("OneTimeModel", ["OneTimeScore", "OneTimeEntropy"]),
+        _against(["OneTimeModel"], ONE_TIME_CONFIDENCE),
         "There are few training examples for many hand-offs.",
     ),
     Claim(
         "model-beats-confidence-token",
         "In token-level deferral, the model beats confidence.",
         "table1",
-        _against("TokenwiseModel", ["TokenwiseScore", "TokenwiseEntropy"]),
-        "Plain uncertainty already ranks most of the tokens that the expert would write better.",
+        _against(["TokenwiseModel"], TOKEN_CONFIDENCE),
+        "Uncertainty alone already ranks most of the tokens that the expert would write better.",
     ),
     Claim(
         "token-confidence-beats-whole",
         "Even confidence, token by token, beats every whole-sequence method (the paper: on XSUM).",
         "table1",
-        _confidence_over_whole,
-        "The paper says so of XSUM alone. Where uncertainty is a variance, it does not tell who is right.",
+        _against(TOKEN_CONFIDENCE, WHOLE),
+        "The paper claims it for XSUM only. Where uncertainty is a variance, it does not tell who is right.",
     ),
     Claim(
         "all-positions-is-not-the-best",
         "All positions are not the best set of hand-offs: the best smaller J, by validation data, beats them.",
         "table-handoffs",
         _chosen_size,
-        "More positions cost no more than they bring where a network learns what hand-offs have in common.",
+        "More positions do no harm where a network learns what hand-offs have in common.",
     ),
     Claim(
         "one-time-beats-confidence-at-every-size",
@@ -202,36 +188,36 @@ CLAIMS = (
         "recurrent-beats-mlp",
         "A recurrent token-level rejector beats a perceptron.",
         "table-ablation",
-        _recurrent,
-        "Where the inputs already say what was written before, memory adds little, and more weights overfit.",
+        _by_inputs(_recurrent_pairs),
+        "Where the inputs already describe the prefix, memory adds little, and more weights overfit.",
     ),
     Claim(
         "teacher-forcing-hurts",
         "Teacher forcing hurts token-level rejectors.",
         "table-ablation",
-        _teacher,
-        "Prefixes that hindsight steers and those that the rejector steers are too much alike to matter here.",
+        _by_inputs(_teacher_pairs),
+        "Prefixes steered by hindsight and prefixes steered by the rejector are too similar to matter here.",
     ),
     Claim(
         "extreme-alpha-hurts",
         "Extreme alpha_1 hurts: the rule of thumb beats the least and the largest that were tried.",
         "figure-alpha",
         _extremes,
-        "Curves are drawn by moving a threshold, which makes up for much of what alpha_1 sets in training.",
+        "Curves come from moving a threshold, which compensates for much of what alpha_1 sets in training.",
     ),
 )
 
-# What is known of one task.
+# Reasons for one task, by claim and task.
 REASONS: dict[tuple[str, str], str] = {
     **dict.fromkeys(
         [("all-positions-is-not-the-best", "tsp"), ("all-positions-is-not-the-best", "xsum")],
-        "Attention over the steps makes room for all positions; the paper's perceptron has a row of weights for each.",
+        "Attention over the steps copes with all positions; the paper's perceptron has a row of weights for each.",
     ),
-    ("one-time-beats-whole", "xsum"): "The two models disagree at half of the positions of a text: wherever it is "
-    "handed over, little of what went before is kept, and all one-time and whole methods come out close to Random.",
-    ("recurrent-beats-mlp", "xsum (facts)"): "The facts of a proposed token already say what was written before: "
+    ("one-time-beats-whole", "xsum"): "The two models disagree at half of the positions of a text: wherever the "
+    "hand-off is, little of the prefix is kept, and all one-time and whole methods are close to Random.",
+    ("recurrent-beats-mlp", "xsum (facts)"): "The facts of a proposed token already describe the prefix: "
     "memory adds nothing, and its weights cost something.",
-    ("teacher-forcing-hurts", "xsum (states)"): "With so few documents validation stops the training within the first "
-    "epochs, before the ways in which rollouts are steered have grown apart.",
-    ("extreme-alpha-hurts", "xsum"): "One-time deferral gains little on texts, whatever alpha_1 is.",
+    ("teacher-forcing-hurts", "xsum (states)"): "With few documents validation stops the training within the first "
+    "epochs, before the two kinds of rollouts differ.",
+    ("extreme-alpha-hurts", "xsum"): "One-time deferral gains little on texts at any alpha_1.",
 }

@@ -1,8 +1,8 @@
-"""One task of a reproduction: labelled once, then measured cell by cell, and every cell kept.
+"""One task of a reproduction: it is labelled once and measured cell by cell, and every cell is stored.
 
-A cell is one method in one variant on one seed: what it does to that seed's test instances as its threshold moves, and
-how well it did on validation data. Cells are named by all that they depend on, so that studies share them, a run that
-was killed makes only those that are missing, and nothing is labelled or loaded for a cell that is there.
+A cell is one method in one variant on one seed: its outcome on the test instances of that seed as its threshold moves,
+and its improvement on validation data. The name of a cell is a fingerprint of everything that it depends on. Studies
+therefore share cells, a run that was killed continues with the missing ones, and a stored cell needs no labels.
 """
 
 from __future__ import annotations
@@ -40,48 +40,49 @@ from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
 from seqdefer.types import HandOffTable
 
-CELLS = 3  # one more whenever the code changes what a cell holds: cells of before are then made again
-LABELS = "label"  # the stage
-ENDS = {"predictor_loss", "expert_loss", "expert_deferred"}
+CELL_FORMAT = 3  # increase it when the content of a cell changes: older cells are then measured again
+LABEL_STAGE = "label"
+DEFAULT_INPUTS = "usual"  # also the name of a folder of rejectors
+END_NAMES = {"predictor_loss", "expert_loss", "expert_deferred"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is changed against `seqdefer run`: the size of J, alpha_1, or the token-level network and its training."""
+    """Changes to `seqdefer run`: the size of J, alpha_1, or the token-level network and its training."""
 
     hand_offs: int | None = None
-    times: float | None = None  # alpha_1 in multiples of what the expert gains on average
+    times: float | None = None  # alpha_1 in multiples of the expert's mean gain
     architecture: str | None = None
     strategy: Strategy | None = None
 
     @property
     def name(self) -> str:
-        """Of its folder of rejectors."""
+        """The name of its folder of rejectors."""
         changed = {key: value for key, value in asdict(self).items() if value is not None}
         return "-".join(f"{key}_{value}" for key, value in changed.items())
 
 
-USUAL = Variant()
+DEFAULT_VARIANT = Variant()
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredCell:
     sweep: Sweep
-    validation: float | None  # % improvement on validation data; None by token, where it would take rollouts
+    validation: float | None  # % improvement on validation data; None at token level, which would need rollouts
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the labels tell that is needed before any cell."""
+    """Numbers from the labels that every cell needs."""
 
     rule: float  # alpha_1 by the rule of thumb
-    gain: float  # how much the expert alone improves on the predictor alone, on average over the training examples
+    gain: float  # mean gain of the expert alone over the predictor alone, on the training examples
     has_entropy: bool
     calls: Calls
 
 
 class Lab:
-    """`inputs` names what rejectors see where labs of one task differ in that alone: they may share a folder."""
+    """The cells of one task. Labs that differ in the inputs of their rejectors may share a folder."""
 
     def __init__(
         self,
@@ -90,53 +91,51 @@ class Lab:
         settings: ExperimentSettings,
         folder: Path,
         clock: Clock,
-        inputs: str = "usual",
+        inputs: str = DEFAULT_INPUTS,
         labels: Labels | None = None,
     ) -> None:
         self.entry, self.task, self.settings, self.folder, self.clock = entry, task, settings, folder, clock
         self.inputs = inputs
-        self.seconds: dict[str, float] = {}  # by what was done, over all cells that were asked for, whenever made
+        self.seconds: dict[str, float] = {}  # by stage, of all requested cells, also of stored ones
         self._counted: set[str] = set()
         self.splits = Splits(
             task, folder, clock, seeds=settings.seeds, instances=settings.instances, rollouts=settings.rollouts,
             labels=labels,
         )  # fmt: skip
-        self.splits.test_rows()  # too few of them is told before anything is labelled
+        self.splits.test_rows()  # raises for too few examples before anything is labelled
 
-    # -- what is measured ------------------------------------------------------------------------------------------
-
-    def cell(self, variant: Variant, method: str, seed: int) -> Cell:
-        """Made where it is not there yet."""
+    def cell(self, variant: Variant, method: str, seed: int) -> MeasuredCell:
+        """Return a cell; measure it where it is not stored."""
         _ = self.facts
-        words = [asdict(variant), method, seed, _words(self._settings(variant, method))]
-        found = self._kept(words, lambda: self._measure(variant, method, seed), method)
-        judged = float(found.pop("validation"))
-        return Cell(_unpack(found), None if np.isnan(judged) else judged)
+        key = [asdict(variant), method, seed, _key_of(self._settings(variant, method))]
+        found = self._stored(key, lambda: self._measure(variant, method, seed), method)
+        validation = float(found.pop("validation"))
+        return MeasuredCell(_unpack(found), None if np.isnan(validation) else validation)
 
     def run(self, seed: int, wanted: Mapping[str, tuple[Variant, str]]) -> Run:
-        """The sweeps of several cells under labels, over the same test instances."""
+        """Return the sweeps of several cells by label, over the same test instances."""
         sweeps = {label: self.cell(variant, method, seed).sweep for label, (variant, method) in wanted.items()}
         return Run(self.ends(seed), sweeps)
 
     def ends(self, seed: int) -> Ends:
         def make() -> dict[str, Tensor]:
             ends = Ends.of(self._table(seed))
-            return {name: torch.from_numpy(getattr(ends, name)) for name in ENDS}
+            return {name: torch.from_numpy(getattr(ends, name)) for name in END_NAMES}
 
-        return Ends(**self._kept(["ends", seed], make, LABELS))
+        return Ends(**self._stored(["ends", seed], make, LABEL_STAGE))
 
     def oracles(self, seed: int) -> dict[str, Curve]:
-        """The best that each granularity can do; where the token level is searched, all methods' outcomes count."""
+        """Return the best curve of each granularity. A token-level search also counts the outcomes of all methods."""
         names = ["OptimalWhole", "OptimalOneTime", *(["OptimalToken"] if self.by_token else [])]
-        run = self.run(seed, {method: (USUAL, method) for method in self.methods})
+        run = self.run(seed, {method: (DEFAULT_VARIANT, method) for method in self.methods})
 
         def make() -> dict[str, Tensor]:
             experiment = Experiment(self.task, self.settings, self.folder, self.clock, splits=self.splits)
             curves = experiment.oracles(seed, run)
             return {name: torch.tensor(curve.points, dtype=torch.float64) for name, curve in curves.items()}
 
-        words = ["oracles", seed, self.methods, _words(self.settings)]  # what methods reach hangs on their settings
-        found = self._kept(words, make, "oracles")
+        key = ["oracles", seed, self.methods, _key_of(self.settings)]  # the outcomes of methods depend on settings
+        found = self._stored(key, make, "oracles")
         return {name: Curve(found[name][:, 0].numpy(), found[name][:, 1].numpy()) for name in names}
 
     @cached_property
@@ -151,7 +150,7 @@ class Lab:
             calls = torch.tensor([splits.calls.made, splits.calls.saved])
             return {**tensors, "has_entropy": torch.tensor(entropy is not None), "calls": calls}
 
-        found = self._kept(["facts"], make, LABELS)
+        found = self._stored(["facts"], make, LABEL_STAGE)
         calls = Calls(*found["calls"].tolist())
         return Facts(float(found["rule"]), float(found["gain"]), bool(found["has_entropy"]), calls)
 
@@ -161,55 +160,55 @@ class Lab:
 
     @property
     def methods(self) -> list[str]:
-        """Those that apply to the task."""
+        """The methods that apply to the task."""
         has_entropy = self.facts.has_entropy
         return [name for name, one in all_methods().items() if applies(one, self.task, has_entropy=has_entropy)]
 
     def alpha(self, variant: Variant) -> float:
-        """alpha_1 of a variant."""
+        """Return alpha_1 of a variant."""
         return self.facts.rule if variant.times is None else variant.times * self.unit
 
     @property
     def unit(self) -> float:
-        """What alpha_1 is counted in: the expert's mean gain; the rule of thumb, a median, may be 0."""
+        """The unit of alpha_1: the expert's mean gain. The rule of thumb is a median and may be 0."""
         return self.facts.gain if self.facts.gain > 0 else 1.0
 
     @property
     def machine(self) -> dict[str, str]:
-        """Where the cells were made last."""
+        """The machine that measured last."""
         with suppress(CheckpointError):
             found = read_json(self.folder / "machine.json")
             if isinstance(found, dict):
                 return {str(key): str(text) for key, text in found.items()}
         return machine(self.task.predictor.device)
 
-    # -- how -------------------------------------------------------------------------------------------------------
-
     @cached_property
     def name(self) -> str:
-        """Of everything that is the same for all cells of the task: the data, the pair, the losses."""
+        """A fingerprint of what all cells of the task share: data, models, losses, sizes."""
         task = self.task
         parts = [task.split("train"), task.split("validation"), task.split("test")]
         data = [tensor for part in parts for tensor in (part.inputs, part.targets, part.ids)]
         losses = [task.loss_unit, task.token_rule, *(task.loss_key(part) for part in parts)]
         expert = task.expert.fingerprint or task.describe().get("expert", "")
-        # Neither data nor models need show how long sequences may get.
+        # The maximum length need not show in data or models.
         sizes = (task.spec.length, task.spec.end, self.settings.instances, self.settings.rollouts)
-        return fingerprint(__version__, CELLS, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes)
+        return fingerprint(
+            __version__, CELL_FORMAT, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes
+        )
 
-    def _kept(self, words: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
-        """Found or made, and how long that took."""
+    def _stored(self, key: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
+        """Load stored tensors, or make and store them; add their seconds to the stage."""
 
-        def noted() -> dict[str, Tensor]:
-            if stage != LABELS:  # their time is not this cell's
+        def make_timed() -> dict[str, Tensor]:
+            if stage != LABEL_STAGE:  # label first: the time of labelling is not that of this cell
                 _ = (self.splits.test, self.splits.train, self.splits.validation)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             made = make()
             write_json(self.folder / "machine.json", machine(self.task.predictor.device))
-            return {**made, "seconds": torch.tensor(time.perf_counter() - begun, dtype=torch.float64)}
+            return {**made, "seconds": torch.tensor(time.perf_counter() - start, dtype=torch.float64)}
 
-        name = fingerprint(self.name, words)
-        found = Store(self.folder / "cells").load_or_make(name, noted)
+        name = fingerprint(self.name, key)
+        found = Store(self.folder / "cells").load_or_make(name, make_timed)
         seconds = float(found.pop("seconds"))
         if name not in self._counted:
             self._counted.add(name)
@@ -230,28 +229,25 @@ class Lab:
         )
         rejectors = experiment.fit(splits.train, splits.validation, seed)
         swept = _pack(experiment.sweep(seed, rejectors).sweeps[method])
-        judged = float("nan")
+        validation = float("nan")
         if get_method(method).granularity != "token":
-            judged = _judged(splits.validation, method, rejectors)
-        return {**swept, "validation": torch.tensor(judged, dtype=torch.float64)}
+            validation = _validation_improvement(splits.validation, method, rejectors)
+        return {**swept, "validation": torch.tensor(validation, dtype=torch.float64)}
 
     def _table(self, seed: int) -> HandOffTable:
         return self.splits.test.table.select(self.splits.rows(seed))
 
 
-def _judged(validation: LearningData, method: str, rejectors: Mapping[str, Any]) -> float:
-    """% improvement on validation data: what variants are chosen by."""
+def _validation_improvement(validation: LearningData, method: str, rejectors: Mapping[str, Any]) -> float:
+    """Return the % improvement on validation data, by which studies choose variants."""
     require_learning_data(validation)
     run = sweep_methods(validation, torch.arange(len(validation.examples)), rejectors)
     return improvement(curve_of(run.sweeps[method], run.ends), random_curve(run.ends))
 
 
-def _words(settings: ExperimentSettings) -> dict[str, Any]:
-    """What of the settings a cell depends on, whatever the number of seeds and resamples."""
-    words = asdict(settings)
-    for name in ("seeds", "resamples", "methods", "alpha"):
-        del words[name]
-    return words
+def _key_of(settings: ExperimentSettings) -> dict[str, Any]:
+    """Return the settings that a cell depends on."""
+    return {key: one for key, one in asdict(settings).items() if key not in ("seeds", "resamples", "methods", "alpha")}
 
 
 def _pack(sweep: Sweep) -> dict[str, Tensor]:

@@ -1,10 +1,10 @@
-"""What a study leaves behind: rows, lines, contrasts and verdicts, and their round trip through JSON.
+"""The records of a study: rows, lines, contrasts and verdicts, and their round trip through JSON.
 
     study = load_study("runs/reproduce/table-handoffs.json")
     [row.improvement_mean for row in study.rows if row.task == "tsp" and row.method == "OneTimeModel"]
 
-Nothing is measured here, and nothing depends on the machine or the hour: two runs of a study, one of them killed and
-taken up again, leave the same bytes. Where and how long it ran is in `Origins`, a file of its own.
+A study does not depend on machine or time: a run that was killed and resumed leaves the same bytes as one that was not.
+Machine and times are in `Origins`, a separate file.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Row:
     improvement_std: float
     improvements: tuple[float, ...]  # seed by seed
     varied: Mapping[str, Any] = field(default_factory=dict)  # what this study changes: {"hand_offs": 5}
-    is_default: bool = False  # what `seqdefer run` does without being told
-    validation: float | None = None  # mean % improvement on validation data, where choices are made
-    is_chosen: bool = False  # by validation data, among the variants of its task and method
+    is_default: bool = False  # the default of `seqdefer run`
+    validation: float | None = None  # mean % improvement on validation data
+    is_chosen: bool = False  # best on validation data among the variants of its task and method
     paper: PaperFigure | None = None
 
 
 @dataclass(frozen=True)
 class Line:
-    """A deferral curve, averaged over the seeds on a common grid of budgets: one point a percent."""
+    """A deferral curve, averaged over the seeds at every percent of the budget."""
 
     task: str
     method: str
@@ -55,8 +55,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Contrast:
-    """How much better `first` is than `second`, in points of % improvement, with a paired 95 % interval over runs and
-    their test instances."""
+    """The advantage of `first` over `second` in points of % improvement, with a paired 95 % bootstrap interval."""
 
     task: str
     first: str  # a label: "OneTimeModel", "OneTimeModel, |J| = 5"
@@ -67,8 +66,8 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the figures of a task are measured in."""
+class StudyTask:
+    """The length of the sequences of a task, and its units."""
 
     length: int
     loss_unit: str
@@ -77,31 +76,31 @@ class Task:
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure of the paper, beside ours."""
+    """One table or figure of the paper, reproduced."""
 
     name: str  # table-handoffs
     title: str
     preset: str
     seeds: int
-    instances: Mapping[str, int]  # test instances a seed, by task
-    tasks: Mapping[str, Task]
+    instances: Mapping[str, int]  # test instances per seed, by task
+    tasks: Mapping[str, StudyTask]
     rows: tuple[Row, ...]
     lines: tuple[Line, ...] = ()
     contrasts: tuple[Contrast, ...] = ()
     notes: tuple[str, ...] = ()
-    made_of: Mapping[str, str] = field(default_factory=dict)  # by task, a name of data, pair, losses and sizes
+    made_of: Mapping[str, str] = field(default_factory=dict)  # by task, a fingerprint of data, models, losses and sizes
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim of the paper on one task, and what our intervals say of it."""
+    """The verdict of our intervals on a claim of the paper, on one task."""
 
     claim: str  # a short name: "partial-beats-whole"
     statement: str
     task: str
     verdict: Verdict
     contrasts: tuple[Contrast, ...]
-    reason: str = ""  # the likely one, where it does not hold or is undecided
+    reason: str = ""  # the likely reason, unless the claim holds
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Judgements:
 
 @dataclass(frozen=True)
 class Origins:
-    """Where the figures of each task were measured: data, models, machine, settings, seconds by stage."""
+    """The provenance of each task's figures: data, models, machine, settings, seconds by stage."""
 
     command: str
     tasks: Mapping[str, Provenance]

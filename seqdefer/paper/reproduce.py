@@ -1,10 +1,10 @@
-"""The job behind the command: prepares the tasks, makes the studies one by one, writes each when it is done."""
+"""The job of `seqdefer reproduce`: prepare the tasks, make the studies, write each one when it is done."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,36 +17,36 @@ from seqdefer.labels.executors.settings import EngineSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.labels.manifest import described_options
 from seqdefer.paper.claims import judge
-from seqdefer.paper.lab import Lab
-from seqdefer.paper.plan import STUDIES, Plan, TaskPlan, get_plan, settings_of
+from seqdefer.paper.lab import DEFAULT_INPUTS, Lab
+from seqdefer.paper.plan import STUDIES, ReproductionPlan, get_plan, settings_of
 from seqdefer.paper.records import Judgements, Origins, Study, load_origins, load_study, save
-from seqdefer.paper.render.drawing import require_matplotlib
-from seqdefer.paper.render.writing import write_judgements, write_study
-from seqdefer.paper.studies import Studies, joined, only
+from seqdefer.paper.render.figures import require_matplotlib
+from seqdefer.paper.render.files import write_judgements, write_study
+from seqdefer.paper.studies import Studies, join_studies, study_of_task
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.registry import load_task
 
-Written = Callable[[Study | Judgements, list[Path]], None]
+OnWritten = Callable[[Study | Judgements, list[Path]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What can be chosen about a reproduction."""
+    """The options of a reproduction."""
 
     preset: str = "paper"
-    seeds: int | None = None  # None: what the preset says
+    seeds: int | None = None  # None: those of the preset
     instances: int | None = None
-    tasks: tuple[str, ...] | None = None  # None: all of a study
-    options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # of tasks, as texts
+    tasks: tuple[str, ...] | None = None  # None: all tasks of a study
+    options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # by task, as text
     device: str = "auto"
     figures: bool = True  # PDF and SVG
     labelling: EngineSettings = dataclasses.field(default_factory=EngineSettings)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ReproductionPlan:
         plan = get_plan(self.preset)
         if self.tasks == ():
-            raise OptionError(f"--tasks names none; available: {', '.join(plan.tasks)}")
+            raise OptionError(f"--tasks is empty; available: {', '.join(plan.tasks)}")
         for name in (*(self.tasks or ()), *self.options):
             if name not in plan.tasks:
                 raise unknown(f"task of the preset {self.preset}", name, plan.tasks)
@@ -60,38 +60,39 @@ def reproduce(
     *,
     command: str = "",
     meter: Meter | None = None,
-    written: Written = lambda *_: None,
+    written: OnWritten = lambda *_: None,
 ) -> dict[str, Study]:
-    """Makes the study `name`, or all, in `folder`; `written` is told of each as it is written."""
-    names = _names(name)
+    """Make the study `name`, or all, in `folder`. Call `written` with each record and its files."""
+    if name not in (*STUDIES, "all"):
+        raise unknown("study", name, (*STUDIES, "all"))
     plan = choices.plan
     seeds = plan.seeds if choices.seeds is None else choices.seeds
     clock = Clock(meter or Silent())
-    bench = _Bench(plan, seeds, folder, choices, clock)
+    labs = _Labs(plan, seeds, folder, choices, clock)
+    names = STUDIES if name == "all" else (name,)
     wanted = {one: [task for task in plan.tasks_of(one) if task in (choices.tasks or plan.tasks)] for one in names}
     if not any(wanted.values()):
-        raise OptionError(
-            f"{name} has no part on {', '.join(choices.tasks or ())}; its tasks: {', '.join(plan.tasks_of(name))}"
-        )
-    if choices.figures:  # what is missing is told before hours of work, not after
+        known = ", ".join(plan.tasks_of(name))
+        raise OptionError(f"{name} does not use the task {', '.join(choices.tasks or ())}; its tasks: {known}")
+    if choices.figures:  # fail before hours of work, not after
         require_matplotlib()
-    bench.prepare(task for tasks in wanted.values() for task in tasks)
-    studies = Studies(plan, choices.preset, seeds, bench.lab, clock)
-    found = _found(folder, choices.preset, seeds, bench.names)
+    labs.prepare(task for tasks in wanted.values() for task in tasks)
+    studies = Studies(plan, choices.preset, seeds, labs.get, clock)
+    found = _load_studies(folder, choices.preset, seeds, labs.fingerprints)
     made: dict[str, Study] = {}
     for one, tasks in wanted.items():
         if tasks:
-            made[one] = _completed(studies.make(one, tasks), found.get(one), plan)
-            bench.save_origins(command)
+            made[one] = _with_earlier_tasks(studies.make(one, tasks), found.get(one), plan)
+            labs.save_origins(command)
             written(made[one], write_study(made[one], folder, figures=choices.figures))
-    judged = Judgements(choices.preset, seeds, tuple(judge({**found, **made})))
-    if judged.judgements:
-        written(judged, write_judgements(judged, folder))
+    judgements = Judgements(choices.preset, seeds, tuple(judge({**found, **made})))
+    if judgements.judgements:
+        written(judgements, write_judgements(judgements, folder))
     return made
 
 
-def _found(folder: Path, preset: str, seeds: int, made_of: Mapping[str, str]) -> dict[str, Study]:
-    """Studies that earlier commands left, and that were made of the same: their other tasks and verdicts stay."""
+def _load_studies(folder: Path, preset: str, seeds: int, made_of: Mapping[str, str]) -> dict[str, Study]:
+    """Load the studies of earlier commands that were made of the same data, models and settings."""
     found = {}
     for name in STUDIES:
         with suppress(DataError, InputError):
@@ -102,52 +103,41 @@ def _found(folder: Path, preset: str, seeds: int, made_of: Mapping[str, str]) ->
     return found
 
 
-def _completed(study: Study, found: Study | None, plan: Plan) -> Study:
-    """With the tasks that an earlier command measured and this one did not."""
-    parts = {task: only(study, task) for task in study.tasks}
-    parts = {task: only(found, task) for task in found.tasks if task in plan.tasks} | parts if found else parts
-    return joined([parts[task] for task in plan.tasks if task in parts])
+def _with_earlier_tasks(study: Study, found: Study | None, plan: ReproductionPlan) -> Study:
+    """Add the tasks that only an earlier command measured."""
+    studies = {task: one for one in (found, study) if one for task in one.tasks}
+    return join_studies([study_of_task(studies[task], task) for task in plan.tasks if task in studies])
 
 
-def _names(name: str) -> Sequence[str]:
-    if name == "all":
-        return STUDIES
-    if name not in STUDIES:
-        raise unknown("study", name, (*STUDIES, "all"))
-    return (name,)
+class _Labs:
+    """The labs by task and set of inputs, made at first use."""
 
-
-class _Bench:
-    """The labs, one a task and set of inputs, made when they are first needed."""
-
-    def __init__(self, plan: Plan, seeds: int, folder: Path, choices: Choices, clock: Clock) -> None:
+    def __init__(self, plan: ReproductionPlan, seeds: int, folder: Path, choices: Choices, clock: Clock) -> None:
         self.plan, self.seeds, self.folder, self.choices, self.clock = plan, seeds, folder, choices, clock
         self.labs: dict[tuple[str, str], Lab] = {}
 
     def prepare(self, tasks: typing.Iterable[str]) -> None:
-        """All of them at once, the one with models to download first: what is missing is told before hours of work."""
+        """Prepare all tasks, that of the ablation first: its models may be missing, and that should show early."""
         wanted = list(dict.fromkeys(tasks))
-        for task in wanted:  # a predictor may take long to train: not for an option of the next task to be refused
+        for task in wanted:  # reject bad options of any task before a predictor is trained
             self._options(task, {})
-        for task in sorted(wanted, key=lambda task: task != self.plan.text):
-            self.lab(task, "usual")
+        for task in sorted(wanted, key=lambda task: task != self.plan.ablated_task):
+            self.get(task, DEFAULT_INPUTS)
 
     @property
-    def names(self) -> dict[str, str]:
-        """What each task is made of."""
-        return {task: lab.name for (task, inputs), lab in self.labs.items() if inputs == "usual"}
+    def fingerprints(self) -> dict[str, str]:
+        return {task: lab.name for (task, inputs), lab in self.labs.items() if inputs == DEFAULT_INPUTS}
 
-    def lab(self, task: str, inputs: str) -> Lab:
-        planned = self.plan.tasks[task]
-        changes = {} if inputs == "usual" else planned.inputs[inputs]
-        inputs = inputs if changes else "usual"  # what changes nothing is the same lab
+    def get(self, task: str, inputs: str) -> Lab:
+        changes = {} if inputs == DEFAULT_INPUTS else self.plan.tasks[task].inputs[inputs]
+        inputs = inputs if changes else DEFAULT_INPUTS
         if (task, inputs) not in self.labs:
-            self.labs[task, inputs] = self._make(task, planned, inputs, changes)
+            self.labs[task, inputs] = self._make(task, inputs, changes)
         return self.labs[task, inputs]
 
-    def _make(self, name: str, planned: TaskPlan, inputs: str, changes: Mapping[str, Any]) -> Lab:
+    def _make(self, name: str, inputs: str, changes: Mapping[str, Any]) -> Lab:
         entry, options = load_task(name), self._options(name, changes)
-        settings = settings_of(entry, planned, self.seeds)
+        settings = settings_of(entry, self.plan.tasks[name], self.seeds)
         if self.choices.instances is not None:
             settings = dataclasses.replace(settings, instances=self.choices.instances)
         folder = self.folder / name
@@ -162,13 +152,13 @@ class _Bench:
         return dataclasses.replace(given, **changes)
 
     def save_origins(self, command: str) -> None:
-        """Of the tasks that were measured; what earlier commands told of others stays."""
+        """Write origins.json for the measured tasks; keep those of earlier commands."""
         path, tasks = self.folder / "origins.json", dict[str, Provenance]()
         with suppress(DataError, InputError):
             tasks.update(load_origins(path).tasks)
         for (name, inputs), lab in self.labs.items():
             if lab.seconds:
-                tasks[name if inputs == "usual" else f"{name} ({inputs})"] = _provenance(lab, command)
+                tasks[name if inputs == DEFAULT_INPUTS else f"{name} ({inputs})"] = _provenance(lab, command)
         save(Origins(command, tasks), path)
 
 
@@ -189,18 +179,18 @@ def _provenance(lab: Lab, command: str) -> Provenance:
 
 
 def with_options(defaults: Any, given: Mapping[str, str], task: str) -> Any:
-    """A task's options with those that were given as texts, each read as the type of its field."""
+    """Return `defaults` with options given as text, each parsed as the type of its field."""
     hints = typing.get_type_hints(type(defaults))
-    read = {}
+    parsed = {}
     for name, text in given.items():
         field = name.replace("-", "_")
         if field not in hints:
             raise unknown(f"option of {task}", name, sorted(hints))
-        read[field] = _read(text, hints[field], f"{task}.{name}")
-    return dataclasses.replace(defaults, **read)
+        parsed[field] = _parse(text, hints[field], f"{task}.{name}")
+    return dataclasses.replace(defaults, **parsed)
 
 
-def _read(text: str, hint: Any, where: str) -> Any:
+def _parse(text: str, hint: Any, where: str) -> Any:
     kinds = [kind for kind in (typing.get_args(hint) or [hint]) if kind is not type(None)]
     if hint is bool:
         if text not in ("yes", "no"):

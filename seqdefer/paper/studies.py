@@ -1,6 +1,6 @@
-"""From cells to studies: which cells a table or figure takes, its rows, and the contrasts its claims rest on.
+"""From cells to studies: the rows of each table or figure, and the contrasts behind the claims.
 
-What a study chooses (the size of J, alpha_1), it chooses by validation data; the test data only says how that came out.
+Studies choose the size of J and alpha_1 by validation data. Test data only measures the outcome.
 """
 
 from __future__ import annotations
@@ -9,32 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seqdefer.evaluation.curves import Curve, Run, curve_of, improvement, paired_bootstrap, random_curve
+from seqdefer.evaluation.curves import Run, curve_of, improvement, paired_bootstrap, random_curve
 from seqdefer.evaluation.experiment import granularity_of, seed_result, to_compare
-from seqdefer.evaluation.published import PAPER
-from seqdefer.evaluation.results import PaperFigure, Results, SeedResult, Units, mean_and_std, summarise
-from seqdefer.paper import records
-from seqdefer.paper.lab import USUAL, Lab, Variant
-from seqdefer.paper.plan import (
-    ABLATED,
-    ARCHITECTURES,
-    TITLES,
-    Plan,
-    papers_ablation,
-    papers_ablation_baseline,
-    papers_hand_offs,
+from seqdefer.evaluation.published import (
+    PAPER,
+    published_ablation,
+    published_ablation_baseline,
+    published_hand_offs,
 )
-from seqdefer.paper.records import Contrast, Line, Row, Study
+from seqdefer.evaluation.results import PaperFigure, Results, Units, mean_and_std, summarise
+from seqdefer.paper.lab import DEFAULT_INPUTS, DEFAULT_VARIANT, Lab, Variant
+from seqdefer.paper.plan import ARCHITECTURES, STRATEGIES, TITLES, ReproductionPlan
+from seqdefer.paper.records import Contrast, Line, Row, Study, StudyTask
 from seqdefer.progress import Meter
-from seqdefer.report.svg import block_of, extent, mean_curves
+from seqdefer.report.style import block_of
+from seqdefer.report.svg import extent, mean_curves
 
-RESAMPLES = 1000
 ONE_TIME = ("OneTimeModel", "OneTimeCost", "OneTimeScore", "OneTimeEntropy")
+ONE_TIME_LEARNED, ONE_TIME_CONFIDENCE = ONE_TIME[:2], ONE_TIME[2:]
+TOKEN_CONFIDENCE = ("TokenwiseScore", "TokenwiseEntropy")
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A row to be: a method in a variant, what the study says of it, and the paper's figure."""
+class PlannedRow:
+    """A row to measure: a method in a variant, what the study varies, and the paper's figure."""
 
     label: str
     variant: Variant
@@ -45,21 +44,23 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What a study has of one task: its rows, and the runs behind them by label, to compare."""
+class MeasuredRows:
+    """The rows of a study on one task, and the runs behind them, whose sweeps are named by the rows' labels."""
 
     rows: list[Row]
     runs: list[Run]
-    labels: list[str]  # of the rows
 
 
 class Studies:
-    """The studies of some tasks. `labs` holds one lab a task, and one more for each set of inputs of the ablation."""
+    """The studies of a plan. `labs(task, inputs)` returns the lab of a task and a set of inputs."""
 
-    def __init__(self, plan: Plan, preset: str, seeds: int, labs: Callable[[str, str], Lab], meter: Meter) -> None:
+    def __init__(
+        self, plan: ReproductionPlan, preset: str, seeds: int, labs: Callable[[str, str], Lab], meter: Meter
+    ) -> None:
         self.plan, self.preset, self.seeds, self.labs, self.meter = plan, preset, seeds, labs, meter
 
     def make(self, name: str, tasks: Sequence[str]) -> Study:
+        """Make a study on some tasks, from stored cells where they exist."""
         makers: dict[str, Callable[[str], Study]] = {
             "table1": self.table1,
             "figure-curves": self.curves,
@@ -67,37 +68,38 @@ class Studies:
             "figure-alpha": self.alpha,
             "table-ablation": self.ablation,
         }
-        return joined([makers[name](task) for task in tasks])
-
-    # -- table 1 and the curves ------------------------------------------------------------------------------------
+        return join_studies([makers[name](task) for task in tasks])
 
     def table1(self, task: str) -> Study:
-        lab = self.labs(task, "usual")
-        _, part = self._all_methods(lab)
-        pairs = to_compare(part.runs[0])
-        whole = [name for name in part.labels if granularity_of(name) == "whole"]
+        lab = self.labs(task, DEFAULT_INPUTS)
+        _, measured = self._all_methods(lab)
+        pairs = to_compare(measured.runs[0])
+        whole = [name for name in lab.methods if granularity_of(name) == "whole"]
         pairs += [("WholeModelEmbed", name) for name in whole if name != "WholeModelEmbed"]
-        by_confidence = [name for name in ("TokenwiseScore", "TokenwiseEntropy") if name in part.labels]
-        pairs += [(name, other) for name in by_confidence for other in whole]
+        pairs += [(name, other) for name in TOKEN_CONFIDENCE if name in lab.methods for other in whole]
         note = (
             "OneTimeModel may choose from all hand-offs here; the paper prints its best size of J in this table (45 "
-            "for TSP, 4 for XSUM). What validation data chooses is in table-handoffs."
+            "for TSP, 4 for XSUM). Table-handoffs shows the size that validation data chooses."
         )
         notes = (note,) if lab.task.is_papers and task in PAPER else ()
-        return self._study("table1", lab, part.rows, contrasts=self._contrasts(lab, part.runs, pairs), notes=notes)
+        contrasts = self._contrasts(lab, measured.runs, pairs)
+        return self._study("table1", lab, measured.rows, contrasts=contrasts, notes=notes)
 
     def curves(self, task: str) -> Study:
-        lab = self.labs(task, "usual")
-        results, part = self._all_methods(lab)
-        return self._study("figure-curves", lab, part.rows, lines=_lines(results))
+        lab = self.labs(task, DEFAULT_INPUTS)
+        results, measured = self._all_methods(lab)
+        return self._study("figure-curves", lab, measured.rows, lines=_lines(results))
 
-    def _all_methods(self, lab: Lab) -> tuple[Results, Part]:
+    def _all_methods(self, lab: Lab) -> tuple[Results, MeasuredRows]:
         runs, seeds = [], []
         for seed in range(self.seeds):
-            run = self._run(lab, seed, [Entry(name, USUAL, name, {}) for name in lab.methods])
+            run = lab.run(seed, {name: (DEFAULT_VARIANT, name) for name in lab.methods})
             runs.append(run)
             seeds.append(seed_result(seed, lab.oracles(seed), run))
         task, summary = lab.task, summarise(seeds)
+        # What `seqdefer run` would keep; the curves are read from it.
+        units = Units(loss=task.loss_unit)
+        results = Results(task.name, "", task.spec.length, tuple(seeds), summary, units=units)
         papers = PAPER.get(task.name, {}) if task.is_papers else {}
         rows = [
             Row(
@@ -114,46 +116,44 @@ class Studies:
             )
             for name, row in summary.items()
         ]
-        results = _results(lab, seeds)
-        return results, Part(rows, runs, list(lab.methods))
-
-    # -- one-time deferral -----------------------------------------------------------------------------------------
+        return results, MeasuredRows(rows, runs)
 
     def hand_offs(self, task: str) -> Study:
-        lab = self.labs(task, "usual")
-        most = lab.task.spec.length + 1
-        sizes = [size for size in self.plan.tasks[task].hand_offs if size < most]
-        methods = [name for name in ONE_TIME if name in lab.methods]
-        entries = [
-            Entry(
+        lab = self.labs(task, DEFAULT_INPUTS)
+        full = lab.task.spec.length + 1
+        sizes = [size for size in self.plan.tasks[task].hand_offs if size < full]
+        planned = [
+            PlannedRow(
                 label=size_label(method, size),
-                variant=Variant(hand_offs=size) if size < most else USUAL,
+                variant=Variant(hand_offs=size) if size < full else DEFAULT_VARIANT,
                 method=method,
                 varied={"hand_offs": size},
-                paper=papers_hand_offs(task, method, size) if lab.task.is_papers else None,
-                is_default=size == most,
+                paper=published_hand_offs(task, method, size) if lab.task.is_papers else None,
+                is_default=size == full,
             )
-            for size in [*sizes, most]
-            for method in methods
+            for size in [*sizes, full]
+            for method in ONE_TIME
+            if method in lab.methods
         ]
-        part = _with_choices(self._measure(lab, entries))
-        model = [name for name in ("OneTimeModel", "OneTimeCost") if name in methods]
-        pairs = [(size_label(name, size), size_label(name, most)) for name in model for size in sizes]
-        confidence = [name for name in ("OneTimeScore", "OneTimeEntropy") if name in methods]
+        measured = _with_choices(self._measure(lab, planned))
+        learned = [name for name in ONE_TIME_LEARNED if name in lab.methods]
+        pairs = [(size_label(name, size), size_label(name, full)) for name in learned for size in sizes]
+        confidence = [name for name in ONE_TIME_CONFIDENCE if name in lab.methods]
         pairs += [
             (size_label("OneTimeModel", size), size_label(other, size))
-            for size in [*sizes, most]
+            for size in [*sizes, full]
             for other in confidence
         ]
-        return self._study("table-handoffs", lab, part.rows, contrasts=self._contrasts(lab, part.runs, pairs))
+        return self._study("table-handoffs", lab, measured.rows, contrasts=self._contrasts(lab, measured.runs, pairs))
 
     def alpha(self, task: str) -> Study:
-        lab = self.labs(task, "usual")
-        tried = [Variant(times=times) for times in self.plan.times]
-        variants = [variant for variant in tried if lab.alpha(variant) != lab.alpha(USUAL)]  # the rule may be 0
-        entries = [
-            Entry(
-                label=_with_times(lab, variant),
+        lab = self.labs(task, DEFAULT_INPUTS)
+        rule_alpha = lab.alpha(DEFAULT_VARIANT)
+        variants = [Variant(times=times) for times in self.plan.times]
+        variants = [variant for variant in variants if lab.alpha(variant) != rule_alpha]  # the rule may be 0
+        planned = [
+            PlannedRow(
+                label=_alpha_label(lab, variant),
                 variant=variant,
                 method="OneTimeModel",
                 varied={
@@ -161,75 +161,79 @@ class Studies:
                     "alpha": lab.alpha(variant),
                     "alpha_token": lab.alpha(variant) / lab.task.spec.length,
                 },
-                is_default=variant is USUAL,
+                is_default=variant is DEFAULT_VARIANT,
             )
-            for variant in sorted([*variants, USUAL], key=lab.alpha)
+            for variant in sorted([*variants, DEFAULT_VARIANT], key=lab.alpha)
         ]
-        part = _with_choices(self._measure(lab, entries))
-        rule = _with_times(lab, USUAL)
-        pairs = [(rule, entry.label) for entry in entries if entry.label != rule]
-        gained = f"what the expert gains on average over the training examples, {lab.unit:.4g}"
-        unit = gained if lab.facts.gain > 0 else "units of the loss, since the expert gains nothing on average"
-        note = f"{task}: alpha_1 is counted in {unit}; the rule of thumb, the median gain, is {lab.facts.rule:.4g}."
-        return self._study(
-            "figure-alpha", lab, part.rows, contrasts=self._contrasts(lab, part.runs, pairs), notes=(note,)
-        )
-
-    # -- token level -----------------------------------------------------------------------------------------------
+        measured = _with_choices(self._measure(lab, planned))
+        rule = _alpha_label(lab, DEFAULT_VARIANT)
+        pairs = [(rule, row.label) for row in planned if row.label != rule]
+        gain = f"the expert's mean gain over the training examples, {lab.unit:.4g}"
+        unit = gain if lab.facts.gain > 0 else "the unit of the loss, since the expert's mean gain is not above 0"
+        note = f"{task}: the unit of alpha_1 is {unit}; the rule of thumb, the median gain, is {lab.facts.rule:.4g}."
+        contrasts = self._contrasts(lab, measured.runs, pairs)
+        return self._study("figure-alpha", lab, measured.rows, contrasts=contrasts, notes=(note,))
 
     def ablation(self, task: str) -> Study:
         rows: list[Row] = []
         contrasts: list[Contrast] = []
         for inputs in self.plan.tasks[task].inputs:
             lab = self.labs(task, inputs)
-            entries = [
-                Entry(
+            planned = [
+                PlannedRow(
                     label=ablated_label(inputs, architecture, strategy),
                     variant=Variant(architecture=architecture, strategy=strategy),
                     method="TokenwiseModel",
                     varied={"inputs": inputs, "architecture": architecture, "strategy": strategy},
-                    paper=papers_ablation(task, architecture, strategy) if lab.task.is_papers else None,
+                    paper=published_ablation(task, architecture, strategy) if lab.task.is_papers else None,
                 )
                 for architecture in ARCHITECTURES
-                for strategy in ABLATED
+                for strategy in STRATEGIES
             ]
-            part = self._measure(lab, entries)
-            rows += part.rows
-            pairs = [(ablated_label(inputs, "lstm", one), ablated_label(inputs, "mlp", one)) for one in ABLATED]
+            measured = self._measure(lab, planned)
+            rows += measured.rows
+            pairs = [(ablated_label(inputs, "lstm", one), ablated_label(inputs, "mlp", one)) for one in STRATEGIES]
             pairs += [
                 (ablated_label(inputs, architecture, "free"), ablated_label(inputs, architecture, other))
                 for architecture in ARCHITECTURES
                 for other in ("teacher", "scheduled")
             ]
-            contrasts += self._contrasts(lab, part.runs, pairs)
-        names = [name for name in ("TokenwiseScore", "TokenwiseEntropy") if name in lab.methods]
-        papers = {name: papers_ablation_baseline(task, name) if lab.task.is_papers else None for name in names}
-        baselines = [Entry(name, USUAL, name, {}, papers[name], is_default=True) for name in names]
+            contrasts += self._contrasts(lab, measured.runs, pairs)
+        baselines = []
+        for name in (name for name in TOKEN_CONFIDENCE if name in lab.methods):
+            paper = published_ablation_baseline(task, name) if lab.task.is_papers else None
+            baselines.append(PlannedRow(name, DEFAULT_VARIANT, name, {}, paper, is_default=True))
         rows += self._measure(lab, baselines).rows
         note = (
-            "All cells of the ablation have the paper's hyperparameters for token-level rejectors; what `seqdefer run` "
-            "fits by default is in table 1."
+            "All cells of the ablation have the paper's hyperparameters for token-level rejectors; table 1 shows the "
+            "default of `seqdefer run`."
         )
         return self._study("table-ablation", lab, rows, contrasts=contrasts, notes=(note,))
 
-    # -- what they share -------------------------------------------------------------------------------------------
+    def _measure(self, lab: Lab, planned: Sequence[PlannedRow]) -> MeasuredRows:
+        wanted = {row.label: (row.variant, row.method) for row in planned}
+        runs = [lab.run(seed, wanted) for seed in range(self.seeds)]
+        return MeasuredRows([self._row(lab, row, runs) for row in planned], runs)
 
-    def _measure(self, lab: Lab, entries: Sequence[Entry]) -> Part:
-        runs = [self._run(lab, seed, entries) for seed in range(self.seeds)]
-        rows = []
-        for entry in entries:
-            curves = [(curve_of(run.sweeps[entry.label], run.ends), random_curve(run.ends)) for run in runs]
-            rows.append(_row(lab, entry, curves, self._judged(lab, entry)))
-        return Part(rows, runs, [entry.label for entry in entries])
-
-    def _run(self, lab: Lab, seed: int, entries: Sequence[Entry]) -> Run:
-        return lab.run(seed, {entry.label: (entry.variant, entry.method) for entry in entries})
-
-    def _judged(self, lab: Lab, entry: Entry) -> float | None:
-        """Mean % improvement on validation data."""
-        judged = [lab.cell(entry.variant, entry.method, seed).validation for seed in range(self.seeds)]
-        known = [value for value in judged if value is not None]
-        return mean_and_std(known)[0] if known else None
+    def _row(self, lab: Lab, planned: PlannedRow, runs: Sequence[Run]) -> Row:
+        curves = [curve_of(run.sweeps[planned.label], run.ends) for run in runs]
+        improvements = tuple(
+            improvement(curve, random_curve(run.ends)) for curve, run in zip(curves, runs, strict=True)
+        )
+        cells = [lab.cell(planned.variant, planned.method, seed) for seed in range(self.seeds)]
+        validation = [cell.validation for cell in cells if cell.validation is not None]
+        return Row(
+            lab.task.name,
+            planned.method,
+            granularity_of(planned.method),
+            *mean_and_std([curve.area for curve in curves]),
+            *mean_and_std(improvements),
+            improvements,
+            varied=planned.varied,
+            is_default=planned.is_default,
+            validation=mean_and_std(validation)[0] if validation else None,
+            paper=planned.paper,
+        )
 
     def _contrasts(self, lab: Lab, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[Contrast]:
         contrasts = []
@@ -257,7 +261,7 @@ class Studies:
             preset=self.preset,
             seeds=self.seeds,
             instances={task.name: lab.settings.instances},
-            tasks={task.name: records.Task(task.spec.length, task.loss_unit)},
+            tasks={task.name: StudyTask(task.spec.length, task.loss_unit)},
             rows=tuple(rows),
             lines=tuple(lines),
             contrasts=tuple(contrasts),
@@ -266,8 +270,8 @@ class Studies:
         )
 
 
-def only(study: Study, task: str) -> Study:
-    """The part of a study that is about one task; its notes begin with the task's name, or are for all."""
+def study_of_task(study: Study, task: str) -> Study:
+    """Return the part of a study on one task. A note that begins with the name of a task belongs to that task."""
     others = tuple(f"{other}: " for other in study.tasks if other != task)
     return replace(
         study,
@@ -281,11 +285,10 @@ def only(study: Study, task: str) -> Study:
     )
 
 
-def joined(studies: Sequence[Study]) -> Study:
-    """One study of the tasks of several."""
-    first = studies[0]
+def join_studies(studies: Sequence[Study]) -> Study:
+    """Join studies of different tasks."""
     return replace(
-        first,
+        studies[0],
         instances={name: number for study in studies for name, number in study.instances.items()},
         tasks={name: task for study in studies for name, task in study.tasks.items()},
         rows=tuple(row for study in studies for row in study.rows),
@@ -296,35 +299,13 @@ def joined(studies: Sequence[Study]) -> Study:
     )
 
 
-def _row(lab: Lab, entry: Entry, curves: Sequence[tuple[Curve, Curve]], judged: float | None) -> Row:
-    improvements = tuple(improvement(curve, random) for curve, random in curves)
-    return Row(
-        lab.task.name,
-        entry.method,
-        granularity_of(entry.method),
-        *mean_and_std([curve.area for curve, _ in curves]),
-        *mean_and_std(improvements),
-        improvements,
-        varied=entry.varied,
-        is_default=entry.is_default,
-        validation=judged,
-        paper=entry.paper,
-    )
-
-
-def _with_choices(part: Part) -> Part:
-    """Of each method's variants, the one that did best on validation data is marked, the first among equals."""
-    judged = [(row.validation, row) for row in part.rows if row.validation is not None]
+def _with_choices(measured: MeasuredRows) -> MeasuredRows:
+    """Mark the variant of each method that is best on validation data, the first among equals."""
+    candidates = [(row.validation, row) for row in measured.rows if row.validation is not None]
     best: dict[str, Row] = {}
-    for _, row in sorted(judged, key=lambda pair: pair[0], reverse=True):  # equals stay in their order
+    for _, row in sorted(candidates, key=lambda pair: pair[0], reverse=True):  # a stable sort
         best.setdefault(row.method, row)
-    return replace(part, rows=[replace(row, is_chosen=row is best.get(row.method)) for row in part.rows])
-
-
-def _results(lab: Lab, seeds: Sequence[SeedResult]) -> Results:
-    """As `seqdefer run` would keep them; `plots` reads curves from it."""
-    task = lab.task
-    return Results(task.name, "", task.spec.length, tuple(seeds), summarise(seeds), units=Units(loss=task.loss_unit))
+    return replace(measured, rows=[replace(row, is_chosen=row is best.get(row.method)) for row in measured.rows])
 
 
 def _lines(results: Results) -> list[Line]:
@@ -341,8 +322,8 @@ def size_label(method: str, size: int) -> str:
     return f"{method}, |J| = {size}"
 
 
-def _with_times(lab: Lab, variant: Variant) -> str:
-    rule = " (rule of thumb)" if variant == USUAL else ""
+def _alpha_label(lab: Lab, variant: Variant) -> str:
+    rule = " (rule of thumb)" if variant == DEFAULT_VARIANT else ""
     return f"OneTimeModel, alpha = {lab.alpha(variant):.4g}{rule}"
 
 

@@ -1,4 +1,4 @@
-"""What people look at: the HTML report, SVG charts, tables in the terminal."""
+"""The report of a run in HTML, its charts in SVG, and tables for the terminal."""
 
 from seqdefer.renames import names_moved
 

@@ -1,4 +1,4 @@
-"""HTML and SVG as nested calls: what is not marked as markup is escaped, so forgetting to escape is impossible.
+"""HTML and SVG as nested calls. Every string that is not `Markup` is escaped.
 
 element("p", "loss < ", element("b", name))
 """
@@ -9,13 +9,13 @@ import html
 import re
 from collections.abc import Iterable
 
-NBSP = "\u00a0"  # keeps a number and its sign on one line
+NBSP = "\u00a0"  # keeps a number and its unit on one line
 _VOID = frozenset({"input", "meta", "link", "br"})
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # no XML can hold these
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # not allowed in XML
 
 
 class Markup(str):
-    """Text that is markup already. Every other string is escaped, so that no name or note can write into a page."""
+    """A string that is markup already and is not escaped again."""
 
     __slots__ = ()
 
@@ -25,7 +25,10 @@ def escape(text: str) -> Markup:
 
 
 def element(tag: str, *children: str, **attributes: str | float | bool | None) -> Markup:
-    """`element("td", name, class_="best")`; in an attribute's name `_` reads `-`; None and False leave it out."""
+    """Return an element: `element("td", name, class_="best")`.
+
+    In the names of attributes `_` stands for `-`. Attributes that are None or False are left out.
+    """
     kept = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
     present = {name: value for name, value in kept.items() if value is not None and value is not False}
     opening = "".join(f' {name}="{escape("" if value is True else str(value))}"' for name, value in present.items())
@@ -38,6 +41,23 @@ def join(parts: Iterable[str]) -> Markup:
 
 
 def number(value: float, decimals: int) -> str:
-    """Fixed decimals, with a true minus sign, and no minus zero."""
+    """Format with fixed decimals, a true minus sign and no minus zero."""
     text = f"{value:.{decimals}f}"
     return text.replace("-", "−") if float(text) else text.lstrip("-")
+
+
+def section(title: str, *children: str) -> Markup:
+    return element("section", element("h2", title), *children)
+
+
+def scrolling(table: Markup, label: str) -> Markup:
+    """Wrap a table in a box that scrolls, so that the page does not; the keyboard can focus and scroll it."""
+    return element("div", table, class_="scrolling", tabindex=0, role="region", aria_label=label)
+
+
+def percent(share: float) -> str:
+    return f"{round(100 * share, 2):g}%"
+
+
+def colour(block: str, shade: int = 0) -> str:
+    return f"--c:var(--{block}-{shade})"

@@ -1,4 +1,4 @@
-"""`seqdefer run`: prepare a task, run the experiment, write the results and the report."""
+"""The job of `seqdefer run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from seqdefer.interfaces import TaskEntry
 from seqdefer.labels.executors.settings import EngineSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.progress import Clock, Meter, Silent
-from seqdefer.report.html import PICTURES, panels_of, write_report
+from seqdefer.report.html import write_report
+from seqdefer.report.panels import EXAMPLES_FILE, panels_of
 from seqdefer.storage.files import write_text
 
 
@@ -29,15 +30,15 @@ def run_task(
     meter: Meter | None = None,
     labelling: EngineSettings | None = None,
 ) -> Results:
-    """`seqdefer run`: prepares the task, runs the experiment, writes results.json and report.html into `folder`."""
+    """Prepare the task, run the experiment, and write results.json and report.html into `folder`."""
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
     labels = open_labels(labelling or EngineSettings(), entry, options, task, folder, device)
     experiment = Experiment(task, settings, folder, clock, labels=labels)
     results = experiment.run(preset=preset, command=command)
     save_results(results, folder)
-    (folder / PICTURES).unlink(missing_ok=True)  # of an earlier run, which drew what this one may not
+    (folder / EXAMPLES_FILE).unlink(missing_ok=True)  # drawings of an earlier run
     if experiment.drawn:
-        write_text(folder / PICTURES, experiment.drawn)
+        write_text(folder / EXAMPLES_FILE, experiment.drawn)
     write_report(results, folder / "report.html", panels=panels_of(folder))
     return results

@@ -2,8 +2,7 @@
 
     Path("curves.svg").write_text(curves_svg(load_results("runs/weather")))
 
-Nothing is measured here. The curves of `results.json` are read off on a common grid of budgets, because the seeds of a
-method do not share their x, and are drawn. `report.py` builds its page from the same pieces.
+The seeds of a method do not share their x values, so curves are sampled on a common grid of budgets.
 """
 
 from __future__ import annotations
@@ -17,37 +16,15 @@ from pathlib import Path
 from seqdefer.errors import InputError, unknown
 from seqdefer.evaluation.results import Block, Point, Results, mean_and_std
 from seqdefer.report.markup import Markup, element, join, number
+from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT, group_by_block
 from seqdefer.storage.files import write_text
 
 STEPS = 100  # the grid of budgets: one step is one percent
-BLOCKS: Mapping[Block, str] = {  # in the order of the paper's table; what comes last is drawn on top
-    "reference": "Reference",
-    "whole": "Whole sequence",
-    "once": "One-time",
-    "token": "Token-level",
-}
-
-# One hue per granularity, so that colour means something; within a hue lightness and dashes tell methods apart, which
-# survives every kind of colour blindness. First of each: the best method of its block.
-LIGHT: Mapping[Block, tuple[str, ...]] = {
-    "token": ("#0062bd", "#3f97d6", "#0a2f66"),
-    "once": ("#c2500a", "#d18417", "#7a2e0e"),
-    "whole": ("#0b8a68", "#5aa05f", "#0d4f3f"),
-    "reference": ("#6b7280",),
-}
-DARK: Mapping[Block, tuple[str, ...]] = {
-    "token": ("#6cb4ff", "#a9d4ff", "#3d86d6"),
-    "once": ("#ff9a52", "#ffc892", "#d96a1d"),
-    "whole": ("#3fcf9f", "#a2e8ca", "#2a9b76"),
-    "reference": ("#9aa4b2",),
-}
-DASHES = ("", "7 4", "2 3", "9 3 2 3")
-REFERENCE_DASHES = ("6 4", "2 3", "9 3 2 3", "4 2")
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One method on the common grid: STEPS + 1 budgets from none to all of the tokens."""
+class DrawnCurve:
+    """The curve of a method on the common grid: STEPS + 1 budgets from none to all of the tokens."""
 
     name: str
     block: Block
@@ -68,38 +45,29 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axes:
-    """The data window: x from 0 to `end` deferred tokens, y from `low` to `high`, and where the ticks stand."""
+    """The data window, x from 0 to `end` deferred tokens and y from `low` to `high`, and its ticks."""
 
     end: float
     low: float
     high: float
     x_ticks: tuple[float, ...]
     y_ticks: tuple[float, ...]
-    decimals: int  # that a loss is worth printing with
+    decimals: int  # of a printed loss
 
     def y_share(self, loss: float) -> float:
-        """0 at the bottom of the plot, 1 at its top."""
+        """Return 0 at the bottom of the plot, 1 at its top."""
         return (loss - self.low) / (self.high - self.low)
 
 
 # --- from results to curves ------------------------------------------------------------------------------------------
 
 
-def block_of(name: str, granularity: Block) -> Block:
-    """The block a method is shown in: Random and the oracles are references, whatever granularity they carry."""
-    return "reference" if name == "Random" or name.startswith("Optimal") else granularity
-
-
 def names_by_block(results: Results) -> dict[Block, list[str]]:
-    """Every method in the order of the file, blocks in the order of BLOCKS, empty blocks left out."""
-    blocks: dict[Block, list[str]] = {block: [] for block in BLOCKS}
-    for name, row in results.summary.items():
-        blocks[block_of(name, row.granularity)].append(name)
-    return {block: names for block, names in blocks.items() if names}
+    return group_by_block((name, row.granularity) for name, row in results.summary.items())
 
 
-def mean_curves(results: Results) -> dict[str, Curve]:
-    """Every method that has a curve, averaged over the seeds."""
+def mean_curves(results: Results) -> dict[str, DrawnCurve]:
+    """Return the curve of every method that has one, averaged over the seeds."""
     end = extent(results)
     curves = {}
     for block, names in names_by_block(results).items():
@@ -107,7 +75,7 @@ def mean_curves(results: Results) -> dict[str, Curve]:
         for rank, name in enumerate(_ranked(results, block, drawn)):
             sampled = [sample(points, end) for points in _points(results, name)]
             mean, std = zip(*(mean_and_std(column) for column in zip(*sampled, strict=True)), strict=True)
-            curves[name] = Curve(name, block, rank, mean, std)
+            curves[name] = DrawnCurve(name, block, rank, mean, std)
     if not curves:
         raise InputError(f"the results of task {results.task!r} hold no curve to draw")
     return {name: curves[name] for names in names_by_block(results).values() for name in names if name in curves}
@@ -119,19 +87,19 @@ def _points(results: Results, name: str) -> list[tuple[Point, ...]]:
 
 
 def _ranked(results: Results, block: Block, names: Sequence[str]) -> list[str]:
-    """Best first, except references, which keep their order: their dashes then mean the same in every report."""
+    """Sort the best first. References keep their order, so that their dashes mean the same in every report."""
     return list(names) if block == "reference" else sorted(names, key=lambda name: results.summary[name].audc_mean)
 
 
 def extent(results: Results) -> float:
-    """Where the x axis ends: L, or the mean length of what the expert writes where sequences end before L."""
+    """Return the end of the x axis: L, or the mean length of the expert's sequences where they end before L."""
     longest = max((x for seed in results.seeds for row in seed.methods.values() for x, _ in row.curve), default=0.0)
     is_drawn = longest > 1e-6 * results.length  # otherwise nothing was deferred
     return longest if is_drawn and abs(longest - results.length) > 0.01 * results.length else float(results.length)
 
 
 def sample(points: Sequence[Point], end: float) -> list[float]:
-    """The curve's loss at each step of the grid. Past its last point it is level: a budget need not be spent."""
+    """Return the loss at each step of the grid. Past its last point a curve is level: a budget need not be spent."""
     ordered = sorted(points, key=lambda point: point[0])
     xs = [x for x, _ in ordered]
     return [_interpolate(ordered, xs, end * step / STEPS) for step in range(STEPS + 1)]
@@ -145,8 +113,8 @@ def _interpolate(points: Sequence[Point], xs: Sequence[float], x: float) -> floa
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
-def default_names(results: Results, curves: Mapping[str, Curve]) -> list[str]:
-    """What a reader should see first: the best of each granularity, Random, and the strongest oracle."""
+def default_names(results: Results, curves: Mapping[str, DrawnCurve]) -> list[str]:
+    """Return the curves to show first: the best of each granularity, Random, and the strongest oracle."""
     best = [curve.name for curve in curves.values() if curve.block != "reference" and curve.rank == 0]
     oracles = [name for name in curves if name.startswith("Optimal")]
     strongest = sorted(oracles, key=lambda name: results.summary[name].audc_mean)[:1]
@@ -157,33 +125,33 @@ def default_names(results: Results, curves: Mapping[str, Curve]) -> list[str]:
 
 
 def ticks(low: float, high: float, count: int = 6, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> tuple[float, ...]:
-    """About `count` round numbers that lie within [low, high]: multiples of a factor times a power of ten."""
-    rough = max((high - low) / count, 1e-300)  # less has no logarithm
+    """Return about `count` round numbers within [low, high]: multiples of a factor times a power of ten."""
+    rough = max((high - low) / count, 1e-300)  # smaller numbers have no logarithm
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(factor for factor in factors if factor * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return tuple(round(index * step, 12) for index in range(first, last + 1))
 
 
-def fit_axes(curves: Iterable[Curve], end: float) -> Axes:
-    """A window that holds every curve and band; from zero, unless that would waste more than half of the height."""
+def fit_axes(curves: Iterable[DrawnCurve], end: float) -> Axes:
+    """Fit a window around all curves and bands. It starts at zero, unless that wastes more than half of the height."""
     pairs = [pair for curve in curves for pair in zip(curve.mean, curve.std, strict=True)]
     low, high = min(mean - std for mean, std in pairs), max(mean + std for mean, std in pairs)
     lowest = min(mean for mean, _ in pairs)
     if lowest >= 0 and lowest < 0.5 * high:  # a band may dip below zero where a loss cannot
         low = 0.0
-    if high - low < 1e-9 * max(abs(high), 1.0):  # every curve is level: any window will do
-        half = max(0.5, 0.05 * abs(high))  # half a unit would be lost in a large number
+    if high - low < 1e-9 * max(abs(high), 1.0):  # every curve is level
+        half = max(0.5, 0.05 * abs(high))  # half a unit vanishes beside a large number
         low, high = low - half, high + half
     pad = 0.04 * (high - low)
     low, high = low if low == 0 else low - pad, high + pad
     decimals = min(max(2 - math.floor(math.log10(high - low)), 0), 6)
-    x_ticks = ticks(0, end, factors=(1, 2, 5, 10))  # tokens come whole
+    x_ticks = ticks(0, end, factors=(1, 2, 5, 10))  # whole tokens
     return Axes(end, low, high, x_ticks, ticks(low, high, 5), decimals)
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
-    """All with the decimals that the finest needs."""
+    """Format all ticks with the decimals that the finest needs."""
     decimals = max((len(f"{value:.6f}".rstrip("0").partition(".")[2]) for value in values), default=0)
     return [number(value, decimals) for value in values]
 
@@ -193,7 +161,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Frame:
-    """The plot's rectangle on the canvas."""
+    """The rectangle of the plot on the canvas."""
 
     left: float
     top: float
@@ -206,12 +174,12 @@ class Frame:
         return f"{round(x, 1):g} {round(y, 1):g}"
 
 
-def line_path(curve: Curve, axes: Axes, frame: Frame) -> str:
+def line_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
     return "M" + "L".join(frame.place(axes, step, loss) for step, loss in enumerate(curve.mean))
 
 
-def band_path(curve: Curve, axes: Axes, frame: Frame) -> str:
-    """One standard deviation above the mean going right, and below it coming back; empty where there is no spread."""
+def band_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
+    """Return the outline of mean ± one standard deviation; empty where there is no spread."""
     if curve.block == "reference" or not any(curve.std):
         return ""
     pairs = list(enumerate(zip(curve.mean, curve.std, strict=True)))
@@ -225,11 +193,10 @@ def band_path(curve: Curve, axes: Axes, frame: Frame) -> str:
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _FRAME = Frame(left=64, top=84, width=560, height=330)
 _SIZE = (820, 480)
-_INK, _SOFT, _RULE = "#1f2733", "#5b6675", "#e3e7ec"
 
 
 def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
-    """A standalone SVG of the mean curves; by default the best method of each granularity, Random and the oracle."""
+    """Return an SVG of the mean curves; by default the best of each granularity, Random and the strongest oracle."""
     curves = mean_curves(results)
     for name in methods or ():
         if name not in curves:
@@ -239,7 +206,7 @@ def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
 
 
 def write_plots(results: Results, directory: Path | str) -> list[Path]:
-    """`curves.svg`, and for each granularity `curves-NAME.svg` with all of its methods between Random and Optimal."""
+    """Write `curves.svg`, and for each granularity `curves-NAME.svg` with its methods, Random and its oracle."""
     folder, curves = Path(directory), mean_curves(results)
     paths = [write_text(folder / "curves.svg", curves_svg(results))]
     for block in ("whole", "once", "token"):
@@ -263,7 +230,7 @@ def deferred_title(results: Results) -> str:
     return f"Deferred {results.units.deferred}"
 
 
-def _draw(results: Results, curves: Sequence[Curve]) -> str:
+def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
     axes = fit_axes(curves, extent(results))
     title = f"Deferral curves of the task {results.task}"
     width, height = _SIZE
@@ -272,7 +239,7 @@ def _draw(results: Results, curves: Sequence[Curve]) -> str:
         element("title", title),
         element("rect", width=width, height=height, fill="#ffffff", rx=6),
         _svg_axes(results, axes),
-        join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # many bands, each fainter
+        join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # the more bands, the fainter
         _svg_legend(curves),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width} {height}",
@@ -281,7 +248,7 @@ def _draw(results: Results, curves: Sequence[Curve]) -> str:
         role="img",
         font_family=_FONT,
         font_size=12,
-        fill=_INK,
+        fill=INK,
     )
 
 
@@ -291,32 +258,32 @@ def _svg_axes(results: Results, axes: Axes) -> Markup:
         element("text", loss_title(results), x=16, y=28, font_size=13, font_weight=600),
         element("text", f"{deferred_title(results)}  →", x=right, y=bottom + 44, text_anchor="end", font_weight=600),
         element(
-            "text", "Budget: share of the tokens the expert writes", x=right, y=top - 32, text_anchor="end", fill=_SOFT
+            "text", "Budget: share of the tokens the expert writes", x=right, y=top - 32, text_anchor="end", fill=SOFT
         ),
     ]
     for value, label in zip(axes.y_ticks, tick_labels(axes.y_ticks), strict=True):
         y = round(bottom - _FRAME.height * axes.y_share(value), 1)
         parts += [
-            element("path", d=f"M{left} {y}H{right}", stroke=_RULE),
-            element("text", label, x=left - 10, y=y + 4, text_anchor="end", fill=_SOFT),
+            element("path", d=f"M{left} {y}H{right}", stroke=RULE),
+            element("text", label, x=left - 10, y=y + 4, text_anchor="end", fill=SOFT),
         ]
     for value, label in zip(axes.x_ticks, tick_labels(axes.x_ticks), strict=True):
         x = round(left + _FRAME.width * value / axes.end, 1)
         parts += [
-            element("path", d=f"M{x} {bottom}v5", stroke=_SOFT),
-            element("text", label, x=x, y=bottom + 20, text_anchor="middle", fill=_SOFT),
+            element("path", d=f"M{x} {bottom}v5", stroke=SOFT),
+            element("text", label, x=x, y=bottom + 20, text_anchor="middle", fill=SOFT),
         ]
     for percent in range(0, 101, 20):
         x = round(left + _FRAME.width * percent / 100, 1)
         parts += [
-            element("path", d=f"M{x} {top}v-5", stroke=_SOFT),
-            element("text", f"{percent} %", x=x, y=top - 11, text_anchor="middle", fill=_SOFT),
+            element("path", d=f"M{x} {top}v-5", stroke=SOFT),
+            element("text", f"{percent} %", x=x, y=top - 11, text_anchor="middle", fill=SOFT),
         ]
-    parts.append(element("path", d=f"M{left} {bottom}H{right}", stroke=_SOFT))
+    parts.append(element("path", d=f"M{left} {bottom}H{right}", stroke=SOFT))
     return join(parts)
 
 
-def _svg_curve(curve: Curve, axes: Axes, opacity: float) -> Markup:
+def _svg_curve(curve: DrawnCurve, axes: Axes, opacity: float) -> Markup:
     colour = LIGHT[curve.block][curve.shade]
     band = band_path(curve, axes, _FRAME)
     return element(
@@ -327,7 +294,7 @@ def _svg_curve(curve: Curve, axes: Axes, opacity: float) -> Markup:
     )
 
 
-def _svg_line(path: str, curve: Curve) -> Markup:
+def _svg_line(path: str, curve: DrawnCurve) -> Markup:
     width = 1.6 if curve.block == "reference" else 2.2
     colour = LIGHT[curve.block][curve.shade]
     dash = curve.dash or None
@@ -336,14 +303,14 @@ def _svg_line(path: str, curve: Curve) -> Markup:
     )
 
 
-def _svg_legend(curves: Sequence[Curve]) -> Markup:
-    """At the right, grouped: the curves meet at both ends, where labels on the lines would collide."""
+def _svg_legend(curves: Sequence[DrawnCurve]) -> Markup:
+    """Draw the legend at the right: the curves meet at both ends, where labels would collide."""
     x, y = _FRAME.left + _FRAME.width + 28, _FRAME.top + 4.0
     parts = []
     for block, title in BLOCKS.items():
         members = [curve for curve in curves if curve.block == block]
         if members:
-            parts.append(element("text", title, x=x, y=y + 4, fill=_SOFT, font_size=11, font_weight=600))
+            parts.append(element("text", title, x=x, y=y + 4, fill=SOFT, font_size=11, font_weight=600))
         for curve in members:
             y += 18
             parts += [_svg_line(f"M{x} {y}h24", curve), element("text", _shorten(curve.name), x=x + 32, y=y + 4)]
@@ -351,6 +318,6 @@ def _svg_legend(curves: Sequence[Curve]) -> Markup:
     return join(parts)
 
 
-def _shorten(name: str, longest: int = 18) -> str:
-    """A plugin may call its method anything; the whole name is in the curve's title."""
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+def _shorten(name: str, max_length: int = 18) -> str:
+    """Shorten a long name; the title of the curve holds the whole name."""
+    return name if len(name) <= max_length else f"{name[: max_length - 1]}…"

@@ -1,4 +1,4 @@
-"""What the terminal shows: the table at the end of a run, the budgets of a model, who wrote what."""
+"""Tables and texts for the terminal: results of a run, budgets of a model, generated sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.text import Text
 from seqdefer.budgets.calibration import Calibration
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Results, Summary
-from seqdefer.report.svg import BLOCKS, names_by_block
+from seqdefer.report.style import BLOCKS
+from seqdefer.report.svg import names_by_block
 
 
 def results_table(results: Results) -> Table:
@@ -51,7 +52,7 @@ def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str
 
 
 def calibration_table(found: Calibration) -> Table:
-    """What each budget comes to."""
+    """Return a table of the share that each budget spends."""
     table = _budget_table("budgets and what they spend", "threshold", f"{found.inputs} inputs")
     for setting in shown_settings(found):
         met = "" if setting.is_near(setting.budget) else "cannot be met"
@@ -60,7 +61,7 @@ def calibration_table(found: Calibration) -> Table:
 
 
 def check_table(seen: Sequence[Setting], expected: Sequence[float], inputs: int) -> Table:
-    """Budgets on inputs that they were not calibrated with."""
+    """Return a table of the shares that budgets spend on inputs outside the calibration."""
     table = _budget_table("budgets, checked", "calibrated", f"{inputs} other inputs")
     for one, share in zip(seen, expected, strict=True):
         held = "" if one.is_near(one.budget) else f"off by {100 * abs(one.share - one.budget):.1f} points"
@@ -82,7 +83,7 @@ def _spent(setting: Setting) -> str:
 
 
 def shown_settings(found: Calibration) -> tuple[Setting, ...]:
-    """Those of the budgets 0, 0.05, ..., 1."""
+    """Return the settings of the budgets 0, 0.05, ..., 1."""
     return found.settings[::5]
 
 
@@ -93,12 +94,12 @@ def _threshold_text(threshold: float) -> str:
 
 
 def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
-    """A sequence with what the expert wrote in colour, or where there are none in brackets; and what it took."""
+    """Yield a sequence with the expert's tokens in colour, or in brackets, and a line with the counts."""
     text = Text()
     for source, tokens in groupby(row["tokens"], key=lambda token: token["source"]):
         written = _visible("".join(token["text"] for token in tokens))
         if source == "expert":
-            word = written.lstrip() or written  # the space before a word is nobody's; a space alone is the word
+            word = written.lstrip() or written  # a space before a word is not marked; a space alone is
             text.append(written.removesuffix(word))
             text.append(word if colours else f"[{word}]", style="bold magenta" if colours else "")
         else:
@@ -111,5 +112,5 @@ def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
 
 
 def _visible(text: str) -> str:
-    """What a model writes may hold escape sequences, which are not for the terminal to obey."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+    """Make control characters visible, so that generated text cannot send escape sequences to the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)

@@ -1,28 +1,24 @@
-"""The paper's claims, judged on made-up studies; and the paper's figures, read off the paper itself."""
+"""The paper's claims, judged on made-up studies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 
 import made_up
 import pytest
 
-from seqdefer.evaluation.published import PAPER
-from seqdefer.evaluation.results import PaperFigure
-from seqdefer.paper import plan
 from seqdefer.paper.claims import CLAIMS, Claim, judge, verdict_of
-from seqdefer.paper.plan import PLANS
+from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
 
 Interval = tuple[float, float]
 ABOVE, BELOW, ACROSS = (0.5, 2.0), (-2.0, -0.5), (-1.0, 1.0)
 WHOLE = ["ChowMean", "ChowSum", *(f"ChowQuantile{level}" for level in ("0.0", "0.4", "0.8", "1.0")), "WholeModelEmbed"]
 SIZES = {"tsp": (5, 10, 15, 20, 25, 30, 35, 40, 45, 51), "xsum": (3, 4, 5, 7, 10, 13, 15, 17, 21)}
-CHOSEN = {"tsp": 45, "xsum": 17}  # the best but all positions, by the validation data of the made-up study
+CHOSEN = {"tsp": 45, "xsum": 17}  # the best smaller size on the made-up validation data
 RULE = "OneTimeModel, alpha = 2.573 (rule of thumb)"
 EXTREMES = ("OneTimeModel, alpha = 0", "OneTimeModel, alpha = 49.6")
 ALPHAS = [EXTREMES[0], "OneTimeModel, alpha = 0.1938", "OneTimeModel, alpha = 3.1", EXTREMES[1]]
@@ -45,7 +41,7 @@ def contrast(first: str, second: str, interval: Interval, task: str = "tsp") -> 
         ([ACROSS], "undecided"),
         ([ABOVE, ABOVE, ABOVE], "holds"),
         ([ABOVE, ACROSS], "undecided"),
-        ([ACROSS, BELOW], "does not hold"),  # one that is refuted is enough
+        ([ACROSS, BELOW], "does not hold"),  # one below 0 is enough
         ([ABOVE, BELOW], "does not hold"),
         ([(0.0, 1.0)], "undecided"),  # an interval that touches 0 does not exclude it
         ([(1e-9, 1.0)], "holds"),
@@ -53,7 +49,7 @@ def contrast(first: str, second: str, interval: Interval, task: str = "tsp") -> 
         ([(-1.0, -1e-9)], "does not hold"),
         ([(-1.0, 1e-9)], "undecided"),
         ([(0.0, 0.0)], "undecided"),  # the same outcome
-        ([(-1.0, -0.01), *[ABOVE] * 4], "undecided"),  # one in five may come out below 0 by chance
+        ([(-1.0, -0.01), *[ABOVE] * 4], "undecided"),  # one of five may be below 0 by chance
         ([(-1.0, -0.5), *[ABOVE] * 4], "does not hold"),
     ],
 )
@@ -66,7 +62,7 @@ def test_verdicts(intervals: list[Interval], verdict: Verdict) -> None:
 
 
 def labels_of(study: Study, task: str) -> list[str]:
-    """What the study calls its rows."""
+    """Return the labels of the rows."""
     if study.name == "figure-alpha":
         return [RULE, *ALPHAS]
     return [_label(row) for row in study.rows if row.task == task]
@@ -81,7 +77,7 @@ def _label(row: Row) -> str:
 
 
 def with_contrasts(study: Study, interval: Callable[[str, str], Interval]) -> Study:
-    """Every row against every other, the rule of thumb against the others."""
+    """Compare every row with every other, and the rule of thumb with the others."""
     contrasts = [
         contrast(first, second, interval(first, second), task)
         for task in study.tasks
@@ -97,7 +93,7 @@ def all_studies(interval: Callable[[str, str], Interval]) -> dict[str, Study]:
 
 
 def rests_on(name: str, task: str) -> set[tuple[str, str]]:
-    """The comparisons that the words of a claim ask for, those with methods that a task has not included."""
+    """Return the comparisons that the words of a claim ask for, also of methods that a task lacks."""
     once = ["OneTimeScore", "OneTimeEntropy"]
     token = ["TokenwiseScore", "TokenwiseEntropy"]
     sized = {size: [f"{method}, |J| = {size}" for method in ("OneTimeModel", *once)] for size in SIZES.get(task, ())}
@@ -132,12 +128,12 @@ def study_of(claim: Claim, interval: Callable[[str, str], Interval]) -> Study:
 
 
 def judged(claim: Claim, *studies: Study) -> dict[str, Judgement]:
-    """By task, and by what rejectors see where a study tries several sets of inputs."""
+    """Return the judgements on a claim by task and, in the ablation, set of inputs."""
     return {one.task: one for one in judge({study.name: study for study in studies}) if one.claim == claim.name}
 
 
 def place_of(pair: tuple[str, str], claim: Claim, task: str) -> str:
-    """The judgement that a comparison belongs to."""
+    """Return the task and inputs of the judgement that a comparison belongs to."""
     return f"{task} ({pair[0].rpartition(', ')[2]})" if claim.study == "table-ablation" else task
 
 
@@ -171,7 +167,7 @@ def test_every_claim_is_judged_either_way(claim: Claim, interval: Interval, verd
 
 
 @each_claim
-def test_each_of_its_comparisons_can_bring_a_claim_down_and_no_other(claim: Claim) -> None:
+def test_only_its_own_comparisons_can_refute_a_claim(claim: Claim) -> None:
     pairs = {pair for task in made_up.TASKS for pair in rests_on(claim.name, task)}
     holding = study_of(claim, lambda *pair: ABOVE if pair in pairs else BELOW)
     assert {one.verdict for one in judged(claim, holding).values()} == {"holds"}
@@ -187,26 +183,23 @@ def test_each_of_its_comparisons_can_bring_a_claim_down_and_no_other(claim: Clai
 def test_a_claim_without_its_study_is_not_judged(claim: Claim) -> None:
     others = [make() for name, make in made_up.STUDIES.items() if name != claim.study]
     assert not judged(claim, *(with_contrasts(study, lambda *_: ABOVE) for study in others))
-    assert not judged(claim, made_up.STUDIES[claim.study]())  # there, but nothing was compared
+    assert not judged(claim, made_up.STUDIES[claim.study]())  # the study has no contrasts
 
 
-def test_without_studies_there_are_no_verdicts() -> None:
+def test_names_and_statements_are_unique() -> None:
     assert judge({}) == []
-
-
-def test_names_and_statements_tell_claims_apart() -> None:
     assert len({claim.name for claim in CLAIMS}) == len({claim.statement for claim in CLAIMS}) == len(CLAIMS)
-    assert {claim.study for claim in CLAIMS} <= set(plan.STUDIES)
+    assert {claim.study for claim in CLAIMS} <= set(STUDIES)
 
 
-# -- what validation data chose ------------------------------------------------------------------------------------
+# -- choices by validation data -------------------------------------------------------------------------------------
 
 
 def all_positions_chosen(study: Study) -> Study:
     return replace(study, rows=tuple(replace(row, is_chosen=row.is_default) for row in study.rows))
 
 
-def test_all_positions_are_compared_with_the_best_smaller_size_even_where_they_were_chosen() -> None:
+def test_all_positions_are_compared_even_where_they_were_chosen() -> None:
     (claim,) = (claim for claim in CLAIMS if claim.name == "all-positions-is-not-the-best")
     for interval, verdict in ((ABOVE, "holds"), (BELOW, "does not hold"), (ACROSS, "undecided")):
         found = judged(claim, all_positions_chosen(study_of(claim, lambda *_, interval=interval: interval)))
@@ -216,7 +209,7 @@ def test_all_positions_are_compared_with_the_best_smaller_size_even_where_they_w
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_rule_of_thumb_that_is_an_extreme_itself_says_nothing_of_extremes(place: int) -> None:
+def test_a_rule_of_thumb_at_an_extreme_is_not_judged(place: int) -> None:
     (claim,) = (claim for claim in CLAIMS if claim.name == "extreme-alpha-hurts")
     study = study_of(claim, lambda *_: ABOVE)
     rows = sorted((row for row in study.rows if row.task == "tsp"), key=lambda row: row.varied["alpha"])
@@ -230,8 +223,8 @@ def other_outcome(row: Row) -> Row:
     return replace(row, improvements=turned, improvement_mean=-row.improvement_mean, audc_mean=1 / row.audc_mean)
 
 
-def test_no_claim_is_picked_by_what_test_data_say() -> None:
-    """Other outcomes of the rows change no verdict: which contrasts count is up to validation data."""
+def test_outcomes_on_test_data_select_no_contrasts() -> None:
+    """Other outcomes of the rows change no verdict: only validation data selects contrasts."""
     studies = all_studies(lambda first, second: ABOVE if first < second else BELOW)
     turned = {
         name: replace(study, rows=tuple(other_outcome(row) for row in study.rows)) for name, study in studies.items()
@@ -246,91 +239,3 @@ def test_no_verdict_mentions_test_data() -> None:
         for one in judge(studies):
             labels = [name for pair in one.contrasts for name in (pair.first, pair.second)]
             assert not re.search(r"test (data|set|split)", " ".join([one.statement, one.reason, *labels]))
-
-
-# -- the paper's figures -------------------------------------------------------------------------------------------
-
-NUMBER = r"-?\d+(?:\.\d+)?"
-
-
-@pytest.fixture(scope="module")
-def paper(shared_dir: Path) -> str:
-    return (shared_dir / "paper" / "learning-to-partially-defer.tex").read_text(encoding="utf-8")
-
-
-def table_of(paper: str, label: str) -> Iterator[tuple[str, list[PaperFigure | None]]]:
-    """The rows of a table: what stands first, and its pairs of columns, AUDC (std) and % improvement (std)."""
-    tables = re.findall(r"\\begin{table.*?\\end{table", paper, re.S)
-    (table,) = (part for part in tables if f"\\label{{{label}}}" in part)
-    for line in table.split("\\\\"):
-        plain = re.sub(r"\\(hline|midrule|toprule|bottomrule)|\\textbf{|}|\s", " ", line)
-        first, *cells = [re.sub(r"\s+", " ", cell).strip() for cell in plain.split("&")]
-        if len(cells) >= 2 and all(re.fullmatch(rf"-|{NUMBER} ?\({NUMBER}\)", cell) for cell in cells):
-            pairs = zip(cells[::2], cells[1::2], strict=True)
-            yield first, [None if "-" in pair else PaperFigure(*_numbers("".join(pair))) for pair in pairs]
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(NUMBER, text)]
-
-
-def named(first: str) -> str:
-    """A method as we write it."""
-    name = first.replace("Softmax", "Score")
-    quantile = re.fullmatch(rf"ChowQuantile ({NUMBER})", name)
-    return f"ChowQuantile{float(quantile[1])}" if quantile else name
-
-
-def test_table_1_is_the_papers(paper: str) -> None:
-    """Optimal is of the finest granularity that the task has."""
-    printed: dict[str, dict[str, PaperFigure]] = {"tsp": {}, "xsum": {}, "weather": {}}
-    rows = list(table_of(paper, "tab:auctokenlevel"))
-    assert len(rows) == 2 + 7 + 3 + 3
-    for first, figures in rows:
-        for task, figure in zip(printed, figures, strict=True):
-            optimal = "OptimalOneTime" if task == "tsp" else "OptimalToken"
-            if figure is not None:
-                printed[task][optimal if first == "Optimal" else named(first)] = figure
-    assert printed == PAPER
-
-
-@pytest.mark.parametrize(
-    ("task", "label", "length"),
-    [("tsp", "tab:aucscoresTSPNumexperts", 50), ("xsum", "tab:aucscoresXSUMNumexperts", 20)],
-)
-def test_hand_offs_are_the_papers(task: str, label: str, length: int, paper: str) -> None:
-    rows = {int(first): figures for first, figures in table_of(paper, label)}
-    methods = ("OneTimeModel", "OneTimeScore", "OneTimeEntropy")
-    ours = {size: [plan.papers_hand_offs(task, method, size) for method in methods] for size in range(length + 2)}
-    assert rows == {size: figures for size, figures in ours.items() if any(figures)}
-    assert tuple(rows) == (*PLANS["paper"].tasks[task].hand_offs, length + 1)
-
-
-def test_the_ablation_is_the_papers(paper: str) -> None:
-    strategies = {"No Teacher Forcing": "free", "Teacher Forcing": "teacher", "Scheduled Sampling": "scheduled"}
-    rows = {first: figure for first, (figure,) in table_of(paper, "tab:aucscoresarch")}
-    ours = {
-        f"{kind.upper()} {words}": plan.papers_ablation("xsum", kind, strategy)
-        for kind in plan.ARCHITECTURES
-        for words, strategy in strategies.items()
-    }
-    ours["TokenwiseSoftmax"] = plan.papers_ablation_baseline("xsum", "TokenwiseScore")
-    ours["TokenwiseEntropy"] = plan.papers_ablation_baseline("xsum", "TokenwiseEntropy")
-    assert rows == ours
-    assert set(plan.ABLATED) == set(strategies.values())
-
-
-def test_the_paper_has_figures_for_its_own_tasks_alone() -> None:
-    assert plan.papers_ablation("pronounce", "lstm", "free") is None
-    assert plan.papers_ablation_baseline("weather", "TokenwiseScore") is None
-    assert plan.papers_ablation("xsum", "lstm", "explore") is None
-    assert plan.papers_hand_offs("weather", "OneTimeModel", 5) is None
-    assert plan.papers_hand_offs("tsp", "OneTimeCost", 5) is None
-    assert plan.papers_hand_offs("tsp", "OneTimeModel", 6) is None
-
-
-def test_the_protocol_is_the_papers(paper: str) -> None:
-    assert "averaged over five runs, each with 100 test instances" in paper
-    assert PLANS["paper"].seeds == 5
-    assert list(PLANS["paper"].tasks) == ["weather", "tsp", "xsum"]
-    assert PLANS["paper"].text == "xsum"

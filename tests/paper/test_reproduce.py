@@ -1,4 +1,4 @@
-"""The command line of `seqdefer reproduce`: mistakes in one line, before any work; and what is printed for whom."""
+"""`seqdefer reproduce` on toys: its files, its error messages before any work, its output."""
 
 from __future__ import annotations
 
@@ -11,24 +11,82 @@ from typing import Any
 import pytest
 import safetensors.torch
 from safetensors import SafetensorError
+from toy_studies import DRAWN, ENTRIES, PLAN, SEEDS, TIMED, Finished, ToyOptions, cells_of, final_files
 
 from seqdefer import cli
 from seqdefer.evaluation import experiment
 from seqdefer.evaluation.settings import METHODS
 from seqdefer.paper import reproduce
+from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
-from seqdefer.paper.records import load_origins, load_study
-from tests.paper.test_lab import ENTRIES, ToyOptions, cells_of
-from tests.paper.test_plan import (  # noqa: F401, four are fixtures
-    Finished,
-    copied_fixture,
-    final_files,
-    finished_fixture,
-    installed_fixture,
-    work_fixture,
-)
+from seqdefer.paper.records import Judgements, load_judgements, load_origins, load_study
+
+pytestmark = pytest.mark.usefixtures("installed")
 
 Capture = pytest.CaptureFixture[str]
+
+
+def test_files_of_a_reproduction(finished: Finished) -> None:
+    studies_files = {f"{name}{ending}" for name in STUDIES for ending in [".json", ".csv", ".tex", *DRAWN]}
+    verdicts = {f"verdicts{ending}" for ending in (".json", ".csv", ".tex", ".md")}
+    assert {*final_files(finished.folder), *TIMED} == studies_files | verdicts | TIMED
+    assert {path.name for path in finished.folder.iterdir() if path.is_dir()} == set(PLAN.tasks)
+    assert not list(finished.folder.rglob(".*"))  # no temporary files
+    assert all(data for data in final_files(finished.folder).values())
+
+
+def test_records_load_again(finished: Finished) -> None:
+    assert list(finished.made) == list(STUDIES)
+    for name, study in finished.made.items():
+        assert study.name == name
+        assert load_study(finished.folder / f"{name}.json") == study
+    judgements = Judgements("tiny", SEEDS, tuple(judge(finished.made)))
+    assert load_judgements(finished.folder / "verdicts.json") == judgements
+
+
+def test_studies_cover_the_tasks_of_the_plan(finished: Finished) -> None:
+    both = ["spell", "solve"]
+    expected = {**dict.fromkeys(STUDIES, both), "table-ablation": ["spell"]}
+    assert {name: list(study.tasks) for name, study in finished.made.items()} == expected
+    for study in finished.made.values():
+        assert (study.preset, study.seeds) == ("tiny", SEEDS)
+        assert set(study.instances.values()) == {12}
+        assert {row.task for row in study.rows} == set(study.tasks)
+        assert all(row.paper is None for row in study.rows)  # the paper has no toys
+        assert all(len(row.improvements) == SEEDS for row in study.rows)
+
+
+def test_origins_hold_the_provenance(finished: Finished) -> None:
+    origins = load_origins(finished.folder / "origins.json")
+    assert origins.command == "seqdefer ..."
+    assert set(origins.tasks) == {"spell", "spell (blind)", "solve"}
+    for one in origins.tasks.values():
+        assert one.seeds == tuple(range(SEEDS))
+        assert one.settings["instances"] == 12
+        assert one.data
+        assert one.models
+        assert one.machine["device"].startswith("cpu")
+    fitted = {"spell": {*METHODS}, "spell (blind)": {"TokenwiseModel"}, "solve": {*METHODS[:11]}}
+    for task, methods in fitted.items():
+        assert set(origins.tasks[task].seconds) - {"label", "oracles"} == methods
+
+
+def test_every_claim_is_judged_where_it_applies(finished: Finished) -> None:
+    judged = {(one.claim, one.task.split(" (")[0]) for one in judge(finished.made)}
+    by_token = {claim.name for claim in CLAIMS if "token" in claim.name} | {
+        "recurrent-beats-mlp",
+        "teacher-forcing-hurts",
+    }
+    assert judged == {
+        (claim.name, task) for claim in CLAIMS for task in PLAN.tasks if task == "spell" or claim.name not in by_token
+    }
+    known = {one for study in finished.made.values() for one in study.contrasts}
+    for judgement in judge(finished.made):
+        for one in judgement.contrasts:
+            assert one in known
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
 
 
 def run(*arguments: str | Path) -> int:
@@ -36,7 +94,7 @@ def run(*arguments: str | Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["table2"], "unknown study 'table2'; available: all, figure-alpha, figure-curves, table-ablation, "),
         (["all", "--preset", "huge"], "unknown preset 'huge'; available: paper, quick, tiny"),
@@ -58,122 +116,122 @@ def run(*arguments: str | Path) -> int:
         (["all", "--seeds", "-1"], "--seeds is -1; it must be at least 1"),
         (["all", "--instances", "0"], "--instances is 0; it must be at least 1"),
         (["all", "--seeds", "two"], "argument --seeds: invalid int value: 'two'; see: seqdefer reproduce --help"),
-        (["table-ablation", "--tasks", "solve"], "table-ablation has no part on solve; its tasks: spell"),
+        (["table-ablation", "--tasks", "solve"], "table-ablation does not use the task solve; its tasks: spell"),
         (["all", "--device", "tpu"], "unknown device 'tpu'; available: auto, cpu, cuda"),
         (["all", "--what"], "unrecognized arguments: --what; see: seqdefer --help"),
         ([], "the following arguments are required: NAME; see: seqdefer reproduce --help"),
     ],
 )
-def test_mistakes_are_told_in_one_line_before_any_labelling(
+def test_mistakes_fail_in_one_line_before_any_work(
     arguments: list[str],
-    words: str,
+    message: str,
     tmp_path: Path,
     capsys: Capture,
     work: dict[str, list[tuple[Any, ...]]],
 ) -> None:
     preset = [] if "--preset" in arguments else ["--preset", "tiny"]
     assert run(*arguments, *preset, "--out", tmp_path / "out", "--no-figures") == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert told.err.startswith(f"seqdefer: {words}")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith(f"seqdefer: {message}")
     assert not any(work.values())
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_all_tasks_are_read_before_the_first_is_prepared(
+def test_options_of_all_tasks_are_checked_before_the_first_is_prepared(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A predictor that took an hour to train was trained before a misspelt option of the next task was refused."""
+    """A predictor was trained for an hour before a misspelt option of the next task was rejected."""
     prepared = []
-    noting = {
+    counting = {
         name: replace(entry, prepare=lambda *given, entry=entry: prepared.append(1) or entry.prepare(*given))
         for name, entry in ENTRIES.items()
     }
-    monkeypatch.setattr(reproduce, "load_task", noting.__getitem__)
+    monkeypatch.setattr(reproduce, "load_task", counting.__getitem__)
     assert run("all", "--preset", "tiny", "--set", "solve.lenght=4", "--out", tmp_path, "--no-figures") == 2
     assert "unknown option of solve 'lenght'" in capsys.readouterr().err
     assert prepared == []
 
 
-def test_without_matplotlib_figures_are_refused_before_any_work(
+def test_missing_matplotlib_fails_before_any_work(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, work: dict[str, list[tuple[Any, ...]]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run("table1", "--preset", "tiny", "--out", tmp_path / "out") == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "pip install 'seqdefer[figures]'" in told
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "pip install 'seqdefer[figures]'" in output
     assert not any(work.values())
     assert not (tmp_path / "out").exists()
     assert run("table1", "--preset", "tiny", "--tasks", "solve", "--out", tmp_path / "out", "--no-figures") == 0
 
 
-def test_json_is_a_document_for_each_study(copied: Path, finished: Finished, capsys: Capture) -> None:
+def test_json_is_one_document_per_study(copied: Path, finished: Finished, capsys: Capture) -> None:
     assert run("all", "--preset", "tiny", "--out", copied, "--json", "--quiet", "--no-figures") == 0
-    told = capsys.readouterr()
-    printed = [json.loads(line) for line in told.out.splitlines()]
+    output = capsys.readouterr()
+    printed = [json.loads(line) for line in output.out.splitlines()]
     files = [copied / f"{name}.json" for name in (*STUDIES, "verdicts")]
     assert printed == [json.loads(path.read_text()) for path in files]
     assert final_files(copied) == final_files(finished.folder)
-    said = [line.split() for line in told.err.splitlines()]
-    assert [words[0] for words in said] == ["written:"] * 6
-    for path, words in zip(files, said, strict=True):
+    lines = [line.split() for line in output.err.splitlines()]
+    assert [words[0] for words in lines] == ["written:"] * 6
+    for path, words in zip(files, lines, strict=True):
         assert str(path) in words
         assert all(Path(word).is_file() for word in words[1:])
 
 
-def test_tables_are_printed_for_people(copied: Path, finished: Finished, capsys: Capture) -> None:
+def test_tables_and_verdicts_are_printed(copied: Path, finished: Finished, capsys: Capture) -> None:
     assert run("table-ablation", "--preset", "tiny", "--out", copied, "--quiet", "--no-figures") == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     for row in finished.made["table-ablation"].rows:
-        assert f"{abs(row.improvement_mean):.2f}" in told.out
-    assert all(words in told.out for words in ("LSTM", "MLP", "recurrent", "eacher forcing"))  # verdicts come last
+        assert f"{abs(row.improvement_mean):.2f}" in output.out
+    assert all(words in output.out for words in ("LSTM", "MLP", "recurrent", "eacher forcing"))
     assert load_origins(copied / "origins.json").command.startswith("seqdefer reproduce table-ablation --preset tiny")
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bars are drawn: stderr is taken for a terminal."""
+    """Draw progress bars, as on a terminal."""
     for name, value in {"FORCE_COLOR": "1", "TTY_INTERACTIVE": "1", "TERM": "xterm", "COLUMNS": "100"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
 @pytest.mark.usefixtures("watched")
-def test_json_goes_into_a_file_while_bars_are_drawn(copied: Path, capsys: Capture) -> None:
-    """rich took what was printed while its bars stood for theirs: `--json > studies.json` left an empty file."""
+def test_json_goes_to_stdout_while_bars_are_drawn(copied: Path, capsys: Capture) -> None:
+    """rich captured what was printed beside its bars: `--json > studies.json` left an empty file."""
     assert run("table1", "--preset", "tiny", "--out", copied, "--json", "--no-figures") == 0
-    told = capsys.readouterr()
-    assert "bootstrap" in told.err
+    output = capsys.readouterr()
+    assert "bootstrap" in output.err
     files = [copied / "table1.json", copied / "verdicts.json"]
-    assert [json.loads(line) for line in told.out.splitlines()] == [json.loads(path.read_text()) for path in files]
+    assert [json.loads(line) for line in output.out.splitlines()] == [json.loads(path.read_text()) for path in files]
 
 
 @pytest.mark.usefixtures("watched")
 def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one terminal for both, a table was written past the bars, and its last rows were gone when they moved."""
+    """With stdout and stderr on one terminal, the bars overwrote the last rows of a table."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
-    told = capsys.readouterr()
-    assert told.out == ""  # all went through the console that knows of the bars
-    assert all(method in told.err for method in METHODS)
+    output = capsys.readouterr()
+    assert output.out == ""  # all went through the console of the bars
+    assert all(method in output.err for method in METHODS)
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What writes tensors has an error of its own for it, which nobody expected."""
+def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors raises its own error, which was not caught."""
 
     def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     assert run("table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures") == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert "No space left on device; mend that and run again" in told.err
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert "No space left on device; mend that and run again" in output.err
 
 
-def test_what_is_set_reaches_the_task_as_its_own_type(tmp_path: Path, capsys: Capture) -> None:
+def test_set_options_reach_the_task_with_their_types(tmp_path: Path, capsys: Capture) -> None:
     given = ["--set", "solve.n=30", "--set", "solve.by-token=yes", "--set", "solve.length=2"]
     options = ["--tasks", "solve", "--seeds", "1", "--instances", "5", "--json", "--quiet", "--no-figures"]
     assert run("table1", "--preset", "tiny", "--out", tmp_path, *given, *options) == 0
@@ -184,7 +242,7 @@ def test_what_is_set_reaches_the_task_as_its_own_type(tmp_path: Path, capsys: Ca
     assert chosen == ToyOptions(n=30, by_token=False, seed=7)
 
 
-def test_ctrl_c_says_that_the_same_command_goes_on(
+def test_ctrl_c_can_be_resumed(
     finished: Finished, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
@@ -194,18 +252,9 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "fit_cost", stop)
         assert run(*arguments) == 130
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")
     assert cells_of(tmp_path)
     assert not (tmp_path / "table1.json").exists()
     assert run(*arguments) == 0
     assert load_study(tmp_path / "table1.json") == finished.made["table1"]
-
-
-def test_help_names_the_studies(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run("--help")
-    told = capsys.readouterr()
-    assert stopped.value.code == 0
-    for words in (*STUDIES, "--set TASK.OPTION=VALUE", "--preset paper|quick", "--no-figures", "goes on"):
-        assert words in told.out

@@ -1,4 +1,4 @@
-"""`seqdefer reproduce` goes on where it was stopped, and its studies share what was made for one of them."""
+"""`seqdefer reproduce` resumes where it stopped, and its studies share cells."""
 
 from __future__ import annotations
 
@@ -12,33 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_studies import DRAWN, PLAN, SEEDS, TINY, Finished, cells_of, final_files, rows_of, same_but_for_drawings
 
 from seqdefer.paper.records import Study, load_judgements
 from seqdefer.paper.reproduce import reproduce
 from seqdefer.storage.shards import DamagedShardWarning
 from tests.evaluation.test_experiment import FITTED
-from tests.paper.test_lab import PLAN, SEEDS, cells_of
-from tests.paper.test_plan import (  # noqa: F401, four are fixtures
-    DRAWN,
-    TINY,
-    Finished,
-    copied_fixture,
-    final_files,
-    finished_fixture,
-    installed_fixture,
-    rows_of,
-    same_but_for_drawings,
-    work_fixture,
-)
+
+pytestmark = pytest.mark.usefixtures("installed")
 
 LABELLING = ("label hand-offs", "label decisions")
 
 
-# -- stopped and gone on with --------------------------------------------------------------------------------------
+# -- interruptions --------------------------------------------------------------------------------------------------
 
 
-class StopsOnceInEach:
-    """A meter that is interrupted in the middle of every stage that it has not seen yet, as by Ctrl-C."""
+class InterruptsEachStage:
+    """A meter that raises KeyboardInterrupt once in every stage."""
 
     def __init__(self) -> None:
         self.seen = set[str]()
@@ -53,8 +43,8 @@ class StopsOnceInEach:
         yield advance
 
 
-def test_stopped_in_each_stage_in_turn(finished: Finished, tmp_path: Path) -> None:
-    meter, made = StopsOnceInEach(), dict[str, Study]()
+def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
+    meter, made = InterruptsEachStage(), dict[str, Study]()
     while not made:
         before = len(meter.seen)
         with suppress(KeyboardInterrupt):
@@ -70,7 +60,7 @@ def test_stopped_in_each_stage_in_turn(finished: Finished, tmp_path: Path) -> No
         assert final_files(tmp_path) == final_files(finished.folder)
 
 
-def test_stopped_between_studies(copied: Path, finished: Finished) -> None:
+def test_interrupted_between_studies(copied: Path, finished: Finished) -> None:
     def stop(study: Any, paths: list[Path]) -> None:
         if study.name == "table-handoffs":
             raise KeyboardInterrupt
@@ -89,11 +79,10 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 import pytest, torch
-from tests.paper.test_lab import cells_of, install
-from tests.paper.test_plan import TINY
-from seqdefer.reproduction.command import reproduce
+from toy_studies import TINY, cells_of, install
+from seqdefer.paper.reproduce import reproduce
 
-torch.optim.AdamW([torch.zeros(1)]).zero_grad()  # loads much, once for all forks
+torch.optim.AdamW([torch.zeros(1)]).zero_grad()  # import torch once for all forks
 install(pytest.MonkeyPatch())
 folder, chance = Path(sys.argv[1]), random.Random(0)
 for wanted in sorted(chance.sample(range(int(sys.argv[2])), 4)) + [None]:
@@ -113,24 +102,23 @@ for wanted in sorted(chance.sample(range(int(sys.argv[2])), 4)) + [None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the process that is killed is a fork")
-def test_killed_at_random_moments_and_finished(finished: Finished, tmp_path: Path) -> None:
-    """For real, by SIGKILL: nothing is cleaned up after it. The moments are numbers of cells that are there."""
+def test_killed_at_random_moments(finished: Finished, tmp_path: Path) -> None:
+    """SIGKILL leaves no time to clean up. The moments are numbers of stored cells."""
     arguments = [str(tmp_path / "out"), str(len(cells_of(finished.folder)))]
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments],
-        capture_output=True, text=True, check=False, timeout=300, cwd=Path(__file__).parent,
-    )  # fmt: skip
+    command = [sys.executable, "-c", KILLED, *arguments]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=paths)
     assert process.returncode == 0, process.stderr
     assert [int(status) for status in process.stdout.split()] == [9] * 4 + [0]
     assert same_but_for_drawings(tmp_path / "out", finished)
     assert {path.name for path in cells_of(tmp_path / "out")} == {path.name for path in cells_of(finished.folder)}
 
 
-# -- shared between studies ----------------------------------------------------------------------------------------
+# -- shared cells -------------------------------------------------------------------------------------------------
 
 
 def done(work: dict[str, list[tuple[Any, ...]]]) -> dict[str, int]:
-    """How often, since this was asked last. A rejector is looked for before it is fitted."""
+    """Count and clear the calls. Loads are not counted: every fit tries to load first."""
     counts = {name: len(calls) for name, calls in work.items() if calls and name != "load_rejector"}
     for calls in work.values():
         calls.clear()
@@ -153,7 +141,7 @@ def test_studies_share_cells(tmp_path: Path, work: dict[str, list[tuple[Any, ...
     assert done(work) == {"fit_token": 24, "draft": 6, "hand_off_table": 6, "enumerate_trees": 6}
 
 
-def test_what_is_there_is_not_made_again(
+def test_stored_cells_are_not_measured_again(
     copied: Path, finished: Finished, work: dict[str, list[tuple[Any, ...]]]
 ) -> None:
     before = cells_of(copied)
@@ -170,7 +158,7 @@ def test_neither_order_nor_other_tasks_matter(finished: Finished, tmp_path: Path
         assert list(study.rows) == rows_of(finished.made[name], "solve")
 
 
-def test_more_seeds_use_the_cells_of_fewer(
+def test_more_seeds_reuse_the_cells_of_fewer(
     copied: Path, finished: Finished, work: dict[str, list[tuple[Any, ...]]]
 ) -> None:
     fewer = reproduce("table1", copied, replace(TINY, seeds=1))["table1"]
@@ -184,7 +172,7 @@ def test_more_seeds_use_the_cells_of_fewer(
         assert one.improvements == three.improvements[:1]
 
 
-def test_damaged_cells_are_made_again(copied: Path, finished: Finished) -> None:
+def test_damaged_cells_are_measured_again(copied: Path, finished: Finished) -> None:
     for place, path in enumerate(sorted(cells_of(copied))[::3]):
         path.write_bytes(path.read_bytes()[: 10 * (place % 7)])
     with pytest.warns(DamagedShardWarning, match="is damaged: .*; it is removed and made again"):
@@ -195,19 +183,19 @@ def test_damaged_cells_are_made_again(copied: Path, finished: Finished) -> None:
 # -- one folder, several commands ----------------------------------------------------------------------------------
 
 
-def test_a_task_that_is_measured_later_joins_its_study(finished: Finished, tmp_path: Path) -> None:
+def test_a_later_task_joins_its_study(finished: Finished, tmp_path: Path) -> None:
     for task in ("solve", "spell"):
         reproduce("figure-alpha", tmp_path, replace(TINY, tasks=(task,)))
     kept = (tmp_path / "figure-alpha.json").read_bytes()
     assert kept == (finished.folder / "figure-alpha.json").read_bytes()
 
 
-def test_studies_of_other_data_give_no_verdicts_beside_ours(tmp_path: Path) -> None:
+def test_studies_of_other_data_give_no_verdicts(tmp_path: Path) -> None:
     other = replace(TINY, options={"spell": {"slips": "2"}})
     reproduce("table-handoffs", tmp_path, replace(other, tasks=("spell",)))
     reproduce("figure-alpha", tmp_path, replace(TINY, tasks=("spell",)))
-    told = {one.claim for one in load_judgements(tmp_path / "verdicts.json").judgements}
-    assert told == {"extreme-alpha-hurts"}
+    claims = {one.claim for one in load_judgements(tmp_path / "verdicts.json").judgements}
+    assert claims == {"extreme-alpha-hurts"}
     reproduce("figure-alpha", tmp_path, replace(other, tasks=("spell",)))
     assert "all-positions-is-not-the-best" in {
         one.claim for one in load_judgements(tmp_path / "verdicts.json").judgements

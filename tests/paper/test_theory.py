@@ -1,8 +1,8 @@
-"""The constants of the theory in closed form, what its functions refuse, and that its page tells of all of them.
+"""Constants of the theory in closed form, bad arguments, and the documentation page.
 
-The paper's statements are in test_theory_token.py, test_theory_once.py and test_theory_estimation.py: on small
-discrete distributions, by enumeration; where a printed form is wrong, a counterexample to it. What concerns one loss
-alone (gamma, Gamma, rho, convexity) is in test_losses.py.
+test_theory_token.py, test_theory_once.py and test_theory_estimation.py check the paper's statements by enumeration on
+small discrete distributions; where a printed form is wrong, they have a counterexample. Constants of a single loss
+(gamma, Gamma, rho, convexity) are in test_losses.py.
 """
 
 from __future__ import annotations
@@ -115,19 +115,19 @@ def test_transform_is_nondecreasing_concave_and_0_at_0(
     assert transform(0.0) == 0
     assert transform(low) <= transform(high) <= 1
     assert transform(share * a + (1 - share) * b) >= share * transform(a) + (1 - share) * transform(b) - ROUNDING
-    assert transform(1e-12) < 1e-5  # continuous at 0: this is what consistency rests on
+    assert transform(1e-12) < 1e-5  # continuity at 0, on which consistency rests
 
 
-# What is refused
+# Bad arguments
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"n": 0}, "n is 0; at least one example"),
+        ({"n": 0}, "n is 0; give at least one example"),
         ({"most_loss": -1.0}, "most_loss is -1.0; it must be a finite number, 0 or more"),
         ({"limit": math.inf}, "limit is inf"),
-        ({"most_cost": math.nan, "delta": 1.0}, "most_cost is nan.*; delta is 1.0; it must lie strictly between"),
+        ({"most_cost": math.nan, "delta": 1.0}, "most_cost is nan.*; delta is 1.0; it must be strictly between"),
     ],
     ids=str,
 )
@@ -139,18 +139,18 @@ def test_impossible_assumptions(values: dict[str, float], message: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: estimation_bound_token(LOGISTIC, PLAIN, []), "0 complexities; give one a position, at least 1"),
+        (lambda: estimation_bound_token(LOGISTIC, PLAIN, []), "0 complexities; give one per position, at least 1"),
         (lambda: estimation_bound_once(CROSS_ENTROPY, PLAIN, [0.1]), "1 complexities.*at least 2"),
         (lambda: estimation_bound_token(LOGISTIC, PLAIN, [0.1, -0.1]), "complexity 1 is -0.1"),
         (lambda: corollary_token(LOGISTIC, PLAIN, [0.1], approximation=-1.0), "approximation is -1.0"),
         (lambda: corollary_token(LOGISTIC, PLAIN, [0.1], least_cost=9.0), "at most the weight, 2.5, or None"),
-        (lambda: excess_risk_bound(token_transform(LOGISTIC), math.nan, 1.0), "excess is not a number"),
+        (lambda: excess_risk_bound(token_transform(LOGISTIC), math.nan, 1.0), "excess is nan"),
         (lambda: one_time_transform(CROSS_ENTROPY, 1), "1 hand-offs; a choice needs at least 2"),
         (lambda: one_time_offset([1.0]), "1 hand-offs"),
-        (lambda: best_margin(LOGISTIC, [0.5, 1.5]), "outside of"),
+        (lambda: best_margin(LOGISTIC, [0.5, 1.5]), "within"),
         (lambda: lipschitz_within(LOGISTIC, -1.0), "limit is -1.0"),
-        (lambda: linear_rademacher([[1.0]], 1.0, draws=1), "draws is 1; an error needs at least 2"),
-        (lambda: linear_rademacher([1.0, 2.0], 1.0), "one row an example"),
+        (lambda: linear_rademacher([[1.0]], 1.0, draws=1), "draws is 1; a standard error needs at least 2"),
+        (lambda: linear_rademacher([1.0, 2.0], 1.0), "one row per example"),
         (lambda: linear_complexity(1.0, 1.0, 0), "n is 0"),
     ],
 )
@@ -159,7 +159,7 @@ def test_impossible_arguments(call: Callable[[], object], message: str) -> None:
         call()
 
 
-def test_nothing_to_lose() -> None:
+def test_no_weight_no_excess_risk() -> None:
     assert excess_risk_bound(token_transform(LOGISTIC), 0.3, 0.0) == 0
 
 

@@ -1,5 +1,5 @@
-"""What can be learned from n examples (theorems 3.3 and 4.2, corollaries 3.4 and B.6): each term of the bounds by
-enumeration, counterexamples to what is printed otherwise, and the bounds against simulated data."""
+"""Estimation from n examples (theorems 3.3 and 4.2, corollaries 3.4 and B.6): each term of the bounds by enumeration,
+counterexamples to wrong printed forms, and the bounds against simulated data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def signs(n: int) -> Floats:
 
 
 def complexity(values: Floats) -> float:
-    """Empirical Rademacher complexity of a finite class, by all signs. values (F, n)"""
+    """Return the empirical Rademacher complexity of a finite class, over all signs. values (F, n)"""
     return float((signs(values.shape[1]) @ values.T).max(1).mean()) / values.shape[1]
 
 
@@ -72,7 +72,7 @@ def test_first_term_of_theorem_3_3_survives_its_proof(phi: Phi, seed: int) -> No
 
 
 def test_lipschitz_step_in_the_proof_of_theorem_3_3_fails() -> None:
-    """Printed: rho sqrt(C^2 + l^2) / L in the 2-norm. A square of a sum is not below the sum of the squares, over
+    """Printed: rho sqrt(C^2 + l^2) / L in the 2-norm. The square of a sum may exceed the sum of the squares, over
     positions (16 of them: off by 4) or over loss and cost (square loss, |r| <= 9: 1.8 against 1.41)."""
     length, far = 16, -30.0
     step = float(value_of(LOGISTIC, far - 1.0) - value_of(LOGISTIC, far))  # l = 1, c = 0, each position moves by 1
@@ -86,8 +86,8 @@ def test_lipschitz_step_in_the_proof_of_theorem_3_3_fails() -> None:
 
 def test_theorem_3_3_lacks_the_bound_of_phi() -> None:
     """One token, logistic loss, two rejectors: always defer (r = 1000) or never (r = -1000). Loss and cost are (1, 0)
-    or (0, 1), the second slightly more likely. All exact: the minimiser is wrong with a chance above delta, and is
-    then worse by more than the printed bound; with the bound of phi the theorem stands."""
+    or (0, 1), the second slightly more likely. All exact: the minimiser is wrong with probability above delta,
+    and is then worse by more than the printed bound; with the bound of phi the theorem holds."""
     n, limit, delta = 201, 1000.0, 1e-12
     mean_sign = math.fsum(math.comb(n, k) * abs(n - 2 * k) for k in range(n + 1)) / 2**n / n
     assumptions = Assumptions(n=n, most_loss=1.0, most_cost=1.0, limit=limit, delta=delta)
@@ -182,7 +182,7 @@ def test_linear_rademacher_against_all_signs(seed: int) -> None:
 
 
 def test_linear_rademacher_is_the_supremum_over_directions() -> None:
-    """Against a grid of the circle, for each sign."""
+    """Compare with a grid of the circle, for each sign."""
     features = np.random.default_rng(0).normal(size=(6, 2))
     angles = np.linspace(0, 2 * math.pi, 2000)
     grid = 1.5 * np.stack([np.cos(angles), np.sin(angles)])
@@ -205,7 +205,7 @@ def test_linear_rademacher_falls_with_the_root_of_n_and_is_repeatable() -> None:
 @some
 @given(seeds)
 def test_one_example_moves_the_empirical_complexity_by_2m_over_n(seed: int) -> None:
-    """What complexity_from_sample rests on."""
+    """complexity_from_sample relies on it."""
     random = np.random.default_rng(seed)
     values = random.uniform(-2, 2, (4, 5))  # four functions, M = 2
     moved = values.copy()
@@ -223,7 +223,7 @@ RADIUS, RUNS = 2.0, 200
 
 
 def minimise_linear(slopes: Callable[[Floats], Floats], n_scores: int, step: float) -> Floats:
-    """Weights (runs, scores, 2); `slopes` gives the surrogate's slope in every score: (runs, scores, 8) -> the same."""
+    """Return weights (runs, scores, 2); `slopes` maps scores (runs, scores, 8) to the slopes of the surrogate."""
     weights = np.zeros((RUNS, n_scores, 2))
     for _ in range(400):
         weights = weights - step * slopes(weights @ DIRECTIONS.T) @ DIRECTIONS
@@ -233,8 +233,8 @@ def minimise_linear(slopes: Callable[[Floats], Floats], n_scores: int, step: flo
 
 
 def sample_means(random: np.random.Generator, values: Floats, n: int) -> Floats:
-    """Means over `n` examples of equally likely cells, times the chance of x, in every run; the first run is the truth.
-    values (..., 8, Y) -> (runs, ..., 8)"""
+    """Return means over `n` examples of equally likely cells, times the probability of x, in every run; the first run
+    is the truth. values (..., 8, Y) -> (runs, ..., 8)"""
     n_cells = values.shape[-2] * values.shape[-1]
     chances = random.multinomial(n, np.full(n_cells, 1 / n_cells), RUNS) / n
     chances[0] = 1 / n_cells
@@ -243,8 +243,8 @@ def sample_means(random: np.random.Generator, values: Floats, n: int) -> Floats:
 
 
 def test_token_bounds_hold_on_simulated_data() -> None:
-    """At n = 100,000 the estimation bound is no longer empty (less than the worst rejector of the class costs), and is
-    larger than what is observed by four orders of magnitude."""
+    """At n = 100,000 the estimation bound is below the excess of the worst rejector of the class, and four orders of
+    magnitude above the observed excess."""
     random, n = np.random.default_rng(0), 100_000
     loss, cost = random.uniform(0, 1, (2, 2, 8, 3))  # two positions, eight inputs, three targets each
     means = sample_means(random, np.stack([loss, cost]), n)  # (runs, 2, L, 8)

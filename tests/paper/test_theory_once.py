@@ -1,5 +1,5 @@
-"""The paper's statements on deferral once (lemma B.1, proposition B.2, lemma B.3, theorem 4.1), on small discrete
-distributions, by enumeration; where a printed form is wrong, a counterexample to it."""
+"""The paper's statements on one-time deferral (lemma B.1, proposition B.2, lemma B.3, theorem 4.1), by enumeration on
+small discrete distributions; where a printed form is wrong, a counterexample."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OneTimeWorld:
         return weights
 
     def risk(self, scores: Floats) -> float:
-        """Of scores (X, J)."""
+        """Return the risk of scores (X, J)."""
         chosen = scores.argmax(1)
         return float((self.chance * self.total[np.arange(len(scores)), :, chosen]).sum())
 
@@ -52,12 +52,12 @@ class OneTimeWorld:
         return float((self.chance[:, :, None] * self.weights * value_of(psi, scores)[:, None, :]).sum())
 
     def expected_weights(self) -> Floats:
-        """(X, J), with the chance of x."""
+        """Return the weights times the probability of x. (X, J)"""
         expected: Floats = (self.chance[:, :, None] * self.weights).sum(1)
         return expected
 
     def best_surrogate(self, psi: Psi) -> float:
-        """In closed form: the entropy of the weights, or what the heaviest leaves."""
+        """Return the closed form: the entropy of the weights, or their sum without the largest."""
         weights, sums = self.expected_weights(), self.expected_weights().sum(1)
         if psi is MEAN_ABSOLUTE_ERROR:
             return float((sums - weights.max(1)).sum())
@@ -65,7 +65,7 @@ class OneTimeWorld:
 
 
 def one_time_world(random: np.random.Generator, n_inputs: int = 3, n_targets: int = 3) -> OneTimeWorld:
-    """Prefix losses in [0, 1], 0 for the empty prefix, and costs in [0, 1], 0 for no deferral: l-bar = C-bar = 1."""
+    """Draw prefix losses and costs in [0, 1], 0 for the empty prefix and for no deferral: l-bar = C-bar = 1."""
     n_hand_offs = int(random.integers(2, 6))
     steps = random.dirichlet(np.ones(n_hand_offs), (n_inputs, n_targets)) * random.uniform(0, 1)
     loss = np.concatenate([np.zeros((n_inputs, n_targets, 1)), steps.cumsum(2)[:, :, :-1]], 2)
@@ -78,7 +78,7 @@ def one_time_world(random: np.random.Generator, n_inputs: int = 3, n_targets: in
 @some
 @given(seeds)
 def test_lemma_b_1_rewrites_the_loss_and_bounds_it(psi: Psi, seed: int) -> None:
-    """Every example of a world by itself, with the losses that train. The offset makes the bound true for all."""
+    """Check every example with the losses used in training. The offset makes the bound true for all."""
     random = np.random.default_rng(seed)
     total = one_time_world(random).total.reshape(9, -1)
     scores = random_scores(random, *total.shape)
@@ -130,7 +130,7 @@ def test_lemma_b_3_in_three_forms(psi: Psi, seed: int) -> None:
 
 @each_psi
 def test_lemma_b_3_needs_no_separation(psi: Psi) -> None:
-    """An input whose hand-offs all cost the same has weight 0: Delta would be 0, yet it harms nothing."""
+    """An input whose hand-offs all cost the same has weight 0: Delta is 0, but the bound holds."""
     total = np.array([[[0.5, 0.5, 0.5]], [[0.2, 0.9, 0.4]]])
     world = OneTimeWorld(np.array([[0.5], [0.5]]), total)
     scores = np.array([[1.0, 0.0, 0.0], [0.0, 1e-9, 0.0]])
@@ -157,7 +157,7 @@ def test_theorem_4_1_minimiser_takes_the_bayes_decision(psi: Psi, seed: int) -> 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 7])
 def test_gamma_of_mean_absolute_error_is_tight(n_classes: int) -> None:
-    """All classes but one equally likely, scores nearly tied, the impossible class ahead: |J| times, no less."""
+    """All classes but one equally likely, scores nearly tied, the impossible class ahead: exactly |J| times."""
     probability = np.append(np.full(n_classes - 1, 1 / (n_classes - 1)), 0.0)
     scores = np.append(np.zeros(n_classes - 1), 1e-9)
     excess = float(probability @ value_of(MEAN_ABSOLUTE_ERROR, scores)) - (1 - probability.max())
@@ -213,10 +213,10 @@ def test_rejector_is_the_argmax_not_the_argmin() -> None:
 
 
 def test_prefix_ends_before_the_hand_off() -> None:
-    """With l(y, y_<=j), as the appendix writes, deferring everything would pay for a token of the predictor; and no
-    deferral, j = L + 1, would need a token that does not exist. It changes the best decision."""
+    """With l(y, y_<=j), as in the appendix, full deferral would pay for a token of the predictor, and no deferral,
+    j = L + 1, would need a token that does not exist. It changes the best decision."""
     token_losses, cost = np.array([0.5, 0.2]), np.array([0.4, 0.3, 0.0])  # L = 2
     before = np.append(0.0, token_losses.cumsum())  # l(y, y_<j), j = 1, 2, 3
-    through = np.append(token_losses, 0.0).cumsum()  # l(y, y_<=j), the missing token for nothing
+    through = np.append(token_losses, 0.0).cumsum()  # l(y, y_<=j), the missing token at loss 0
     np.testing.assert_allclose([before + cost, through + cost], [[0.4, 0.8, 0.7], [0.9, 1.0, 0.7]])
     assert ((before + cost).argmin(), (through + cost).argmin()) == (0, 2)

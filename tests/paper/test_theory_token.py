@@ -1,5 +1,5 @@
-"""The paper's statements on deferral token by token (lemma 3.1, theorem 3.2), on small discrete distributions, by
-enumeration; where a printed form is wrong, a counterexample to it."""
+"""The paper's statements on token-level deferral (lemma 3.1, theorem 3.2), by enumeration on small discrete
+distributions; where a printed form is wrong, a counterexample."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LOGISTIC, SQUARE = get_phi("logistic"), get_phi("square")
 
 
-# A world is a list of (x, y, position), each with its chance over the length, and the place it is decided at:
-# (position, x, prefix). Prefixes follow the oracle's decisions, as the paper assumes, so they depend on y.
-
-
 @dataclass(frozen=True)
 class TokenWorld:
+    """Rows (x, y, position), each with its probability over the length and the place of its decision: (position, x,
+    prefix). Prefixes follow the oracle's decisions, as the paper assumes, so they depend on y."""
+
     place: Any  # (N,) int
     chance: Floats  # (N,), sums to 1
     loss: Floats  # (N,)
     cost: Floats  # (N,)
 
     def risk(self, scores: Floats, zero_defers: bool = True) -> float:
-        """Of scores (P,), one a place."""
+        """Return the risk of scores (P,), one per place."""
         at = scores[self.place]
         defers = at >= 0 if zero_defers else at > 0
         return float(self.chance @ np.where(defers, self.cost, self.loss))
@@ -48,7 +47,7 @@ class TokenWorld:
         return float(self.chance @ (self.loss * value_of(phi, at) + self.cost * value_of(phi, -at)))
 
     def expected(self) -> tuple[Floats, Floats]:
-        """A and B: chance times expected loss and cost of each place. (P,)"""
+        """Return A and B: probability times expected loss and cost of each place. (P,)"""
         return np.bincount(self.place, self.chance * self.loss), np.bincount(self.place, self.chance * self.cost)
 
 
@@ -103,7 +102,7 @@ def test_theorem_3_2_minimiser_takes_the_bayes_decision(phi: Phi, seed: int) -> 
 
 @each_phi
 def test_lemma_3_1_needs_no_least_cost(phi: Phi) -> None:
-    """A cost of 0 leaves the printed bound without meaning; the tilted one goes on."""
+    """With a cost of 0 the printed bound has no meaning; the tilted bound still holds."""
     world = TokenWorld(np.arange(2), np.array([0.5, 0.5]), np.array([0.3, 0.1]), np.array([0.0, 0.2]))
     scores = np.array([-0.2, 0.4])  # both wrong
     best = np.array([50.0, float(BEST_MARGIN[phi.name](np.array(1 / 3)))])  # the first token's cost is 0
@@ -119,7 +118,7 @@ def test_lemma_3_1_needs_no_least_cost(phi: Phi) -> None:
 
 @each_phi
 def test_lemma_3_1_without_least_cost_is_tight(phi: Phi) -> None:
-    """One place, a score just below 0: an equality, so no smaller bound is true of all distributions."""
+    """One place with a score just below 0 gives equality, so no smaller bound holds for all distributions."""
     loss, cost = 1.3, 0.4
     world = TokenWorld(np.array([0]), np.ones(1), np.array([loss]), np.array([cost]))
     scores, best = np.array([-1e-12]), best_margin(phi, [loss / (loss + cost)])
@@ -129,7 +128,7 @@ def test_lemma_3_1_without_least_cost_is_tight(phi: Phi) -> None:
 
 
 def test_label_of_the_binary_problem_is_plus_one() -> None:
-    """The appendix gives -1 the chance A / (A + B): then the best score for a loss far above the cost would keep."""
+    """The appendix gives -1 the probability A / (A + B): the best score for loss 9 and cost 1 would then keep."""
     loss, cost = 9.0, 1.0
     right, printed = best_margin(LOGISTIC, [loss / (loss + cost), cost / (loss + cost)])
     world = TokenWorld(np.array([0]), np.ones(1), np.array([loss]), np.array([cost]))
@@ -138,7 +137,7 @@ def test_label_of_the_binary_problem_is_plus_one() -> None:
 
 
 def test_one_plus_c_bar_is_not_enough() -> None:
-    """As the proof of theorem 3.2 has it; lemma 3.1 has l-bar + C-bar."""
+    """The proof of theorem 3.2 uses 1 + C-bar; lemma 3.1 has l-bar + C-bar."""
     loss, cost = 10.0, 0.1
     world = TokenWorld(np.array([0]), np.ones(1), np.array([loss]), np.array([cost]))
     scores, best = np.array([-1e-9]), best_margin(LOGISTIC, [loss / (loss + cost)])
@@ -150,8 +149,8 @@ def test_one_plus_c_bar_is_not_enough() -> None:
 
 
 def test_prefix_may_tell_the_target() -> None:
-    """The proof takes expectations given x. The oracle's first decision depends on y, so the prefix tells y, and the
-    best rejector, which sees the prefix, beats every one that the proof's pointwise risk allows."""
+    """The proof takes expectations given x. The oracle's first decision depends on y, so the prefix reveals y, and
+    the best rejector, which sees the prefix, beats every rejector under the proof's pointwise risk."""
     chance, loss, cost = np.full(4, 0.25), np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0, 1.0])
     seen = TokenWorld(np.array([0, 0, 1, 2]), chance, loss, cost)  # rows: two y at position 1, the same at position 2
     unseen = replace(seen, place=np.array([0, 0, 1, 1]))
@@ -160,7 +159,7 @@ def test_prefix_may_tell_the_target() -> None:
 
 
 def test_best_decision_token_by_token_is_not_the_best_in_a_row() -> None:
-    """What teacher forcing assumes away: keeping the first token is cheaper by itself, but spoils the second."""
+    """Teacher forcing ignores this: keeping the first token is cheaper by itself, but spoils the second."""
     loss: dict[tuple[bool, ...], float] = {(): 0.5, (False,): 1.0, (True,): 0.0}  # by the decisions so far
     cost: dict[tuple[bool, ...], float] = {(): 0.6, (False,): 1.0, (True,): 0.0}
 

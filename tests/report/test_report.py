@@ -1,4 +1,4 @@
-"""The page and the figures: well formed, self-contained, safe with hostile names, and alive in a real browser."""
+"""The report and its charts: well formed, self-contained, safe with hostile names, working in a browser."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from seqdefer.evaluation.results import (
     Units,
     summarise,
 )
-from seqdefer.report.html import Panel, is_harmless, panels_of, render_report, write_report
+from seqdefer.report.html import render_report, write_report
 from seqdefer.report.markup import Markup, element, number
+from seqdefer.report.panels import Panel, is_harmless, panels_of
+from seqdefer.report.style import BLOCKS
 from seqdefer.report.svg import (
-    BLOCKS,
     STEPS,
     curves_svg,
     default_names,
@@ -52,7 +53,7 @@ from seqdefer.report.terminal import results_table
 from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery
 
 LENGTH = 6
-# How strongly each method's curve sags below the straight line of Random; below zero it is worse than a coin.
+# How far the curve of each method sags below the straight line of Random; negative: worse than Random.
 SAG: dict[str, tuple[Block, float]] = {
     "Random": ("reference", 0.0),
     "OptimalWhole": ("reference", 1.6),
@@ -91,7 +92,7 @@ def fake_method(name: str, rng: random.Random, ends: tuple[float, float]) -> Met
 
 
 def fake_results(n_seeds: int = 5) -> Results:
-    """As a weather run of the full preset would leave it: 17 methods of 100 points each."""
+    """Make the results of a full weather run: 17 methods of 100 points each."""
     rng = random.Random(0)
     seeds = []
     for seed in range(n_seeds):
@@ -147,7 +148,7 @@ def page(results: Results) -> str:
 
 
 class Walk(HTMLParser):
-    """Checks that every tag is closed in order, and keeps text, tags and attributes apart."""
+    """A parser that checks that tags are closed in order, and collects text, tags and scripts."""
 
     VOID = frozenset({"input", "meta", "link", "br"})
 
@@ -163,7 +164,7 @@ class Walk(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"an attribute twice in <{tag}>"
+        assert len(names) == len(set(names)), f"duplicate attribute in <{tag}>"
         self.tags.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
@@ -178,12 +179,12 @@ class Walk(HTMLParser):
 # --- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def test_sampling_interpolates_sorts_and_stays_level_past_the_end() -> None:
+def test_sampling_sorts_interpolates_and_is_level_past_the_end() -> None:
     losses = sample([(2.0, 2.0), (0.0, 4.0), (2.0, 1.0), (3.0, 0.0)], end=4.0)
     assert len(losses) == STEPS + 1
     assert losses[0] == 4.0
     assert losses[25] == pytest.approx(3.0)
-    assert losses[50] == 1.0  # a vertical step is taken at its foot
+    assert losses[50] == 1.0  # the lower end of a vertical step
     assert losses[75] == losses[100] == 0.0
 
 
@@ -198,7 +199,7 @@ def test_mean_and_spread_of_the_curves_by_hand() -> None:
     assert curve.std[50] == 0
 
 
-def test_the_best_of_each_block_with_random_and_the_strongest_oracle_are_shown_first(results: Results) -> None:
+def test_default_curves_are_the_best_random_and_the_strongest_oracle(results: Results) -> None:
     names = default_names(results, mean_curves(results))
     assert set(names) == {"ChowMean", "OneTimeModel", "TokenwiseModel", "Random", "OptimalToken"}
 
@@ -212,7 +213,7 @@ def test_axis_ends_where_sequences_do() -> None:
     seed = SeedResult(0, {"Random": MethodResult("reference", 1, 0, ((0.0, 1.0), (14.5, 0.5)))})
     results = Results("text", "p", 20, (seed,), summarise([seed]))
     assert extent(results) == 14.5
-    assert extent(replace(results, length=14)) == 14.5  # never cut a curve off
+    assert extent(replace(results, length=14)) == 14.5  # never cuts a curve
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_ticks(low: float, high: float, expected: tuple[float, ...]) -> None:
     assert ticks(low, high) == pytest.approx(expected)
 
 
-def test_ticks_of_almost_nothing() -> None:
+def test_ticks_of_a_tiny_range() -> None:
     assert ticks(0, 5e-324) == (0,)
 
 
@@ -238,7 +239,7 @@ def test_tick_labels_share_their_decimals() -> None:
     assert number(-0.001, 2) == "0.00"
 
 
-def test_window_holds_level_and_negative_curves(results: Results) -> None:
+def test_axes_fit_level_and_negative_curves(results: Results) -> None:
     curve = mean_curves(results)["Random"]
     level = replace(curve, mean=(3.0,) * (STEPS + 1), std=(0.0,) * (STEPS + 1))
     axes = fit_axes([level], 6)
@@ -251,12 +252,12 @@ def test_window_holds_level_and_negative_curves(results: Results) -> None:
 
 @pytest.mark.parametrize("point", [(0.0, 1e50), (0.0, -9e99), (5e-324, 1.0), (-3.0, 1.0), (9e99, 0.0)])
 def test_extreme_curves_are_drawn(point: tuple[float, float]) -> None:
-    """Half a unit around a level curve was lost in a large loss, and an axis that ended at almost 0 had no ticks."""
+    """Half a unit around a level curve vanished beside a large loss, and an axis that ended near 0 had no ticks."""
     seed = SeedResult(0, {"ChowSum": MethodResult("whole", 1.0, 0.0, (point, point))})
     ElementTree.fromstring(curves_svg(Results("toy", "p", 2, (seed,), summarise([seed]))))
 
 
-def test_the_terminal_has_the_blocks_and_the_names_of_the_page(results: Results) -> None:
+def test_terminal_table_has_blocks_and_unparsed_names(results: Results) -> None:
     seeds = [SeedResult(0, {"[/red] mine": results.seeds[0].methods["ChowSum"], **results.seeds[0].methods})]
     table = results_table(replace(results, summary=summarise(seeds), units=Units("error [K]")))
     out = StringIO()
@@ -291,7 +292,7 @@ def test_write_plots(results: Results, tmp_path: Path) -> None:
     assert "OptimalToken" not in whole
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_results_without_curves_fail() -> None:
     with pytest.raises(InputError, match="hold no curve to draw"):
         render_report(Results("toy", "p", 2, (), {}))
 
@@ -340,7 +341,7 @@ def test_embedded_json_is_finite_and_complete(page: str) -> None:
 
 
 def hostile_results(results: Results) -> Results:
-    """The same run with every string replaced by one that tries to get out."""
+    """Replace every string of a run by one that tries to break out of the page."""
     seeds = tuple(
         SeedResult(seed.seed, {name + HOSTILE: row for name, row in seed.methods.items()}) for seed in results.seeds
     )
@@ -364,7 +365,7 @@ def test_hostile_strings_stay_text(results: Results, tmp_path: Path) -> None:
     hostile = hostile_results(results)
     path = write_report(hostile, tmp_path / "report.html", panels=[Panel(HOSTILE, "<p>ours</p>")])
     walk = Walk(path.read_text(encoding="utf-8"))
-    assert [tag for tag, _ in walk.tags].count("script") == 2  # the data and our own, nobody else's
+    assert [tag for tag, _ in walk.tags].count("script") == 2  # the data and our own
     assert "<script>alert(1)</script>" in "".join(walk.text)
     assert not [name for _, attributes in walk.tags for name in attributes if name.startswith("on")]
     names = [series["name"] for series in json.loads(walk.scripts[0])["series"]]
@@ -378,7 +379,7 @@ def test_markup_escapes_children_and_attributes() -> None:
 
 
 def gallery() -> str:
-    """Two tours, with titles that try to get out."""
+    """Draw tours with titles that try to break out of the page."""
     generator = torch.Generator().manual_seed(0)
     drawings = []
     for kept in (0, 3, 8):
@@ -401,7 +402,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("html", HARMLESS.values(), ids=HARMLESS)
-def test_what_only_draws_and_writes_is_harmless(html: str) -> None:
+def test_drawings_and_text_are_harmless(html: str) -> None:
     assert is_harmless(html)
     Walk(html)
 
@@ -471,14 +472,14 @@ HOSTILE_HTML = {
 
 
 @pytest.mark.parametrize("html", HOSTILE_HTML.values(), ids=HOSTILE_HTML)
-def test_what_could_do_more_is_not_harmless(html: str) -> None:
-    """Alone, and hidden after what is harmless."""
+def test_other_markup_is_not_harmless(html: str) -> None:
+    """Alone, and after a harmless fragment."""
     assert not is_harmless(html)
     assert not is_harmless(GALLERY + html)
 
 
-def test_what_a_style_might_fetch_is_left_to_the_policy_of_the_page(page: str) -> None:
-    """CSS has too many ways to write an address to look for them; the browser is told to fetch nothing instead."""
+def test_the_policy_of_the_page_forbids_fetching(page: str) -> None:
+    """CSS has too many ways to write an address, so the policy tells the browser to fetch nothing."""
     assert is_harmless('<p style="background:url(http://localhost/a.png)">a</p><style>@import "a.css";</style>')
     policies = [tag["content"] for name, tag in Walk(page).tags if tag.get("http-equiv") == "Content-Security-Policy"]
     allowed = dict(part.strip().split(" ", 1) for part in str(policies[0]).split(";"))
@@ -497,13 +498,13 @@ def test_panels_of_a_folder(tmp_path: Path, results: Results) -> None:
     for hostile in (GALLERY + "<script>alert(1)</script>", GALLERY[:-1], ""):
         pictures.write_text(hostile, encoding="utf-8")
         assert panels_of(tmp_path) == []
-    pictures.write_bytes(b"<p>\xff\xfe</p>")  # not text: once a traceback
+    pictures.write_bytes(b"<p>\xff\xfe</p>")  # not UTF-8: once a traceback
     assert [panel.html for panel in panels_of(tmp_path)] == ["<p>\ufffd\ufffd</p>"]
 
 
 @pytest.mark.parametrize("names", [["Random"], ["Plugin"], ["TokenwiseModel", "Random"]])
 def test_small_runs_are_drawn_too(names: list[str]) -> None:
-    """One seed, no paper, no comparisons, a method nobody knows, no spread."""
+    """One seed, no paper, no comparisons, an unknown method, no spread."""
     row = MethodResult("token", 1.0, 0.0, ((0.0, 1.0), (2.0, 0.5)))
     seed = SeedResult(0, dict.fromkeys(names, row))
     page = render_report(Results("toy", "smoke", 2, (seed,), summarise([seed])))
@@ -543,7 +544,7 @@ READOUT = "return [...document.querySelectorAll('.readout li')].map(row => row.i
 
 
 @pytest.mark.browser
-def test_reader_toggles_points_and_slides(results: Results, driver: Any, tmp_path: Path) -> None:
+def test_toggles_pointer_and_slider(results: Results, driver: Any, tmp_path: Path) -> None:
     webdriver = pytest.importorskip("selenium.webdriver")
     path = write_report(results, tmp_path / "report.html")
     driver.get(path.as_uri())
@@ -554,12 +555,12 @@ def test_reader_toggles_points_and_slides(results: Results, driver: Any, tmp_pat
     button = driver.find_element("xpath", "//button[contains(., 'ChowSum')]")
     series = driver.find_element("css selector", f".series[data-series='{button.get_attribute('data-series')}']")
     assert not series.is_displayed()
-    button.send_keys(webdriver.Keys.ENTER)  # by keyboard: what a click does, and more people can do
+    button.send_keys(webdriver.Keys.ENTER)  # by keyboard
     assert button.get_attribute("aria-pressed") == "true"
     assert series.is_displayed()
 
     box = driver.find_element("css selector", ".box")
-    webdriver.ActionChains(driver).move_to_element_with_offset(box, 0, 0).perform()  # the middle: half of the budget
+    webdriver.ActionChains(driver).move_to_element_with_offset(box, 0, 0).perform()  # the centre: half of the budget
     rows = driver.execute_script(READOUT)
     assert f"ChowSum {curves['ChowSum'].mean[50]:.2f} ± {curves['ChowSum'].std[50]:.2f}" in rows
     assert "Loss at 50 % budget (3.0 tokens)" in driver.find_element("css selector", ".at").text

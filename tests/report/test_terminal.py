@@ -1,4 +1,4 @@
-"""What the terminal shows of who wrote what."""
+"""Generated sequences in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqdefer.report.terminal import written_lines
         ([("a", "predictor"), ("", "expert")], "a[]"),
     ],
 )
-def test_the_space_before_a_word_is_not_the_experts(pieces: list[tuple[str, str]], shown: str) -> None:
+def test_a_space_before_a_word_is_not_marked(pieces: list[tuple[str, str]], shown: str) -> None:
     tokens = [{"text": text, "source": source} for text, source in pieces]
     row = {"tokens": tokens, "expert_tokens": 1, "predictor_tokens": 1, "switches": 1}
     assert next(written_lines(row, colours=False)).plain == shown

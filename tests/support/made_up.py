@@ -1,4 +1,4 @@
-"""Records of studies that nobody ran: for the tests of what is written of them."""
+"""Made-up records of studies, for the tests of tables, figures and claims."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from seqdefer.evaluation.published import PAPER
 from seqdefer.evaluation.results import Block, PaperFigure, mean_and_std
-from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study, Task
-from seqdefer.report.svg import block_of
+from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study, StudyTask
+from seqdefer.report.style import block_of
 
 SEEDS = 3
 TASKS = {
-    "tsp": Task(50, "% longer than the expert's tour"),
-    "xsum": Task(20, "100 × (1 − ROUGE-1)"),
-    "weather": Task(6, "squared error of the sequence (°C²)"),
+    "tsp": StudyTask(50, "% longer than the expert's tour"),
+    "xsum": StudyTask(20, "100 × (1 − ROUGE-1)"),
+    "weather": StudyTask(6, "squared error of the sequence (°C²)"),
 }
 METHODS: dict[str, Block] = {
     "Random": "reference",
@@ -39,7 +39,7 @@ METHODS: dict[str, Block] = {
 
 
 def make_row(task: str, method: str, around: float, chance: random.Random, **more: Any) -> Row:
-    """Improvements that scatter around a value."""
+    """Make a row whose improvements scatter around a value."""
     improvements = tuple(around + chance.gauss(0, 1 + abs(around) / 10) * (method != "Random") for _ in range(SEEDS))
     areas = [300 * (1 - one / 100) for one in improvements]
     granularity = block_of(method, METHODS[method])
@@ -48,7 +48,7 @@ def make_row(task: str, method: str, around: float, chance: random.Random, **mor
 
 def make_study(name: str, tasks: Sequence[str], rows: Sequence[Row], **more: Any) -> Study:
     counts = dict.fromkeys(tasks, 100)
-    known = {task: TASKS.get(task, Task(10, "loss")) for task in tasks}
+    known = {task: TASKS.get(task, StudyTask(10, "loss")) for task in tasks}
     return Study(name, f"Made up {name}", "paper", SEEDS, counts, known, tuple(rows), **more)
 
 
@@ -71,7 +71,7 @@ def curves(tasks: Sequence[str] = tuple(TASKS)) -> Study:
 
 
 def make_line(row: Row, length: int) -> Line:
-    """Sags below the straight line by as much as the method is better than Random."""
+    """Make a curve that sags below the straight line in proportion to the improvement."""
     shares = [step / 100 for step in range(101)]
     sag = row.improvement_mean / 100 * 6
     mean = tuple(12 * (1 - share) * (1 - sag * share / 2) + 2 for share in shares)

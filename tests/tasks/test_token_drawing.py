@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from seqdefer.errors import ContractError
-from seqdefer.report.html import is_harmless
+from seqdefer.report.panels import is_harmless
 from seqdefer.tasks.common.token_drawing import STYLE, TokenDrawing, TokenExample, draw_tokens
 
 HOSTILE = "<script>alert(1)</script>\"'&</span></style>\x00\ud800"

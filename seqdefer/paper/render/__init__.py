@@ -1,1 +1,1 @@
-"""The studies of `seqdefer.paper` as tables, LaTeX, figures and pages."""
+"""Studies as tables, LaTeX, figures, files and a page."""

@@ -1,48 +1,24 @@
-"""Grids as LaTeX: floating tables in the style of booktabs, to be read in by \\input. Every text is escaped."""
+"""Grids as LaTeX: floating tables in the style of booktabs, for \\input. Every text is escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-from seqdefer.paper.render.grids import Cell, Column, Grid
+from seqdefer.paper.render.tables import Cell, Grid
 
-# Letters that a column of a two-column paper, and its page, hold in small print.
-COLUMN, PAGE = 56, 112
+COLUMN_CHARACTERS, PAGE_CHARACTERS = 56, 112  # of a two-column paper, in small print
 
 _LATEX = {
-    **{letter: rf"\{letter}" for letter in "&%$#_{}"},
-    **{letter: f"{{{letter}}}" for letter in "[]*"},  # at the start of a row they would be read as an option
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "\n": r"\newline ",
-    "\u00a0": "~",
-    "|J|": r"$|\mathcal{J}|$",
-    "α₁": r"$\alpha_1$",
-    "α_L": r"$\alpha_L$",
-    "α": r"$\alpha$",
-    "−": "$-$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "²": "$^2$",
-    "³": "$^3$",
-    "µ": r"$\mu$",
-    "°": r"$^\circ$",
-    "†": r"\dag{}",
-    "–": "--",
-    "—": "---",
-    "…": r"\ldots{}",
-    "’": "'",
-    "“": "``",
-    "”": "''",
-}
+    **{char: rf"\{char}" for char in "&%$#_{}"},
+    **{char: f"{{{char}}}" for char in "[]*"},  # LaTeX would read them as an option at the start of a row
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "\n": r"\newline ", "\u00a0": "~",
+    "|J|": r"$|\mathcal{J}|$", "α₁": r"$\alpha_1$", "α_L": r"$\alpha_L$", "α": r"$\alpha$", "µ": r"$\mu$",
+    "−": "$-$", "×": r"$\times$", "±": r"$\pm$", "≤": r"$\leq$", "≥": r"$\geq$",
+    "²": "$^2$", "³": "$^3$", "°": r"$^\circ$", "†": r"\dag{}",
+    "–": "--", "—": "---", "…": r"\ldots{}", "’": "'", "“": "``", "”": "''",
+}  # fmt: skip
 _SPECIAL = re.compile("|".join(map(re.escape, sorted(_LATEX, key=len, reverse=True))) + "|[^ -~À-ÿ]")
 
 
@@ -52,34 +28,27 @@ def latex_of(grids: Iterable[Grid]) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Anything as text of LaTeX; a letter that pdfLaTeX has not is named by its number."""
-    return _SPECIAL.sub(lambda found: _LATEX[found[0]] if found[0] in _LATEX else _numbered(found[0]), text)
-
-
-def _numbered(letter: str) -> str:
-    return f"{{[}}U+{ord(letter):04X}{{]}}"
-
-
-def _in_one_line(text: str) -> str:
-    return latex_text(" ".join(text.split()))
+    """Escape any text. A character that pdfLaTeX lacks becomes its code point."""
+    return _SPECIAL.sub(lambda found: _LATEX.get(found[0]) or f"{{[}}U+{ord(found[0]):04X}{{]}}", text)
 
 
 def _table(grid: Grid) -> str:
     is_wrapped = any(column.width for column in grid.columns)
-    table = "table*" if is_wrapped or grid.letters > COLUMN else "table"
-    tabular = _tabular(grid)
-    if grid.letters > PAGE and not is_wrapped:
+    table = "table*" if is_wrapped or grid.n_characters > COLUMN_CHARACTERS else "table"
+    tabular, caption = _tabular(grid), " ".join(f"{grid.title}. {grid.caption}".split())
+    if grid.n_characters > PAGE_CHARACTERS and not is_wrapped:
         tabular = f"\\resizebox{{\\textwidth}}{{!}}{{%\n{tabular}%\n}}"
     label = re.sub("[^a-z0-9]+", "-", grid.name.lower()).strip("-")
     return (
         f"\\begin{{{table}}}\n\\centering\n\\small\n\\setlength{{\\tabcolsep}}{{4pt}}\n"
-        f"\\caption{{{_in_one_line(f'{grid.title}. {grid.caption}')}}}\n\\label{{tab:{label}}}\n"
+        f"\\caption{{{latex_text(caption)}}}\n\\label{{tab:{label}}}\n"
         f"{tabular}\n\\end{{{table}}}\n"
     )
 
 
 def _tabular(grid: Grid) -> str:
-    shape = "".join(map(_shape, grid.columns))
+    wrapped = r">{\raggedright\arraybackslash}p{%s\textwidth}"
+    shape = "".join(wrapped % column.width if column.width else column.align[0] for column in grid.columns)
     heads = _row([latex_text(column.heading) for column in grid.columns])
     bands = []
     for band in grid.bands:
@@ -90,14 +59,8 @@ def _tabular(grid: Grid) -> str:
     return f"\\begin{{tabular}}{{{shape}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}"
 
 
-def _shape(column: Column) -> str:
-    if column.width:
-        return rf">{{\raggedright\arraybackslash}}p{{{column.width}\textwidth}}"
-    return column.align[0]
-
-
 def _groups(grid: Grid) -> str:
-    """The headings over the headings, each with its rule."""
+    """Return the row of group headings, each with a rule below it."""
     if not any(column.group for column in grid.columns):
         return ""
     cells, rules, place = [], [], 1

@@ -1,5 +1,5 @@
-// Adds what a still page cannot do: curves on and off, and the loss of each at any budget.
-// The page is complete without it; text enters by textContent only, so no name can become markup.
+// Toggles curves and shows the loss of each at any budget. The page is complete without this script.
+// Text enters by textContent only, so that no name can become markup.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -22,7 +22,7 @@
     return node;
   };
 
-  // The curves that are on, lowest loss at this budget first.
+  // Return the visible curves, lowest loss at this budget first.
   function visible(step) {
     return buttons
       .filter((button) => button.getAttribute("aria-pressed") === "true")
@@ -73,7 +73,7 @@
     update();
   }
 
-  // Pointing at a name singles its curve out, if it is on. Not by touch: a finger does not say when it stops pointing.
+  // Pointing at a name highlights its curve, if visible. Not by touch, which has no end of pointing.
   let pointed = null;
   function single(button) {
     pointed = button;
@@ -96,7 +96,7 @@
     button.addEventListener("blur", () => single(null));
   }
 
-  // On paper nothing can be opened, so everything is; afterwards each is as the reader left it.
+  // Open all details for printing, and restore them afterwards.
   const closed = new Set();
   addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details:not([open])")) {

@@ -23,7 +23,7 @@ from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.hyperparameters import Settings
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
-from seqdefer.report.html import is_harmless
+from seqdefer.report.panels import is_harmless
 from seqdefer.report.run import run_task
 from seqdefer.tasks.pronounce import model as module
 from seqdefer.tasks.pronounce.codec import PhonemeCodec

@@ -1,4 +1,4 @@
-"""What is written of a study: every number where it belongs, the paper's beside ours, whatever the tasks are called."""
+"""Tables and files of a study: every number in its place, the paper's beside ours, for any names of tasks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ from seqdefer.paper.records import (
     Origins,
     Row,
     Study,
-    load_judgements,
     load_study,
     save,
 )
-from seqdefer.paper.render.grids import Cell, Column, Grid, Rows, figures, split_groups
-from seqdefer.paper.render.latex import latex_text
-from seqdefer.paper.render.layouts import layout_judgements, layout_study
-from seqdefer.paper.render.pages import results_page
-from seqdefer.paper.render.writing import (
+from seqdefer.paper.render.files import (
     csv_of,
-    judgements_csv_of,
-    latex_of,
     markdown_of,
     markdown_text,
-    rich_tables,
-    write_judgements,
+    tables_of,
+    verdicts_csv_of,
     write_study,
+)
+from seqdefer.paper.render.latex import latex_of, latex_text
+from seqdefer.paper.render.page import results_page
+from seqdefer.paper.render.tables import (
+    Cell,
+    Column,
+    Grid,
+    Rows,
+    layout_study,
+    layout_verdicts,
+    number_column,
+    split_groups,
 )
 from seqdefer.report.markup import number
 
@@ -55,18 +60,18 @@ def column_of(grid: Grid, heading: str, group: str = "") -> list[Cell]:
     return [row[place] for band in grid.bands for row in band.rows]
 
 
-def shown(mean: float, std: float | None) -> str:
+def text_of(mean: float, std: float | None) -> str:
     return number(mean, 2) + ("" if std is None else f" ({number(std, 2)})")
 
 
 def ours_and_papers(row: Row) -> list[str]:
-    ours = shown(row.improvement_mean, row.improvement_std)
-    return [ours] + ([shown(row.paper.improvement, row.paper.improvement_std)] if row.paper else [])
+    ours = text_of(row.improvement_mean, row.improvement_std)
+    return [ours] + ([text_of(row.paper.improvement, row.paper.improvement_std)] if row.paper else [])
 
 
 def printed(study: Study, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    for table in rich_tables(layout_study(study), width):
+    for table in tables_of(study, width):
         console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -97,57 +102,53 @@ def test_best_of_a_block_is_bold() -> None:
     study = made_up.table1(["tsp"])
     (grid,) = layout_study(study)
     rows = {row.method: row for row in study.rows}
+    names = column_of(grid, "Method")
     for heading in ("AUDC", "%"):
-        bold = [
-            row[0].text
-            for row, cell in zip(
-                [row for band in grid.bands for row in band.rows], column_of(grid, heading, "tsp"), strict=True
-            )
-            if cell.is_best
-        ]
+        cells = column_of(grid, heading, "tsp")
+        bold = [name.text for name, cell in zip(names, cells, strict=True) if cell.is_best]
         for block in ("whole", "once"):
-            names = [name for name, row in rows.items() if row.granularity == block]
-            assert max(names, key=lambda name: rows[name].improvement_mean) in bold
-        assert len(bold) == 2, "the references are no contestants"
+            members = [name for name, row in rows.items() if row.granularity == block]
+            assert max(members, key=lambda name: rows[name].improvement_mean) in bold
+        assert len(bold) == 2, "references do not compete"
 
 
 @pytest.mark.parametrize(
     ("values", "best"),
     [
-        ([1.001, 1.004, 0.5], [True, True, False]),  # alike as printed
-        ([1.0, 1.0], [False, False]),  # nobody is better than anybody
+        ([1.001, 1.004, 0.5], [True, True, False]),  # equal as printed
+        ([1.0, 1.0], [False, False]),  # all equal
         ([1.0], [True]),
         ([None, 2.0, 1.0], [False, True, False]),
         ([None], [False]),
     ],
 )
 def test_ties_are_bold_too(values: list[float | None], best: list[bool]) -> None:
-    strip = figures(Column("%"), [Rows(values)], lambda value: value, 2, max)
-    assert [cell.is_best for cell in strip.bands[0]] == best
+    _, (cells,) = number_column(Column("%"), [Rows(values)], float, max)
+    assert [cell.is_best for cell in cells] == best
 
 
-def test_curves_are_read_off_at_the_budgets() -> None:
+def test_curves_are_read_at_the_budgets() -> None:
     study = made_up.curves(["tsp"])
     (grid,) = layout_study(study)
     assert [column.heading for column in grid.columns] == ["Method", "0 %", "10 %", "20 %", "50 %", "100 %"]
     found = {row[0]: row[1:] for row in texts_of(grid)}
     for line in study.lines:
-        assert found[line.method] == [shown(line.mean[step], line.std[step]) for step in (0, 10, 20, 50, 100)]
+        assert found[line.method] == [text_of(line.mean[step], line.std[step]) for step in (0, 10, 20, 50, 100)]
     assert "% longer than the expert's tour" in grid.caption
 
 
-def test_hand_offs_mark_what_validation_data_chose() -> None:
+def test_hand_offs_mark_the_choice_of_validation_data() -> None:
     grid = layout_study(made_up.hand_offs())[0]
     sizes = [row[0] for row in texts_of(grid)]
     assert sizes == ["5", "10", "15", "20", "25", "30", "35", "40", "45", "51 †"]
     judged = [cell.text for cell in column_of(grid, "validation %", "OneTimeModel")]
     assert [size for size, text in zip(sizes, judged, strict=True) if text.endswith("*")] == ["45"]
     assert judged[0] == "9.05"
-    assert {cell.text for cell in column_of(grid, "paper %", "OneTimeCost")} == {""}, "it is not in the paper"
+    assert {cell.text for cell in column_of(grid, "paper %", "OneTimeCost")} == {""}, "the paper has no OneTimeCost"
     assert {cell.text for cell in column_of(grid, "paper %", "OneTimeScore")} == {"−6.00 (1.50)"}
 
 
-def test_alpha_has_both_costs_and_no_paper() -> None:
+def test_alpha_has_both_costs_and_no_column_of_the_paper() -> None:
     grid = layout_study(made_up.alpha(["tsp"]))[0]
     assert not any("paper" in column.heading for column in grid.columns)
     rule = next(row for row in texts_of(grid) if row[0].endswith("†"))
@@ -156,7 +157,7 @@ def test_alpha_has_both_costs_and_no_paper() -> None:
     assert "†: the rule of thumb." in grid.caption
 
 
-def test_ablation_has_a_group_for_each_kind_of_inputs() -> None:
+def test_ablation_has_a_group_for_each_set_of_inputs() -> None:
     study = made_up.ablation()
     (grid,) = layout_study(study)
     assert grid.groups == [("", 1), ("inputs: states", 2), ("inputs: facts", 2), ("", 1)]
@@ -164,28 +165,18 @@ def test_ablation_has_a_group_for_each_kind_of_inputs() -> None:
     assert list(rows)[:3] == ["LSTM, no teacher forcing", "LSTM, teacher forcing", "LSTM, scheduled sampling"]
     assert rows["LSTM, teacher forcing"][-1] == "6.70 (1.00)"
     assert rows["TokenwiseScore"][-1] == "5.50"
-    assert rows["TokenwiseScore"][1:3] == rows["TokenwiseScore"][3:5], "it sees no inputs"
+    assert rows["TokenwiseScore"][1:3] == rows["TokenwiseScore"][3:5], "baselines see no inputs"
 
 
-@pytest.mark.parametrize("name", ["table1", "table-handoffs", "table-ablation"])
-def test_paper_column_is_empty_where_the_paper_has_none(name: str) -> None:
-    study = made_up.STUDIES[name]()
-    study = replace(study, rows=tuple(replace(row, paper=None) for row in study.rows))
-    for grid in layout_study(study):
-        papers = [place for place, column in enumerate(grid.columns) if column.heading == "paper %"]
-        assert papers
-        assert all(row[place] == "" for row in texts_of(grid) for place in papers)
-
-
-def test_one_run_has_no_spread() -> None:
+def test_a_single_run_has_no_spread() -> None:
     study = replace(made_up.table1(["pronounce"]), seeds=1)
     (grid,) = layout_study(study)
     assert not any("(" in text for row in texts_of(grid) for text in row)
     assert grid.caption.startswith("From 1 run of 100 test instances")
 
 
-def test_judgements_have_a_row_for_each_task() -> None:
-    (grid,) = layout_judgements(made_up.judgements())
+def test_verdicts_have_a_row_for_each_task() -> None:
+    grid = layout_verdicts(made_up.judgements())
     first, second, third = texts_of(grid)
     assert first[:4] == [
         "Partial deferral beats whole deferral",
@@ -193,18 +184,18 @@ def test_judgements_have_a_row_for_each_task() -> None:
         "holds",
         "OneTimeModel over ChowMean: +5.34 [3.10, 7.25]",
     ]
-    assert second[0] == "", "the statement stands once"
+    assert second[0] == "", "the statement appears once"
     assert second[3].split("\n")[1] == "OneTimeModel, |J| = 5 over ChowSum: +0.50 [−1.00, 2.00]"
     assert third[2:] == ["undecided", "", "Too few runs"]
     assert len(grid.bands) == 2
 
 
-def test_the_contrast_that_decides_is_shown() -> None:
-    """Wide intervals that reach lower stood in its place, and the verdict seemed to follow from nothing."""
+def test_the_deciding_contrast_comes_first() -> None:
+    """Wide intervals that reach lower hid the contrast that decides."""
     wide = [Contrast("tsp", "OneTimeModel", f"wide {place}", 0.0, -20.0 - place, 20.0) for place in range(4)]
     against = Contrast("tsp", "OneTimeModel", "ChowSum", -2.0, -3.0, -1.0)
     judged = Judgement("claim", "It is better", "tsp", "does not hold", (*wide, against))
-    (grid,) = layout_judgements(Judgements("paper", 3, (judged,)))
+    grid = layout_verdicts(Judgements("paper", 3, (judged,)))
     assert texts_of(grid)[0][3].split("\n") == [
         "OneTimeModel over ChowSum: −2.00 [−3.00, −1.00]",
         "OneTimeModel over wide 3: 0.00 [−23.00, 20.00]",
@@ -252,8 +243,8 @@ def test_csv_is_rfc_4180() -> None:
     assert line["paper_audc"] == ""
 
 
-def test_judgements_csv_has_a_line_for_each_contrast() -> None:
-    lines = list(csv.DictReader(io.StringIO(judgements_csv_of(made_up.judgements()), newline="")))
+def test_verdicts_csv_has_a_line_for_each_contrast() -> None:
+    lines = list(csv.DictReader(io.StringIO(verdicts_csv_of(made_up.judgements()), newline="")))
     assert [line["difference"] for line in lines] == ["5.336", "-1.5", "0.5", ""]
     assert [line["verdict"] for line in lines] == ["holds", "does not hold", "does not hold", "undecided"]
 
@@ -262,7 +253,7 @@ def test_judgements_csv_has_a_line_for_each_contrast() -> None:
 
 
 def check_latex(text: str) -> None:
-    """Braces and environments are balanced, and every row of a table has as many cells as the table has columns."""
+    """Check that braces and environments are balanced, and that every row has a cell per column."""
     plain = re.sub(r"\\[\\{}&%$#_]|(?<!\\)%.*", lambda found: r"\\" if found[0] == r"\\" else "", text)
     depth, opened = 0, []
     for token in re.finditer(r"\\begin\{([a-z*]+)\}|\\end\{([a-z*]+)\}|[{}]", plain):
@@ -294,8 +285,8 @@ def test_latex_is_balanced(name: str, tasks: list[str]) -> None:
     assert all(re.fullmatch("tab:[a-z0-9-]+", label) for label in labels)
 
 
-def test_latex_of_judgements_is_balanced() -> None:
-    text = latex_of(layout_judgements(made_up.judgements()))
+def test_latex_of_verdicts_is_balanced() -> None:
+    text = latex_of([layout_verdicts(made_up.judgements())])
     check_latex(text)
     assert r"OneTimeModel, $|\mathcal{J}|$ = 5 over ChowSum: +0.50 {[}$-$1.00, 2.00{]}" in text
 
@@ -304,7 +295,7 @@ def test_latex_has_the_best_in_bold_and_a_rule_between_blocks() -> None:
     study = made_up.table1(["tsp"])
     text = latex_of(layout_study(study))
     best = next(row for row in study.rows if row.method == "OneTimeModel")
-    assert rf"\textbf{{{shown(best.improvement_mean, best.improvement_std)}}}" in text
+    assert rf"\textbf{{{text_of(best.improvement_mean, best.improvement_std)}}}" in text
     assert text.count(r"\midrule") == 3
     assert r"\multicolumn{3}{c}{tsp}" in text
 
@@ -315,7 +306,7 @@ def test_latex_has_the_best_in_bold_and_a_rule_between_blocks() -> None:
         (HOSTILE, r"a\_b\textbar{}\textless{}x\textgreater{}\&\%"),
         ("\\input{x}", r"\textbackslash{}input\{x\}"),
         ("α₁ ≥ 5 °C² ~ #1 $^", r"$\alpha_1$ $\geq$ 5 $^\circ$C$^2$ \textasciitilde{} \#1 \$\textasciicircum{}"),
-        ("*[0]", "{*}{[}0{]}"),  # after the end of a row these would be read as its options
+        ("*[0]", "{*}{[}0{]}"),  # LaTeX would read them as options of a row
         ("Zoë 東\x07", "Zoë {[}U+6771{]}{[}U+0007{]}"),
     ],
 )
@@ -346,17 +337,17 @@ def test_markdown_has_the_best_in_bold() -> None:
     study = made_up.table1(["tsp"])
     best = next(row for row in study.rows if row.method == "OneTimeModel")
     text = markdown_of(layout_study(study))
-    assert f"| **{shown(best.improvement_mean, best.improvement_std)}** | 11.52 (2.41) |" in text
+    assert f"| **{text_of(best.improvement_mean, best.improvement_std)}** | 11.52 (2.41) |" in text
     assert "| *One-time* |" in text
 
 
-def test_terminal_shows_names_as_they_are() -> None:
+def test_terminal_parses_no_markup_in_names() -> None:
     text = printed(made_up.table1(["[red]x", HOSTILE]), 200)
     assert "[red]x" in text
     assert HOSTILE in text
 
 
-def test_wide_tables_come_apart_on_a_narrow_terminal() -> None:
+def test_wide_tables_are_split_on_a_narrow_terminal() -> None:
     study = made_up.table1()
     assert printed(study, 200).count("ChowMean") == 1
     narrow = printed(study, 80)
@@ -372,7 +363,7 @@ def test_wide_tables_come_apart_on_a_narrow_terminal() -> None:
 
 @each_study
 def test_equal_studies_give_equal_files(name: str, tmp_path: Path) -> None:
-    """A study that went through its file is the study that was made."""
+    """A loaded study equals the study that was saved."""
     study = made_up.STUDIES[name]()
     first = write_study(study, tmp_path / "first", figures=False)
     assert [path.name for path in first] == [f"{name}.json", f"{name}.csv", f"{name}.tex"]
@@ -380,14 +371,7 @@ def test_equal_studies_give_equal_files(name: str, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_judgements_are_written(tmp_path: Path) -> None:
-    first = write_judgements(made_up.judgements(), tmp_path / "first")
-    assert [path.name for path in first] == ["verdicts.json", "verdicts.csv", "verdicts.tex", "verdicts.md"]
-    second = write_judgements(load_judgements(first[0]), tmp_path / "second")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-
-
-def test_without_matplotlib_the_tables_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'seqdefer\[figures\]'"):
         write_study(made_up.table1(), tmp_path)
@@ -413,11 +397,11 @@ def records(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_page_has_what_is_there(records: Path) -> None:
+def test_page_shows_the_records(records: Path) -> None:
     page = results_page(records)
     headings = re.findall("^## (.*)$", page, re.MULTILINE)
     assert headings == [
-        "The paper's claims, and what our intervals say of them",
+        "The paper's claims and our verdicts",
         "Made up table1",
         "Made up table-ablation",
         "Where the figures come from",
@@ -428,7 +412,7 @@ def test_page_has_what_is_there(records: Path) -> None:
     assert "| 12.05 (1.90)" in page or "**12.05 (1.90)**" in page
 
 
-def test_page_tells_where_the_figures_come_from(records: Path) -> None:
+def test_page_shows_the_origins(records: Path) -> None:
     page = results_page(records)
     assert "```sh\nseqdefer reproduce all\n```" in page
     assert r"| data | data: jena \| 8 years |" in page

@@ -1,9 +1,9 @@
-"""Studies as files for people: CSV in full precision, LaTeX, Markdown, tables for the terminal, figures.
+"""The files of a study: JSON, CSV in full precision, LaTeX, Markdown, figures; and its tables for the terminal.
 
     for path in write_study(study, Path("runs/reproduce")):
         print(path)
 
-Every file is written aside and renamed, and an equal record gives equal bytes. Numbers are rounded in the grids only.
+Equal records give equal bytes. Only grids hold rounded numbers.
 """
 
 from __future__ import annotations
@@ -15,35 +15,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.paper.records import Contrast, Judgements, Line, Row, Study, save
+from seqdefer.paper.records import Judgements, Line, Row, Study, save
 from seqdefer.paper.render.figures import figure_files
-from seqdefer.paper.render.grids import Cell, Grid, split_groups
 from seqdefer.paper.render.latex import latex_of
-from seqdefer.paper.render.layouts import layout_judgements, layout_study
+from seqdefer.paper.render.tables import Cell, Grid, layout_study, layout_verdicts, split_groups
 from seqdefer.storage.files import write_aside, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = [
-    "csv_of",
-    "judgements_csv_of",
-    "latex_of",
-    "markdown_of",
-    "markdown_table",
-    "markdown_text",
-    "rich_tables",
-    "tables_of",
-    "write_judgements",
-    "write_study",
-]
-
 VERDICTS = "verdicts"
-LONGEST_NAME = 24  # letters, of what stands in one line of the terminal
+MAX_NAME_LENGTH = 24  # longer names wrap in the terminal
 
 
 def write_study(study: Study, folder: Path, *, figures: bool = True) -> list[Path]:
-    """NAME.json, .csv, .tex, .pdf and .svg. The figures come last: without matplotlib the others are there already."""
+    """Write NAME.json, .csv, .tex, .pdf and .svg. Figures come last: without matplotlib the others exist already."""
     base = folder / study.name
     written = [
         save(study, base.with_suffix(".json")),
@@ -55,18 +41,18 @@ def write_study(study: Study, folder: Path, *, figures: bool = True) -> list[Pat
 
 
 def write_judgements(judgements: Judgements, folder: Path) -> list[Path]:
-    """verdicts.json, .csv, .tex and .md."""
-    base, grids = folder / VERDICTS, layout_judgements(judgements)
+    """Write verdicts.json, .csv, .tex and .md."""
+    base, grids = folder / VERDICTS, [layout_verdicts(judgements)]
     return [
         save(judgements, base.with_suffix(".json")),
-        _write_bytes(base.with_suffix(".csv"), judgements_csv_of(judgements).encode()),
+        _write_bytes(base.with_suffix(".csv"), verdicts_csv_of(judgements).encode()),
         write_text(base.with_suffix(".tex"), latex_of(grids)),
         write_text(base.with_suffix(".md"), markdown_of(grids)),
     ]
 
 
 def _write_bytes(path: Path, data: bytes) -> Path:
-    """As they are: text would get the line ends of the system."""
+    """Write bytes as they are: text files would get the line ends of the system."""
 
     def write(aside: Path) -> None:
         aside.write_bytes(data)
@@ -78,8 +64,7 @@ def _write_bytes(path: Path, data: bytes) -> Path:
 
 
 def csv_of(study: Study) -> str:
-    """RFC 4180: a line for each row of the study, all of its fields, what is varied in columns of its own; of a study
-    of curves, a line for each point."""
+    """Return RFC 4180 text with a line for each row of the study, or for each point of its curves."""
     if study.lines:
         return _csv([point for line in study.lines for point in _points(line)])
     varied = list(dict.fromkeys(key for row in study.rows for key in row.varied))
@@ -93,44 +78,32 @@ def _points(line: Line) -> list[dict[str, Any]]:
 
 
 def _flat_row(row: Row, varied: Iterable[str]) -> dict[str, Any]:
-    paper = row.paper
+    numbers = ("is_default", "is_chosen", "audc_mean", "audc_std", "improvement_mean", "improvement_std")
+    papers = ("audc", "audc_std", "improvement", "improvement_std")
     return {
-        "task": row.task,
-        "method": row.method,
-        "granularity": row.granularity,
-        **{key: row.varied.get(key) for key in varied},
-        "is_default": row.is_default,
-        "is_chosen": row.is_chosen,
-        "audc_mean": row.audc_mean,
-        "audc_std": row.audc_std,
-        "improvement_mean": row.improvement_mean,
-        "improvement_std": row.improvement_std,
+        **{name: getattr(row, name) for name in ("task", "method", "granularity")},
+        **{name: row.varied.get(name) for name in varied},
+        **{name: getattr(row, name) for name in numbers},
         "improvements": ";".join(map(repr, row.improvements)),
         "validation": row.validation,
-        "paper_audc": paper and paper.audc,
-        "paper_audc_std": paper and paper.audc_std,
-        "paper_improvement": paper and paper.improvement,
-        "paper_improvement_std": paper and paper.improvement_std,
+        **{f"paper_{name}": getattr(row.paper, name, None) for name in papers},
     }
 
 
-def judgements_csv_of(judgements: Judgements) -> str:
-    """A line for each contrast; a judgement that has none has one line too."""
+def verdicts_csv_of(judgements: Judgements) -> str:
+    """Return a line for each contrast; a judgement without contrasts has one line."""
     lines = []
     for row in judgements.judgements:
-        told = {"claim": row.claim, "statement": row.statement, "task": row.task, "verdict": row.verdict}
-        lines += [{**told, **_flat_contrast(item), "reason": row.reason} for item in row.contrasts or (None,)]
+        claim = {"claim": row.claim, "statement": row.statement, "task": row.task, "verdict": row.verdict}
+        for contrast in row.contrasts or (None,):
+            numbers = {name: getattr(contrast, name, None) for name in ("first", "second", "difference", "low", "high")}
+            lines.append({**claim, **numbers, "reason": row.reason})
     return _csv(lines)
-
-
-def _flat_contrast(contrast: Contrast | None) -> dict[str, Any]:
-    names = ("first", "second", "difference", "low", "high")
-    return {name: None if contrast is None else getattr(contrast, name) for name in names}
 
 
 def _csv(lines: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text)  # its floats are written so that they read back the same
+    writer = csv.writer(text)  # writes floats that read back exactly
     writer.writerow(lines[0] if lines else ())
     for line in lines:
         writer.writerow(str(value).lower() if isinstance(value, bool) else value for value in line.values())
@@ -143,7 +116,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;", "$": "&#36;"
 
 
 def markdown_text(text: str) -> str:
-    """Anything as text of Markdown, within a table or without."""
+    """Escape any text for Markdown, inside tables and outside."""
     return re.sub(r"[\\`*_\[\]|&<>~$\n]", lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), text)
 
 
@@ -152,14 +125,14 @@ def markdown_of(grids: Iterable[Grid]) -> str:
 
 
 def markdown_table(grid: Grid) -> str:
-    """Without its title, for where that is a heading."""
+    """Return a table without its title."""
     headings = [": ".join(filter(None, (column.group, column.heading))) for column in grid.columns]
-    lines = [_markdown_row(map(markdown_text, headings))]
-    lines.append(_markdown_row("---" if column.align == "left" else "---:" for column in grid.columns))
+    lines = [markdown_row(map(markdown_text, headings))]
+    lines.append(markdown_row("---" if column.align == "left" else "---:" for column in grid.columns))
     for band in grid.bands:
         if band.title:
-            lines.append(_markdown_row([f"*{markdown_text(band.title)}*"] + [""] * (len(grid.columns) - 1)))
-        lines += [_markdown_row(map(_markdown_cell, row)) for row in band.rows]
+            lines.append(markdown_row([f"*{markdown_text(band.title)}*"] + [""] * (len(grid.columns) - 1)))
+        lines += [markdown_row(map(_markdown_cell, row)) for row in band.rows]
     table = "\n".join(lines)
     return f"{table}\n\n{markdown_text(grid.caption)}\n"
 
@@ -168,7 +141,7 @@ def _markdown_cell(cell: Cell) -> str:
     return f"**{markdown_text(cell.text)}**" if cell.is_best else markdown_text(cell.text)
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -176,18 +149,12 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def tables_of(record: Study | Judgements, width: int = 80) -> list[Table]:
-    """A study or the verdicts, for a console of `width` letters."""
-    grids = layout_study(record) if isinstance(record, Study) else layout_judgements(record)
-    return rich_tables(grids, width)
-
-
-def rich_tables(grids: Iterable[Grid], width: int = 80) -> list[Table]:
-    """For a console of `width` letters; a grid that is wider comes apart, a table for each group of its columns."""
+    """Return tables for a console of `width` characters. A wider grid is split into a table per group of columns."""
     from rich.console import Console
 
     ruler = Console(width=10_000)
     tables: list[Table] = []
-    for grid in grids:
+    for grid in layout_study(record) if isinstance(record, Study) else [layout_verdicts(record)]:
         whole = _rich_table(grid)
         fits = ruler.measure(whole).maximum <= width
         tables += [whole] if fits else map(_rich_table, split_groups(grid))
@@ -197,13 +164,13 @@ def rich_tables(grids: Iterable[Grid], width: int = 80) -> list[Table]:
 def _rich_table(grid: Grid) -> Table:
     from rich import box
     from rich.table import Table
-    from rich.text import Text  # unlike a string, it is no markup
+    from rich.text import Text  # unlike strings, never parsed as markup
 
     table = Table(title=Text(grid.title), caption=Text(grid.caption), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, column in enumerate(grid.columns):
         heading = "\n".join(filter(None, (column.group, column.heading)))
-        # Names stay whole where they stand alone; figures may take two lines.
-        is_name = place == 0 and all(len(row[0].text) <= LONGEST_NAME for band in grid.bands for row in band.rows)
+        # Short names stay on one line; numbers may wrap.
+        is_name = place == 0 and all(len(row[0].text) <= MAX_NAME_LENGTH for band in grid.bands for row in band.rows)
         table.add_column(Text(heading), justify=column.align, overflow="fold", no_wrap=is_name)
     for band in grid.bands:
         table.add_section()

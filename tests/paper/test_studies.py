@@ -1,4 +1,4 @@
-"""What `seqdefer reproduce` tells is what plain experiments measure, and every choice is made without test data."""
+"""Studies report what separate experiments measure, and make every choice without test data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from toy_studies import ENTRIES, PLAN, RESAMPLES, SEEDS, TINY, Finished, Toy, cells_of, contents, rows_of
 
 from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
@@ -22,18 +23,18 @@ from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.paper import studies
-from seqdefer.paper.lab import USUAL, Lab, Variant
+from seqdefer.paper.lab import DEFAULT_VARIANT, Lab, Variant
 from seqdefer.paper.plan import ablated_settings, settings_of
 from seqdefer.paper.records import Contrast, Line, Row, Study
 from seqdefer.paper.reproduce import reproduce
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.testing.fakes import blank_prefixes
-from tests.evaluation.test_experiment import FITTED, OPTIMAL
-from tests.paper.test_lab import ENTRIES, PLAN, RESAMPLES, SEEDS, Toy, cells_of, contents
-from tests.paper.test_plan import TINY, Finished, copied_fixture, finished_fixture, installed_fixture, rows_of  # noqa: F401, three are fixtures
+from tests.evaluation.test_experiment import FITTED
 
-# -- the slow way --------------------------------------------------------------------------------------------------
+pytestmark = pytest.mark.usefixtures("installed")
+
+# -- against separate experiments ----------------------------------------------------------------------------------
 
 
 def settings_of_toy(name: str, **changes: Any) -> ExperimentSettings:
@@ -45,7 +46,7 @@ def toy(name: str, **changes: Any) -> Toy:
 
 
 def assert_same_figures(row: Row, results: Results) -> None:
-    """Bit by bit: the same sums in the same order."""
+    """The figures agree bit by bit: the same sums in the same order."""
     summary = results.summary[row.method]
     ours = (row.audc_mean, row.audc_std, row.improvement_mean, row.improvement_std)
     assert ours == (summary.audc_mean, summary.audc_std, summary.improvement_mean, summary.improvement_std)
@@ -54,33 +55,34 @@ def assert_same_figures(row: Row, results: Results) -> None:
 
 @pytest.fixture(scope="module", params=["spell", "solve"])
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What `seqdefer run` measures."""
+    """The results of `seqdefer run`."""
     name: str = request.param
     return Experiment(toy(name), settings_of_toy(name), tmp_path_factory.mktemp("plain")).run()
 
 
-def test_table_1_is_what_a_run_measures(plain: Results, finished: Finished) -> None:
+def test_table_1_equals_a_run(plain: Results, finished: Finished) -> None:
     rows = rows_of(finished.made["table1"], plain.task)
     assert [row.method for row in rows] == list(plain.summary)
     assert {row.method for row in rows} >= {"Random", "OptimalWhole", "OptimalOneTime", *FITTED[:3]}
     for row in rows:
         assert_same_figures(row, plain)
         assert row.is_default
+        assert not row.is_chosen
     assert rows == rows_of(finished.made["figure-curves"], plain.task)
 
 
-def test_contrasts_of_table_1_are_those_of_a_run(plain: Results, finished: Finished) -> None:
-    told = {(one.first, one.second): one for one in finished.made["table1"].contrasts if one.task == plain.task}
+def test_contrasts_of_table_1_equal_those_of_a_run(plain: Results, finished: Finished) -> None:
+    contrasts = {(one.first, one.second): one for one in finished.made["table1"].contrasts if one.task == plain.task}
     for one in plain.comparisons:
-        ours = told.pop((one.method, one.against))
+        ours = contrasts.pop((one.method, one.against))
         assert ours.difference == one.difference
-        assert ours.low <= ours.difference <= ours.high  # wider as a rule: runs are drawn, too
-    assert {first for first, _ in told} <= {"WholeModelEmbed", "TokenwiseScore", "TokenwiseEntropy"}
-    assert all(GRANULARITY[second] == "whole" for _, second in told)
+        assert ours.low <= ours.difference <= ours.high  # usually wider: runs are resampled too
+    assert {first for first, _ in contrasts} <= {"WholeModelEmbed", "TokenwiseScore", "TokenwiseEntropy"}
+    assert all(GRANULARITY[second] == "whole" for _, second in contrasts)
 
 
-class Apart:
-    """Variants of one task, each fitted and swept by an experiment of its own."""
+class SeparateRuns:
+    """Variants of one task, each fitted and swept by a separate experiment."""
 
     def __init__(self, task: Task, folder: Path) -> None:
         self.task, self.folder = task, folder
@@ -103,17 +105,17 @@ class Apart:
         return Contrast(self.task.name, first, second, found.difference, found.low, found.high)
 
 
-def assert_same_contrasts(study: Study, apart: Apart) -> None:
-    """All that are between the variants."""
+def assert_same_contrasts(study: Study, apart: SeparateRuns) -> None:
+    """All contrasts between the variants agree."""
     labels = set(apart.runs[0])
-    told = [one for one in study.contrasts if one.task == apart.task.name and {one.first, one.second} <= labels]
-    assert {label for one in told for label in (one.first, one.second)} == labels
-    assert told == [apart.contrast(one.first, one.second) for one in told]
+    contrasts = [one for one in study.contrasts if one.task == apart.task.name and {one.first, one.second} <= labels]
+    assert {label for one in contrasts for label in (one.first, one.second)} == labels
+    assert contrasts == [apart.contrast(one.first, one.second) for one in contrasts]
 
 
 @pytest.mark.parametrize("name", ["spell", "solve"])
-def test_hand_offs_are_what_experiments_with_that_many_measure(name: str, finished: Finished, tmp_path: Path) -> None:
-    study, apart = finished.made["table-handoffs"], Apart(toy(name), tmp_path)
+def test_hand_offs_equal_separate_experiments(name: str, finished: Finished, tmp_path: Path) -> None:
+    study, apart = finished.made["table-handoffs"], SeparateRuns(toy(name), tmp_path)
     rows = rows_of(study, name)
     for row in rows:
         size = row.varied["hand_offs"]
@@ -126,21 +128,19 @@ def test_hand_offs_are_what_experiments_with_that_many_measure(name: str, finish
 
 
 @pytest.mark.parametrize("name", ["spell", "solve"])
-def test_alphas_are_what_experiments_with_that_alpha_measure(name: str, finished: Finished, tmp_path: Path) -> None:
-    study, apart = finished.made["figure-alpha"], Apart(toy(name), tmp_path)
+def test_alphas_equal_separate_experiments(name: str, finished: Finished, tmp_path: Path) -> None:
+    study, apart = finished.made["figure-alpha"], SeparateRuns(toy(name), tmp_path)
     for row in rows_of(study, name):
         label = f"OneTimeModel, alpha = {row.varied['alpha']:.4g}{' (rule of thumb)' if row.is_default else ''}"
-        told = {} if row.is_default else {"alpha": row.varied["alpha"]}  # the rule of thumb needs not be told
-        assert_same_figures(row, apart.measure(label, "OneTimeModel", **told))
+        changes = {} if row.is_default else {"alpha": row.varied["alpha"]}  # the rule of thumb is the default
+        assert_same_figures(row, apart.measure(label, "OneTimeModel", **changes))
     assert len(apart.runs[0]) == len(PLAN.times) + 1
     assert_same_contrasts(study, apart)
 
 
 @pytest.mark.parametrize("inputs", ["blind", "own"])
-def test_the_ablation_is_what_experiments_with_those_settings_measure(
-    inputs: str, finished: Finished, tmp_path: Path
-) -> None:
-    study, apart = finished.made["table-ablation"], Apart(toy("spell", blind=inputs == "blind"), tmp_path)
+def test_the_ablation_equals_separate_experiments(inputs: str, finished: Finished, tmp_path: Path) -> None:
+    study, apart = finished.made["table-ablation"], SeparateRuns(toy("spell", blind=inputs == "blind"), tmp_path)
     for row in study.rows:
         if row.varied.get("inputs") == inputs:
             architecture, strategy = row.varied["architecture"], row.varied["strategy"]
@@ -154,15 +154,15 @@ def test_the_ablation_is_what_experiments_with_those_settings_measure(
 
 def test_the_ablation_has_the_baselines_of_table_1(finished: Finished) -> None:
     for name in ("TokenwiseScore", "TokenwiseEntropy"):
-        (ours,), (usual,) = (rows_of(finished.made[study], "spell", name) for study in ("table-ablation", "table1"))
-        assert ours == usual
+        (ours,), (default,) = (rows_of(finished.made[study], "spell", name) for study in ("table-ablation", "table1"))
+        assert ours == default
 
 
 # -- curves --------------------------------------------------------------------------------------------------------
 
 
 def alone(task: Task) -> tuple[float, float]:
-    """Mean losses of the predictor alone and of the expert alone, on the test instances of each seed."""
+    """Return the mean losses of predictor and expert alone on the test instances of all seeds."""
     examples = task.split("test")
     drawn = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[: SEEDS * 12]
     examples = examples.select(drawn)
@@ -184,26 +184,15 @@ def test_curves_run_from_the_predictor_alone_to_the_expert_alone(name: str, fini
     for method, line in lines.items():
         assert len(line.deferred) == len(line.mean) == len(line.std) == 101
         assert line.deferred == pytest.approx(np.linspace(0, line.deferred[-1], 101))
-        if not method.startswith("Optimal"):  # which may do better at once, and need not spend a budget
+        if not method.startswith("Optimal"):  # oracles may start lower, and need not spend a budget
             assert (line.mean[0], line.mean[-1]) == pytest.approx((first, last))
-
-
-@pytest.mark.parametrize("name", ["spell", "solve"])
-def test_no_method_beats_its_oracle(name: str, finished: Finished) -> None:
-    lines = lines_of(finished.made["figure-curves"], name)
-    rows = {row.method: row for row in rows_of(finished.made["table1"], name)}
-    for method in set(rows) - set(OPTIMAL.values()):
-        oracle = OPTIMAL[GRANULARITY[method]]
-        assert np.all(np.array(lines[oracle].mean) <= np.array(lines[method].mean) + 1e-9), method
-        pairs = zip(rows[oracle].improvements, rows[method].improvements, strict=True)
-        assert all(best >= reached - 1e-9 for best, reached in pairs)
 
 
 # -- choices -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["table-handoffs", "figure-alpha"])
-def test_validation_data_choose_one_variant_of_each_method(name: str, finished: Finished) -> None:
+def test_validation_data_chooses_one_variant_of_each_method(name: str, finished: Finished) -> None:
     study = finished.made[name]
     for task in study.tasks:
         for method in {row.method for row in rows_of(study, task)}:
@@ -214,11 +203,6 @@ def test_validation_data_choose_one_variant_of_each_method(name: str, finished: 
             assert chosen.validation == max(value for value in judged if value is not None)
 
 
-def test_only_variants_are_chosen_among(finished: Finished) -> None:
-    for name in ("table1", "figure-curves", "table-ablation"):
-        assert not any(row.is_chosen for row in finished.made[name].rows)
-
-
 def judged_row(value: float | None, size: int, method: str = "OneTimeModel") -> Row:
     return Row("toy", method, "once", 1.0, 0.0, 1.0, 0.0, (1.0,), {"hand_offs": size}, validation=value)
 
@@ -227,11 +211,11 @@ def judged_row(value: float | None, size: int, method: str = "OneTimeModel") -> 
     ("judged", "chosen"),
     [([1.0, 3.0, 2.0], 1), ([2.0, 1.0, 2.0], 0), ([-1.0, -1.0], 0), ([None, -5.0, None], 1), ([None, None], None)],
 )
-def test_one_is_chosen_even_among_equals(judged: Sequence[float | None], chosen: int | None) -> None:
-    """All that were equally good used to be marked; a claim then took the first, a figure circled them all."""
+def test_one_variant_is_chosen_among_equals(judged: Sequence[float | None], chosen: int | None) -> None:
+    """All equals used to be marked; a claim then took the first, and a figure circled all."""
     rows = [judged_row(value, size) for size, value in enumerate(judged)]
-    others = [judged_row(100.0, 9, "OneTimeCost")]  # another method's figures are another matter
-    found = studies._with_choices(studies.Part([*rows, *others], [], []))
+    others = [judged_row(100.0, 9, "OneTimeCost")]  # another method, with a choice of its own
+    found = studies._with_choices(studies.MeasuredRows([*rows, *others], []))
     assert [row.is_chosen for row in found.rows] == [place == chosen for place in range(len(rows))] + [True]
 
 
@@ -262,25 +246,25 @@ def test_alphas_agree_with_the_rule_of_thumb(name: str, finished: Finished) -> N
 
 @pytest.mark.parametrize(("slips", "gains"), [("2", True), ("0", False)])
 def test_a_rule_of_thumb_of_zero(slips: str, gains: bool, tmp_path: Path) -> None:
-    """A predictor that is seldom beaten: the median gain is 0, and where the mean is none either, alpha is plain."""
+    """With a good predictor the median gain is 0; where the mean is not above 0 either, the unit of alpha is 1."""
     choices = replace(TINY, tasks=("spell",), options={"spell": {"slips": slips}})
     study = reproduce("figure-alpha", tmp_path, choices)["figure-alpha"]
     assert_alphas_agree(study, toy("spell", slips=int(slips)), PLAN.times)
     (rule,) = (row for row in study.rows if row.is_default)
     assert (rule.varied["alpha"], rule.varied["times"]) == (0, 0)
-    assert sum(row.varied["alpha"] == 0 for row in study.rows) == 1  # one of those that are tried anyway, but once
+    assert sum(row.varied["alpha"] == 0 for row in study.rows) == 1  # the plan has it too, but it appears once
     assert all(one.first != one.second for one in study.contrasts)
     assert sum(row.is_chosen for row in study.rows) == 1
     assert (max(row.varied["alpha"] for row in study.rows) == max(PLAN.times)) is not gains
 
 
 def test_validation_figures_are_means_over_the_seeds(copied: Path, finished: Finished) -> None:
-    """Of the cells' own, which the tests of cells look into."""
+    """test_lab.py tests the figures of the cells."""
     reproduce("table-handoffs", copied, TINY)
     for name in PLAN.tasks:
         lab = Lab(ENTRIES[name], toy(name), settings_of_toy(name), copied / name, Clock())
         for row in rows_of(finished.made["table-handoffs"], name):
-            variant = USUAL if row.is_default else Variant(hand_offs=row.varied["hand_offs"])
+            variant = DEFAULT_VARIANT if row.is_default else Variant(hand_offs=row.varied["hand_offs"])
             judged = [lab.cell(variant, row.method, seed).validation for seed in range(SEEDS)]
             assert row.validation == pytest.approx(np.mean([value for value in judged if value is not None]))
 
@@ -289,17 +273,17 @@ def choices_of(study: Study) -> list[Any]:
     return [(row.task, row.method, dict(row.varied), row.validation, row.is_chosen) for row in study.rows]
 
 
-def test_no_choice_hangs_on_test_data(finished: Finished, tmp_path: Path) -> None:
-    """With other test data all rejectors, validation figures, alphas and choices are the same, and the figures not."""
+def test_no_choice_depends_on_test_data(finished: Finished, tmp_path: Path) -> None:
+    """Other test data changes the figures, but no rejector, validation figure, alpha or choice."""
     other = {name: {"test_seed": "9"} for name in PLAN.tasks}
     made = reproduce("all", tmp_path, replace(TINY, options=other))
     for name, study in made.items():
-        usual = finished.made[name]
-        assert choices_of(study) == choices_of(usual)
-        assert study.notes == usual.notes
-        assert [row.improvement_mean for row in study.rows] != [row.improvement_mean for row in usual.rows]
+        expected = finished.made[name]
+        assert choices_of(study) == choices_of(expected)
+        assert study.notes == expected.notes
+        assert [row.improvement_mean for row in study.rows] != [row.improvement_mean for row in expected.rows]
     for task in PLAN.tasks:
-        ours, usual_ones = (contents(folder / task / "rejectors") for folder in (tmp_path, finished.folder))
+        ours, theirs = (contents(folder / task / "rejectors") for folder in (tmp_path, finished.folder))
         assert len(ours) > 20
-        assert ours == usual_ones
+        assert ours == theirs
         assert not {path.name for path in cells_of(tmp_path / task)} & {path.name for path in cells_of(finished.folder)}

@@ -1,52 +1,27 @@
-"""The report's sections below the curves: methods, comparisons, notes, provenance; and what all sections share."""
+"""The sections of the report that compare methods: the table of methods, and paired differences."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Provenance, Results, Summary
-from seqdefer.report.markup import NBSP, Markup, element, join, number
-from seqdefer.report.svg import BLOCKS, names_by_block, tick_labels, ticks
-
-
-def section(title: str, *children: str) -> Markup:
-    return element("section", element("h2", title), *children)
-
-
-def scrolling(table: Markup, label: str) -> Markup:
-    """A box that scrolls by itself, so that the page never does; focusable, so that the keyboard can scroll it."""
-    return element("div", table, class_="scrolling", tabindex=0, role="region", aria_label=label)
-
-
-def tick(style: str, text: str) -> Markup:
-    return element("span", text, style=style)
-
-
-def percent(share: float) -> str:
-    return f"{round(100 * share, 2):g}%"
-
-
-def colour(block: str, shade: int = 0) -> str:
-    return f"--c:var(--{block}-{shade})"
-
-
-# --- table -----------------------------------------------------------------------------------------------------------
+from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Results, Summary
+from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, percent, scrolling, section
+from seqdefer.report.style import BLOCKS, decimals_for
+from seqdefer.report.svg import names_by_block, tick_labels, ticks
 
 
 def methods_section(results: Results) -> Markup:
     table = _MethodTable.of(results)
     spread = "Mean (standard deviation) over the seeds. " if table.has_spread else ""
-    mark = " The bar is ours, the upright mark the paper's." if table.has_paper else ""
+    mark = " The bar is ours, the vertical mark the paper's." if table.has_paper else ""
     words = f"{spread}AUDC: lower is better. Bold: best of its block.{mark}"
     return section("Methods", element("p", words), scrolling(table.draw(), "Methods"))
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """A line of numbers from `low` to `high` that bars and whiskers are placed on, zero always on it."""
+    """A horizontal axis for bars and whiskers that always includes zero."""
 
     low: float
     high: float
@@ -70,23 +45,22 @@ class _Scale:
 
 @dataclass(frozen=True)
 class _MethodTable:
-    """The paper's table for one task: a block per granularity, in-cell bars on one common scale."""
+    """The paper's table for one task: a block per granularity, bars on a common scale."""
 
     results: Results
     scale: _Scale
-    decimals: int  # of AUDC, the same in every row
+    decimals: int  # of AUDC
     has_paper: bool
     has_spread: bool
 
     @classmethod
     def of(cls, results: Results) -> _MethodTable:
         paper = {name: figure for name, figure in results.paper.items() if name in results.summary}
-        # The oracles would shrink every other bar, so they have none, and no say in the scale.
+        # Oracles have no bars: they would shrink all others.
         names = [name for block, row in names_by_block(results).items() if block != "reference" for name in row]
         ours = [results.summary[name].improvement_mean for name in names]
         scale = _Scale.around(ours + [paper[name].improvement for name in names if name in paper])
-        largest = max((abs(row.audc_mean) for row in results.summary.values()), default=0) or 1
-        decimals = min(max(3 - math.floor(math.log10(largest)), 2), 6)
+        decimals = decimals_for(row.audc_mean for row in results.summary.values())
         return cls(results, scale, decimals, bool(paper), len(results.seeds) > 1)
 
     def draw(self) -> Markup:
@@ -153,11 +127,11 @@ def comparisons_section(comparisons: Sequence[Comparison]) -> Markup:
         return Markup()
     scale = _Scale.around([value for row in comparisons for value in (row.low, row.high)])
     words = (
-        f"Difference in %{NBSP}improvement, in points, with its paired 95{NBSP}% bootstrap interval. Right of zero "
-        "the first method is better; a filled dot marks an interval that leaves zero out."
+        f"Difference in points of %{NBSP}improvement, with its paired 95{NBSP}% bootstrap interval. Right of zero the "
+        "first method is better; a filled dot marks an interval that excludes zero."
     )
     marks = ticks(scale.low, scale.high, 5)
-    axis = [tick(scale.at(value), text) for value, text in zip(marks, tick_labels(marks), strict=True)]
+    axis = [element("span", text, style=scale.at(value)) for value, text in zip(marks, tick_labels(marks), strict=True)]
     rows = [_forest_row(row, scale) for row in comparisons]
     foot = element("li", element("span", *axis, class_="scale"), class_="axis", aria_hidden="true")
     return section("Comparisons", element("p", words), element("ul", *rows, foot, class_="forest"))
@@ -182,60 +156,3 @@ def _forest_row(row: Comparison, scale: _Scale) -> Markup:
     )
     names = element("span", row.method, element("small", " against "), row.against, class_="names")
     return element("li", names, line, element("span", text, class_="figure"))
-
-
-# --- notes, provenance -----------------------------------------------------------------------------------------------
-
-
-def notes_section(notes: Sequence[str]) -> Markup:
-    return section("Notes", element("ul", *(element("li", note) for note in notes))) if notes else Markup()
-
-
-def provenance_section(provenance: Provenance) -> Markup:
-    calls = provenance.expert_calls
-    blocks = [
-        _fact("Command", element("code", provenance.command)) if provenance.command else "",
-        _fact("Seeds", ", ".join(map(str, provenance.seeds))) if provenance.seeds else "",
-        _pairs("Data", provenance.data),
-        _pairs("Models", provenance.models),
-        _pairs("Machine", provenance.machine),
-        _bars("Seconds per stage", provenance.seconds, _seconds),
-        _bars(
-            "Expert calls", {"made": calls.made, "saved": calls.saved}, lambda value: f"{value:,.0f}".replace(",", " ")
-        ),
-        _pairs("Settings", {key: _setting(value) for key, value in provenance.settings.items()}),
-    ]
-    details = element("details", element("summary", "Where these numbers come from"), element("dl", *blocks))
-    return element("section", element("h2", "Provenance"), details, class_="provenance")
-
-
-def _fact(name: str, *value: str) -> Markup:
-    return element("div", element("dt", name), element("dd", *value))
-
-
-def _pairs(name: str, values: Mapping[str, str]) -> Markup:
-    rows = [element("tr", element("th", key, scope="row"), element("td", value)) for key, value in values.items()]
-    return _fact(name, element("table", element("tbody", *rows))) if rows else Markup()
-
-
-def _bars(name: str, values: Mapping[str, float], words: Callable[[float], str]) -> Markup:
-    longest = max(values.values(), default=0)
-    if longest <= 0:
-        return Markup()
-    rows = []
-    for key, value in values.items():
-        fill = element("i", class_="fill", style=f"left:0;right:{percent(1 - value / longest)}")
-        bar = element("td", element("span", fill, class_="bar", aria_hidden="true"), class_="wide")
-        rows.append(element("tr", element("th", key, scope="row"), element("td", words(value), class_="amount"), bar))
-    return _fact(name, element("table", element("tbody", *rows)))
-
-
-def _seconds(value: float) -> str:
-    if value < 100:
-        return f"{value:.1f} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _setting(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

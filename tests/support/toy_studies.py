@@ -1,0 +1,137 @@
+"""Toy tasks and a tiny plan in place of the paper's, and helpers for the tests of its reproduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import completing
+from torch import Tensor
+
+from seqdefer.interfaces import SplitName, Task, TaskEntry
+from seqdefer.paper import plan, reproduce, studies
+from seqdefer.paper.lab import Lab
+from seqdefer.paper.plan import ReproductionPlan, TaskPlan, settings_of
+from seqdefer.paper.records import Row, Study
+from seqdefer.paper.reproduce import Choices
+from seqdefer.progress import Clock
+from seqdefer.testing import ToyTask
+from seqdefer.testing.fakes import ToyPredictor, ToyState
+from seqdefer.types import Examples, Proposal
+from tests.evaluation.test_experiment import TINY as SMALL
+
+SEEDS, RESAMPLES = 2, 30
+TINY = Choices("tiny", figures=False)
+DRAWN = [".pdf", ".svg"] if find_spec("matplotlib") else []
+TIMED = {"origins.json"}  # holds seconds
+Spy = Callable[[Any, str], list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class ToyOptions:
+    n: int = 40
+    length: int = 3
+    seed: int = 0
+    test_seed: int = 0  # not 0: other test data, all else unchanged
+    slips: int = 5  # of 8 tokens, where the predictor may err
+    blind: bool = False  # rejectors see no features
+    by_token: bool = True  # False: the expert only completes
+
+
+class Toy(ToyTask):
+    def __init__(self, name: str, options: ToyOptions) -> None:
+        super().__init__(options.n, options.length, seed=options.seed)
+        self.name, self.options = name, options
+        if options.blind:
+            self.predictor = Blind(self)
+        self.predictor.fingerprint += f"-{options.slips}"
+        if not options.by_token:
+            self.expert = completing(Toy(name, replace(options, by_token=True)))  # type: ignore[assignment]
+
+    def split(self, name: SplitName) -> Examples:
+        if name == "test" and self.options.test_seed:
+            return ToyTask(self.n, self.spec.length, seed=self.options.test_seed).split(name)
+        return super().split(name)
+
+    def stray(self, state: ToyState, often: int, salt: int) -> Tensor:
+        return super().stray(state, self.options.slips if salt == PREDICTORS_SALT else often, salt)
+
+
+PREDICTORS_SALT = 5
+
+
+class Blind(ToyPredictor):
+    def __init__(self, task: ToyTask) -> None:
+        super().__init__(task)
+        self.fingerprint += "-blind"
+
+    def propose(self, state: ToyState) -> Proposal:
+        proposal = super().propose(state)
+        return replace(proposal, features=torch.zeros_like(proposal.features))
+
+
+def toy_entry(name: str, **options: Any) -> TaskEntry:
+    def prepare(chosen: ToyOptions, *_: Any) -> Task:
+        return Toy(name, chosen)
+
+    return TaskEntry(name, f"the toy {name}", {"tiny": ToyOptions(**options)}, prepare)
+
+
+# An expert that names tokens, for the ablation, and one that only completes.
+ENTRIES = {"spell": toy_entry("spell"), "solve": toy_entry("solve", length=4, by_token=False)}
+SMALL_NETWORKS = {"instances": 12, "token": SMALL.token, "once": SMALL.once, "cost": SMALL.cost, "resamples": RESAMPLES}
+PLAN = ReproductionPlan(
+    seeds=SEEDS,
+    tasks={
+        "spell": TaskPlan("tiny", {}, SMALL_NETWORKS, hand_offs=(2, 3), inputs={"blind": {"blind": True}, "own": {}}),
+        "solve": TaskPlan("tiny", {}, SMALL_NETWORKS, hand_offs=(2, 3)),
+    },
+    times=(0.0, 1.0, 4.0),
+    ablated_task="spell",
+)
+SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS)
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Add the tiny plan, and replace all tasks by its toys."""
+    patch.setitem(plan.PLANS, "tiny", PLAN)
+    patch.setattr(reproduce, "load_task", ENTRIES.__getitem__)
+    patch.setattr(studies, "RESAMPLES", RESAMPLES)
+
+
+def open_lab(folder: Path, task: Task | None = None, **settings: Any) -> Lab:
+    chosen = replace(SETTINGS, **settings)
+    return Lab(ENTRIES["spell"], task or Toy("spell", ToyOptions()), chosen, folder, Clock())
+
+
+def cells_of(folder: Path) -> set[Path]:
+    return set(folder.rglob("cells/*.safetensors"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def rows_of(study: Study, task: str, method: str | None = None) -> list[Row]:
+    return [row for row in study.rows if row.task == task and method in (None, row.method)]
+
+
+@dataclass(frozen=True)
+class Finished:
+    folder: Path
+    made: Mapping[str, Study]
+
+
+def final_files(folder: Path) -> dict[str, bytes]:
+    """Read the files for people; the folders of the tasks hold what they were made from."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in TIMED}
+
+
+def same_but_for_drawings(folder: Path, finished: Finished) -> bool:
+    expected = final_files(finished.folder)
+    return final_files(folder) == {name: data for name, data in expected.items() if Path(name).suffix not in DRAWN}
