@@ -1,7 +1,7 @@
-"""Who decides in a cohort, and what is then written, one position of all rows at a time.
+"""How the rows of a cohort are written, one position of all rows at a time.
 
-By token each row has its own threshold. One-time, the predictor's drafts come first; what it wrote before the first
-hand-off can be told at once, and then the expert completes all rows that are handed off in one call.
+Token by token, each row has its own threshold. One-time, the predictor drafts first; the positions before the first
+hand-off are yielded, and then the expert completes all deferred rows in one call.
 """
 
 from __future__ import annotations
@@ -17,46 +17,47 @@ from torch import Tensor
 
 from seqdefer.budgets.policies import by_position, choose_kept
 from seqdefer.engine.interleaved import complete_drafts, draft, interleave
+from seqdefer.interfaces import Policy, TokenRejector
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.networks import DraftNetwork, TokenNetwork
-from seqdefer.server.guarding import Caller, Guard, RowThresholds
-from seqdefer.types import Examples, Rollout
+from seqdefer.server.fallback import ExpertCaller, FallbackExpert
+from seqdefer.types import Examples, Proposal, Rollout
 
-Unwanted = Callable[[], Tensor]  # rows that nothing more need be written of, int64 indices
+Unwanted = Callable[[], Tensor]  # int64 indices of rows that need no more tokens
 
 
 @dataclass(frozen=True)
-class Written:
+class PlanStep:
     """One position of n rows; tensors (n,), on the CPU."""
 
     position: int
     tokens: Tensor
     by_expert: Tensor  # bool
     scores: Tensor
-    active: Tensor  # bool: rows that go as far
-    wishes: Tensor  # bool: where the rejector wants the expert, whoever then wrote
-    missed: Tensor  # bool: rows that the expert should have written, here or before, and did not
+    active: Tensor  # bool: rows that reach this position
+    wishes: Tensor  # bool: the rejector defers, whoever wrote the token
+    missed: Tensor  # bool: deferred rows that the expert failed to write, here or before
 
 
 class Plan(ABC):
-    """`thresholds` (n,) are the rows' own; `silent` (bool (n,)) ones never defer, and only say where they would."""
+    """A plan for n rows with `thresholds` (n,). `silent` rows, bool (n,), only score: they never defer."""
 
-    guard: Guard
+    guard: FallbackExpert
 
     def __init__(self, model: DeferringModel, examples: Examples, thresholds: Sequence[float], silent: Tensor) -> None:
         self.model, self.served, self.examples = model, model.served, examples
         self.thresholds, self.silent = list(thresholds), silent
 
     @abstractmethod
-    def write(self, unwanted: Unwanted) -> Generator[Written, None, None]: ...
+    def write(self, unwanted: Unwanted) -> Generator[PlanStep, None, None]: ...
 
 
 class ByToken(Plan):
-    def __init__(self, *whose: Any, call: Caller) -> None:
+    def __init__(self, *whose: Any, call: ExpertCaller) -> None:
         super().__init__(*whose)
-        self.guard = Guard(self.served.expert, call)
+        self.guard = FallbackExpert(self.served.expert, call)
 
-    def write(self, unwanted: Unwanted) -> Generator[Written, None, None]:
+    def write(self, unwanted: Unwanted) -> Generator[PlanStep, None, None]:
         assert isinstance(self.model.rejector, TokenNetwork)
         thresholds, missed = torch.tensor(self.thresholds), torch.zeros(len(self.examples), dtype=torch.bool)
         effective = torch.where(self.silent, math.inf, thresholds)
@@ -69,7 +70,7 @@ class ByToken(Plan):
             if self.guard.has_failed:
                 missed = missed | (wishes & ~self.silent & active)
             by_expert = step.by_expert.cpu() & ~missed
-            yield Written(step.position, step.tokens.cpu(), by_expert, scores, active, wishes, missed)
+            yield PlanStep(step.position, step.tokens.cpu(), by_expert, scores, active, wishes, missed)
             try:
                 step = steps.send(unwanted().to(step.rows.device))
             except StopIteration:
@@ -77,7 +78,7 @@ class ByToken(Plan):
 
 
 class OneTime(Plan):
-    def __init__(self, *whose: Any, call: Caller) -> None:
+    def __init__(self, *whose: Any, call: ExpertCaller) -> None:
         super().__init__(*whose)
         rejector = self.model.rejector
         assert isinstance(rejector, DraftNetwork)
@@ -86,9 +87,9 @@ class OneTime(Plan):
         rows = zip(torch.arange(len(self.examples)).split(1), self.thresholds, strict=True)
         self.drafts, self.scores = drafted.sequences, by_position(scores, rejector.sizes.hand_offs)
         self.kept = torch.cat([choose_kept(rejector, scores[row], drafted.select(row), at) for row, at in rows])
-        self.guard = Guard(self.served.expert, call, drafted.sequences)
+        self.guard = FallbackExpert(self.served.expert, call, drafted.sequences)
 
-    def write(self, unwanted: Unwanted) -> Generator[Written, None, None]:
+    def write(self, unwanted: Unwanted) -> Generator[PlanStep, None, None]:
         length = self.served.spec.length
         kept = torch.where(self.silent, length, self.kept)
         nobody = torch.zeros(len(kept), dtype=torch.bool)
@@ -105,9 +106,30 @@ class OneTime(Plan):
         predictor, spec = self.served.predictor, self.served.spec
         return complete_drafts(predictor, self.guard, self.examples, self.drafts, kept, self.scores, spec)
 
-    def _positions(self, rollout: Rollout, positions: range, missed: Tensor) -> Generator[Written, None, None]:
+    def _positions(self, rollout: Rollout, positions: range, missed: Tensor) -> Generator[PlanStep, None, None]:
         mask = rollout.sequences.mask()
         for position in positions:
             by_expert = rollout.by_expert[:, position] & ~missed
             tokens, scores, active = (part[:, position] for part in (rollout.sequences.tokens, rollout.scores, mask))
-            yield Written(position, tokens, by_expert, scores, active, position >= self.kept, missed)
+            yield PlanStep(position, tokens, by_expert, scores, active, position >= self.kept, missed)
+
+
+class RowThresholds(Policy[tuple[Any, Tensor]]):
+    """`policies.Threshold` with a threshold per row (n,); tells the fallback expert what the predictor proposes."""
+
+    def __init__(self, rejector: TokenRejector[Any], thresholds: Tensor, guard: FallbackExpert) -> None:
+        self.rejector, self.thresholds, self.guard = rejector, thresholds, guard
+
+    def start(self, context: Tensor) -> tuple[Any, Tensor]:
+        return self.rejector.start(context), self.thresholds.to(context.device)
+
+    def decide(
+        self, state: tuple[Any, Tensor], position: int, proposal: Proposal
+    ) -> tuple[Tensor, Tensor, tuple[Any, Tensor]]:
+        inner, thresholds = state
+        scores, inner = self.rejector.score(inner, position, proposal)
+        self.guard.proposed = proposal.tokens
+        return scores, scores >= thresholds, (inner, thresholds)
+
+    def select(self, state: tuple[Any, Tensor], rows: Tensor) -> tuple[Any, Tensor]:
+        return self.rejector.select(state[0], rows), state[1][rows]

@@ -105,7 +105,7 @@ def expert() -> TextModel:
 def endpoint(expert: TextModel) -> Iterator[str]:
     """seqdefer's own server, whose expert writes all. Nobody may change it."""
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from tests.server.test_app import running
+    from servers import running
 
     pair = TextPair.of(made_of("bytes", "gpt2", 1, 1), expert, "facts")
     model = with_rejector(served_of(pair), "token")
@@ -427,7 +427,7 @@ def test_the_predictor_finishes_where_the_endpoint_dies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from tests.server.test_app import running
+    from servers import running
 
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv(KEY, SECRET)
