@@ -27,7 +27,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """What the models shall write for one request."""
+    """What one request asks the models to write."""
 
     inputs: Sequence[Any]
     threshold: float
@@ -54,7 +54,7 @@ class Token:
     text: str  # what it adds; empty while a character is incomplete
     author: str
     score: float
-    defer: bool  # the rejector's decision, whoever wrote the token
+    defer: bool  # the rejector's decision, even if the expert failed
     finish: FinishReason | None  # for the last token
     degraded: str | None  # why the expert failed to write this token or an earlier one
 

@@ -68,10 +68,10 @@ class Limits:
     grace_seconds: float = 5.0  # for requests in flight at shutdown
 
     def __post_init__(self) -> None:
-        most = threading.TIMEOUT_MAX  # timers accept neither more nor infinity
+        limit = threading.TIMEOUT_MAX  # timers accept neither more nor infinity
         for name, value in vars(self).items():
-            if value is not None and not 0 < value <= most:
-                raise OptionError(f"{name.replace('_', ' ')} is {value}; give more than 0 and at most {most:.0f}")
+            if value is not None and not 0 < value <= limit:
+                raise OptionError(f"{name.replace('_', ' ')} is {value}; give more than 0 and at most {limit:.0f}")
         if not self.inputs <= self.batch <= self.running:
             raise OptionError(
                 f"the inputs of a request ({self.inputs}) must fit into a batch ({self.batch}), and a batch into what "

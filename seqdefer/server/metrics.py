@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 SECONDS_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 COUNTERS = {
-    "seqdefer_requests_total": "Responses by path and status; 499 if the client disconnected first.",
-    "seqdefer_streams_failed_total": "Incomplete streams by reason: an error code, client_left or unread.",
-    "seqdefer_tokens_total": "Tokens sent by author.",
+    "seqdefer_requests_total": "Responses, by path and status; 499 if the client disconnected first.",
+    "seqdefer_streams_failed_total": "Incomplete streams, by reason: an error code, client_left or unread.",
+    "seqdefer_tokens_total": "Tokens sent, by author.",
     "seqdefer_switches_total": "Changes of author within a sequence.",
     "seqdefer_expert_failures_total": "Cohorts that fell back to the predictor, by reason.",
 }
@@ -64,7 +64,7 @@ class Metrics:
             yield from (_line(name, labels, value) for labels, value in sorted(values.items()))
 
     def _histogram_lines(self) -> Iterator[str]:
-        yield from _head(REQUEST_SECONDS, "Wall time of requests by path.", "histogram")
+        yield from _head(REQUEST_SECONDS, "Wall time of requests, by path.", "histogram")
         for labels, histogram in sorted(self._seconds.items(), key=lambda item: item[0]):
             cumulative = 0
             for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), histogram.counts, strict=True):

@@ -127,7 +127,7 @@ class ChatCompletion(_Head):
 
 @no_extra
 class TokenDetails(TypedDict):
-    """`defer`: the rejector's decision, whoever wrote the token; `score` is null if it is infinite."""
+    """`defer`: the rejector's decision, even if the expert failed; `score` is null if it is infinite."""
 
     position: int
     token: Any

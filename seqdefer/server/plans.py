@@ -35,7 +35,7 @@ class PlanStep:
     by_expert: Tensor  # bool
     scores: Tensor
     active: Tensor  # bool: rows that reach this position
-    wishes: Tensor  # bool: the rejector defers, whoever wrote the token
+    wishes: Tensor  # bool: the rejector's decision, even if the expert failed
     missed: Tensor  # bool: deferred rows that the expert failed to write, here or before
 
 

@@ -114,7 +114,7 @@ Text = Annotated[str, AfterValidator(_check_unicode)]
 Input = Annotated[Any, AfterValidator(_check_unicode)]
 Inputs = Annotated[list[Any], AfterValidator(_check_unicode)]  # all together: one by one takes seconds for many
 # A text becomes a list of one: for a union, pydantic's errors would name every branch.
-# FailFast reports the first wrong item only: half a million errors take ten seconds, in which the server stands still.
+# FailFast reports only the first invalid item: half a million errors would block the server for ten seconds.
 Texts = Annotated[list[Text], FailFast(), BeforeValidator(_as_list), WithJsonSchema(TEXTS_SCHEMA)]
 Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum": list(UNSET_VALUES)})]
 NullOnly = Annotated[Any, AfterValidator(_check_null), WithJsonSchema({"type": "null"})]

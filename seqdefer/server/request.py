@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -71,11 +71,7 @@ class Service:
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
         active = self._submit(request, body, self.model.served.spec.length, may_defer=False)
-        try:
-            await unless_disconnected(request, active.finish())
-            return json_response(scores_response(active.transcript, body.model), headers=active.headers())
-        finally:
-            active.close()
+        return await respond_whole(request, active, scores_response, body.model)
 
     async def _respond(
         self,
@@ -87,11 +83,7 @@ class Service:
         has_usage: bool,
     ) -> Response:
         if not body.stream:
-            try:
-                await unless_disconnected(request, active.finish())
-                return json_response(response_format.whole(active.transcript, body.model), headers=active.headers())
-            finally:
-                active.close()
+            return await respond_whole(request, active, response_format.whole, body.model)
         try:
             # The status waits briefly for the first token: an earlier failure is an error response, not a stream.
             await unless_disconnected(request, active.has_next())
@@ -144,7 +136,7 @@ class ActiveRequest:
         return await pending
 
     async def has_next(self) -> bool:
-        """Wait briefly, and return whether `next_token` returns at once. Raises what `next_token` would."""
+        """Wait briefly, and return whether `next_token` would return immediately. Raises what it would raise."""
         if self._pending is None:
             self._pending = asyncio.create_task(self._read())
         started = time.perf_counter()
@@ -188,6 +180,17 @@ class ActiveRequest:
         self.close()
         if self.outcome != DONE:
             self.scheduler.metrics.count("seqdefer_streams_failed_total", {"reason": self.outcome})
+
+
+async def respond_whole(
+    request: Request, active: ActiveRequest, build: Callable[[Transcript, str], Any], model: str
+) -> Response:
+    """Finish a request and return `build` of its transcript and model as JSON."""
+    try:
+        await unless_disconnected(request, active.finish())
+        return json_response(build(active.transcript, model), headers=active.headers())
+    finally:
+        active.close()
 
 
 async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:

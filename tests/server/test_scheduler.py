@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from servers import (
     COMPLETIONS,
     LENGTH,
@@ -21,6 +22,8 @@ from servers import (
 from torch import Tensor
 
 from seqdefer.server.http import Limits
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 
 
 def test_queued_requests_form_a_batch() -> None:
@@ -71,6 +74,20 @@ def test_full_queue() -> None:
                 assert check_error(response, 429)["code"] == "queue_full"
                 assert response.headers["retry-after"] == "1"
         check_healthy(server)
+
+
+def test_disconnect_leaves_the_queue() -> None:
+    model, slow = slow_model()
+    slow.gate.clear()
+    limits = Limits(inputs=1, batch=1, running=1, grace_seconds=0.5)
+    with running(model, limits=limits) as server, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.complete, "13", 0.5)
+        until(lambda: server.scheduler._cohorts)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy", "prompt": "14"}, timeout=0.3)
+        until(lambda: not server.scheduler._queue)
+        slow.gate.set()
+        assert first.result().choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
 
 
 def test_invalid_inputs_do_not_affect_other_requests() -> None:
