@@ -99,7 +99,7 @@ def create_app(
     app.add_exception_handler(APIError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
-    _add_routes(app, Service(model, name, limits, scheduler, budget))
+    _add_routes(app, Service(scheduler, name, budget))
     _add_page(app)
     openapi.describe(app, model, name, limits, has_key=api_key is not None, has_host=only_host is not None)
     return app

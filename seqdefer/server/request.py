@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.cohorts import InputsRead, Token, WriteRequest
-from seqdefer.server.http import CLIENT_CLOSED, APIError, Limits, as_api_error, to_json
+from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.protocol import (
     ChatRequest,
     CompleteRequest,
@@ -49,12 +49,14 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 class Service:
     """A served model: the handlers of the routes that use it."""
 
-    model: DeferringModel
-    name: str
-    limits: Limits
     scheduler: Scheduler
+    name: str
     default_budget: float
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model(self) -> DeferringModel:
+        return self.scheduler.model
 
     async def write(
         self, request: Request, body: CompletionRequest | ChatRequest, response_format: ResponseFormat
@@ -102,8 +104,8 @@ class Service:
     ) -> ActiveRequest:
         codec = self.model.served.codec
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
-        if len(inputs) > self.limits.inputs:
-            raise APIError(400, f"{len(inputs)} inputs; one request may have {self.limits.inputs}")
+        if len(inputs) > self.scheduler.limits.inputs:
+            raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
         budget = requested_budget(body, self.name, self.default_budget)
         assert self.model.calibration is not None
         setting = self.model.calibration.for_budget(budget)
