@@ -142,8 +142,7 @@ def _rejector_row(bench: Bench, plain: Decoding, batch: int, name: str) -> Row:
 
 
 def server(bench: Bench, choice: Choice) -> list[Row]:
-    """Measure the overhead of the server, and its speed under load."""
-    from seqdefer.server.running import require_extra
+    from seqdefer.server.serve import require_extra
 
     try:
         transformers()
@@ -165,8 +164,8 @@ def server(bench: Bench, choice: Choice) -> list[Row]:
 def _running(model: DeferringModel) -> AbstractContextManager[str]:
     """Run a server on a free port; the context is its address."""
     from seqdefer.server.app import create_app
-    from seqdefer.server.limits import Limits
-    from seqdefer.server.running import in_background
+    from seqdefer.server.http import Limits
+    from seqdefer.server.serve import in_background
 
     limits = Limits(request_seconds=600.0)
     return in_background(create_app(model, MODEL_NAME, limits=limits), limits)

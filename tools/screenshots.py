@@ -29,8 +29,8 @@ from rich.text import Text
 
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.app import create_app
-from seqdefer.server.limits import Limits
-from seqdefer.server.running import in_background
+from seqdefer.server.http import Limits
+from seqdefer.server.serve import in_background
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BUDGET = 0.2

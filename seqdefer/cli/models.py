@@ -284,15 +284,14 @@ def add_serve(commands: Any) -> None:
 
 def _serve(chosen: argparse.Namespace) -> int:
     from seqdefer.model.deferring_model import DeferringModel
-    from seqdefer.server.gate import check_key
-    from seqdefer.server.limits import Limits
-    from seqdefer.server.running import address_of, listen, require_extra, serve
+    from seqdefer.server.http import Limits, check_api_key
+    from seqdefer.server.serve import address_of, listen, require_extra, serve
 
     require_extra()
     limits = override(Limits(), {name: value for name, value in vars(chosen).items() if value is not None})
     api_key = os.environ.get("SEQDEFER_API_KEY") if chosen.api_key is None else chosen.api_key
     if api_key is not None:
-        check_key(api_key)  # before the models are loaded
+        check_api_key(api_key)  # before the models are loaded
     name = chosen.name or chosen.folder.resolve().name
     with listen(chosen.host, chosen.port) as listening:
         with progress(quiet=chosen.quiet) as meter:

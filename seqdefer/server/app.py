@@ -1,9 +1,9 @@
-"""The routes. `create_app(model, "news")` is the whole service as an ASGI application, without a port.
+"""The routes. `create_app(model, "news")` returns the whole service as an ASGI application, without a socket.
 
-POST /v1/completions, /v1/chat/completions   write, at once or as a stream
-POST /v1/deferral/complete                   the same for any codec, with the author of every token
-POST /v1/deferral/score                      where the rejector would defer; the expert is not asked
-GET  /v1/deferral                            what is served, and what its budgets spend
+POST /v1/completions, /v1/chat/completions   OpenAI's API, whole or streamed
+POST /v1/deferral/complete                   inputs of any type, with the author of every token
+POST /v1/deferral/score                      where the rejector would defer, without the expert
+GET  /v1/deferral                            the served model and the share that each budget spends
 GET  /v1/models, /health, /metrics, /openapi.json
 GET  /                                       the page to try it
 """
@@ -11,10 +11,12 @@ GET  /                                       the page to try it
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -24,52 +26,33 @@ from starlette.exceptions import HTTPException
 from seqdefer import __version__
 from seqdefer.errors import OptionError
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
-from seqdefer.server import schemas
-from seqdefer.server.answers import (
-    CHAT,
-    COMPLETION,
-    DeferralForm,
-    Form,
-    Tally,
-    deferral_answer,
-    model_answer,
-    models_answer,
-    scores_answer,
-)
-from seqdefer.server.cohorts import Ask
-from seqdefer.server.describing import WRITING, answers, describe, errors, streamed
-from seqdefer.server.faults import Fault, to_json
-from seqdefer.server.gate import Crowd, Gate, check_key
-from seqdefer.server.limits import Limits
+from seqdefer.server import openapi
+from seqdefer.server.http import APIError, Gateway, Limits, check_api_key, overloaded_app
 from seqdefer.server.metrics import Metrics
-from seqdefer.server.pages import add_page
 from seqdefer.server.protocol import (
     ChatRequest,
     CompleteRequest,
     CompletionRequest,
     ScoreRequest,
-    budget_of,
     name_pattern,
-    tokens_of,
     unknown_model,
 )
-from seqdefer.server.scheduler import ENDING, Scheduler
-from seqdefer.server.working import EventStream, Work, events_of, unless_gone
+from seqdefer.server.request import Service, json_response
+from seqdefer.server.responses import CHAT, COMPLETION, deferral_response, model_list, model_response
+from seqdefer.server.scheduler import SHUTDOWN_SECONDS, Scheduler
 
-HEALTH: dict[int | str, dict[str, Any]] = {
-    200: {"model": schemas.Health, "description": "It takes requests."},
-    **errors(always=(403, 408, 413, 500)),
-    503: {"model": schemas.Health | schemas.Error, "description": "It does not, now."},
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",  # revalidate each time: a new page must not load old scripts
 }
-METRICS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."},
-    **errors(),
-}
-UNREADABLE = (
-    "the body cannot be read: send a JSON object in UTF-8, not compressed, without numbers of thousands of digits and "
-    "without hundreds of lists within lists"
+UNREADABLE_BODY = (
+    "the body cannot be read; send an uncompressed JSON object in UTF-8, without numbers of thousands of digits or "
+    "hundreds of nested lists"
 )
-Body = CompletionRequest | ChatRequest | CompleteRequest | ScoreRequest
 
 
 def create_app(
@@ -81,28 +64,28 @@ def create_app(
     budget: float = DEFAULT_BUDGET,
     only_host: str | None = None,
 ) -> FastAPI:
-    """`budget` is for requests that name none. With `only_host`, clients must call the server by that name or by one
-    of the machine's own: else a foreign page, whose name is made to lead here, could use it."""
+    """Return the application that serves `model` as `name`.
+
+    `budget` is the default of requests that give none. With `only_host`, the Host header must be that name or a
+    loopback one: otherwise a web page of another site could reach the server through DNS rebinding."""
     if model.calibration is None:
         raise OptionError(
-            "the budgets of this model were not measured, so no request could name one; do that first: "
+            "this model is not calibrated, so requests cannot choose a budget; first run: "
             "seqdefer calibrate DIR --data FILE"
         )
     model.calibration.for_budget(budget)
     if api_key is not None:
-        check_key(api_key)
+        check_api_key(api_key)
     limits, metrics = limits or Limits(), Metrics()
     scheduler = Scheduler(model, limits, metrics)
-    words = "Calls of an expert elsewhere that are under way."
-    metrics.gauges["seqdefer_expert_calls"] = (words, lambda: scheduler.calls_under_way)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         scheduler.start()
         yield
-        await asyncio.to_thread(scheduler.close, ENDING)
+        await asyncio.to_thread(scheduler.close, SHUTDOWN_SECONDS)
 
-    # The pages of documentation would load scripts from elsewhere.
+    # No docs_url or redoc_url: these pages would load scripts from other sites.
     app = FastAPI(
         title="seqdefer",
         version=__version__,
@@ -111,161 +94,134 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.scheduler, app.state.metrics = scheduler, metrics
-    app.state.crowded = Gate(Crowd(limits), key=None, limits=limits, metrics=metrics)
-    app.add_middleware(Gate, key=api_key, limits=limits, metrics=metrics, only_host=only_host)
-    app.add_exception_handler(Fault, _say_fault)
-    app.add_exception_handler(HTTPException, _say_http)
-    app.add_exception_handler(RequestValidationError, _say_invalid)
-    _add_routes(app, _Service(model, name, limits, scheduler, budget))
-    add_page(app)
-    describe(app, model, name, limits, has_key=api_key is not None, has_host=only_host is not None)
+    app.state.scheduler, app.state.overloaded = scheduler, overloaded_app(limits, metrics)
+    app.add_middleware(Gateway, key=api_key, limits=limits, metrics=metrics, only_host=only_host)
+    app.add_exception_handler(APIError, _handle_api_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_body)
+    _add_routes(app, Service(scheduler, name, budget))
+    _add_page(app)
+    openapi.describe(app, model, name, limits, has_key=api_key is not None, has_host=only_host is not None)
     return app
 
 
-def _add_routes(app: FastAPI, service: _Service) -> None:
-    @app.post("/v1/completions", responses=streamed(schemas.Completion))
+def _add_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", responses=openapi.stream_responses(openapi.TextCompletion))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await service.write(request, body, COMPLETION)
 
-    @app.post("/v1/chat/completions", responses=streamed(schemas.Chat))
+    @app.post("/v1/chat/completions", responses=openapi.stream_responses(openapi.ChatCompletion))
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await service.write(request, body, CHAT)
 
-    @app.get("/v1/deferral", responses=answers(schemas.DeferralModel))
+    @app.get("/v1/deferral", responses=openapi.json_responses(openapi.DeferralModel))
     async def deferral() -> Response:
-        return _json(deferral_answer(service.model, service.name, service.usual_budget))
+        return json_response(deferral_response(service.model, service.name, service.default_budget))
 
-    @app.post("/v1/deferral/complete", responses=streamed(schemas.DeferralCompletion))
+    @app.post("/v1/deferral/complete", responses=openapi.stream_responses(openapi.DeferralCompletion))
     async def complete(body: CompleteRequest, request: Request) -> Response:
         return await service.complete(request, body)
 
-    @app.post("/v1/deferral/score", responses=answers(schemas.Scores, *WRITING))
+    @app.post("/v1/deferral/score", responses=openapi.json_responses(openapi.Scores, *openapi.WRITING_ERRORS))
     async def score(body: ScoreRequest, request: Request) -> Response:
         return await service.score(request, body)
 
-    @app.get("/v1/models", responses=answers(schemas.Models))
+    @app.get("/v1/models", responses=openapi.json_responses(openapi.Models))
     async def models() -> Response:
-        return _json({"object": "list", "data": models_answer(service.name, service.created)})
+        return json_response({"object": "list", "data": model_list(service.name, service.created)})
 
-    @app.get("/v1/models/{model:path}", responses=answers(schemas.Model, 404))
+    @app.get("/v1/models/{model:path}", responses=openapi.json_responses(openapi.Model, 404))
     async def one_model(model: str) -> Response:
         if re.fullmatch(name_pattern(service.name), model) is None:
             raise unknown_model(model, service.name)
-        return _json(model_answer(model, service.created))
+        return json_response(model_response(model, service.created))
 
-    @app.get("/health", responses=HEALTH)
+    @app.get("/health", responses=openapi.HEALTH_RESPONSES)
     async def health() -> Response:
         is_well = service.scheduler.is_working
-        return _json({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
+        return json_response({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
 
-    @app.get("/metrics", response_class=Response, responses=METRICS)
+    @app.get("/metrics", response_class=Response, responses=openapi.METRICS_RESPONSES)
     async def metrics() -> Response:
         return Response(service.scheduler.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class _Service:
-    """What the routes share."""
-
-    def __init__(
-        self, model: DeferringModel, name: str, limits: Limits, scheduler: Scheduler, usual_budget: float
-    ) -> None:
-        self.model, self.name, self.limits, self.scheduler = model, name, limits, scheduler
-        self.usual_budget, self.created = usual_budget, int(time.time())
-
-    async def write(self, request: Request, body: CompletionRequest | ChatRequest, form: Form) -> Response:
-        most, remarks = tokens_of(body.most_tokens(), self.model.served.spec.length)
-        work = self._begin(request, body, most, remarks, is_streamed=bool(body.stream))
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(request, work, form, body, wants_usage=wants_usage)
-
-    async def complete(self, request: Request, body: CompleteRequest) -> Response:
-        work = self._begin(request, body, self.model.served.spec.length, is_streamed=bool(body.stream))
-        form = DeferralForm(self.model.served.codec, work.ticket.ask.inputs)
-        return await self._answer(request, work, form, body, wants_usage=True)
-
-    async def _answer(
-        self,
-        request: Request,
-        work: Work,
-        form: Form,
-        body: CompletionRequest | ChatRequest | CompleteRequest,
-        *,
-        wants_usage: bool,
-    ) -> Response:
-        if not body.stream:
-            try:
-                await unless_gone(request, work.finish())
-                return _json(form.whole(work.tally, body.model), headers=work.headers())
-            finally:
-                work.close()
-        try:
-            # The status waits for the first token, though not for long: what fails till then is an error, not a stream.
-            await unless_gone(request, work.is_there())
-        except BaseException:
-            work.close()
-            raise
-        return EventStream(events_of(work, form, body.model, wants_usage=wants_usage), work)
-
-    async def score(self, request: Request, body: ScoreRequest) -> Response:
-        work = self._begin(request, body, self.model.served.spec.length, may_defer=False)
-        try:
-            await unless_gone(request, work.finish())
-            return _json(scores_answer(work.tally, body.model), headers=work.headers())
-        finally:
-            work.close()
-
-    def _begin(self, request: Request, body: Body, most: int, said: Sequence[str] = (), **how: bool) -> Work:
-        inputs, remarks = body.inputs(self.model.served.codec), [*body.remarks(self.model.served.codec), *said]
-        if len(inputs) > self.limits.inputs:
-            raise Fault(400, f"{len(inputs)} inputs; one request may have {self.limits.inputs}")
-        budget = budget_of(body, self.name, self.usual_budget)
-        assert self.model.calibration is not None
-        setting = self.model.calibration.for_budget(budget)
-        if not setting.is_near(budget):
-            remarks.append(f"a budget of {budget:g} cannot be met; the nearest is {setting.share:.3f}")
-        tally = Tally.of(len(inputs), budget, setting.share, remarks)
-        ask = Ask(inputs, setting.threshold, most, **how)
-        return Work(self.scheduler, ask, tally, request.scope["state"]["begun"])
+# -- the page ------------------------------------------------------------------------------------------------------
 
 
-# -- answers -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _PageFile:
+    content: bytes
+    media_type: str
+    etag: str
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(content), status, headers, media_type="application/json")
+def _add_page(app: FastAPI) -> None:
+    """Serve the static files of the page, which need no API key; what they fetch from /v1 does."""
+    files = _read_page()
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def index(request: Request) -> Response:
+        return _page_response(request, files["index.html"])
+
+    @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def part(name: str, request: Request) -> Response:
+        if name not in files:
+            raise HTTPException(404, f"the page has no file {name!r:.100}; available: {', '.join(sorted(files))}")
+        return _page_response(request, files[name])
 
 
-async def _say_fault(_: Request, fault: Exception) -> Response:
-    assert isinstance(fault, Fault)
-    return _json(fault.body(), fault.status, fault.headers)
+def _read_page() -> dict[str, _PageFile]:
+    files = {}
+    for path in resources.files("seqdefer.server").joinpath("page").iterdir():
+        media_type = MEDIA_TYPES.get(f".{path.name.rpartition('.')[2]}")
+        if media_type is not None:  # skip the files of editors
+            content = path.read_bytes()
+            files[path.name] = _PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return files
 
 
-async def _say_http(request: Request, error: Exception) -> Response:
+def _page_response(request: Request, file: _PageFile) -> Response:
+    headers = {**PAGE_HEADERS, "etag": file.etag}
+    known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}
+    if known & {file.etag, "*"}:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+async def _handle_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return json_response(error.body(), error.status, error.headers)
+
+
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words, headers = str(error.detail), dict(error.headers or {})
+    message, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == 405:
-        words = f"{request.method:.20} is not possible at {request.url.path:.100}; possible: {headers.get('Allow')}"
-    elif words == "Not Found":  # of the router, which knows no more
-        words = f"there is nothing at {request.url.path:.100}; /openapi.json says what there is"
-    elif error.status_code == 400:  # of FastAPI, which says only that the body cannot be read
-        words = UNREADABLE
-    return await _say_fault(request, Fault(error.status_code, words, headers=headers))
+        message = f"{request.method:.20} is not allowed at {request.url.path:.100}; allowed: {headers.get('Allow')}"
+    elif message == "Not Found":  # the router's message
+        message = f"nothing at {request.url.path:.100}; /openapi.json lists all paths"
+    elif error.status_code == 400:  # FastAPI's message says only that the body cannot be read
+        message = UNREADABLE_BODY
+    return await _handle_api_error(request, APIError(error.status_code, message, headers=headers))
 
 
-async def _say_invalid(request: Request, error: Exception) -> Response:
-    """All problems together; what was sent is not said back."""
+async def _handle_invalid_body(request: Request, error: Exception) -> Response:
+    """Report all problems together, without echoing the body."""
     assert isinstance(error, RequestValidationError)
     problems = [_problem(one) for one in error.errors()]
-    words = "; ".join(f"{where}: {message}" if where else message for where, message in problems)
-    return await _say_fault(request, Fault(400, words[:1000], param=problems[0][0] or None))
+    message = "; ".join(f"{where}: {what}" if where else what for where, what in problems)
+    return await _handle_api_error(request, APIError(400, message[:1000], param=problems[0][0] or None))
 
 
-def _problem(one: Any) -> tuple[str, str]:
-    """Where, and what."""
-    if one["type"] == "json_invalid":
-        return "", f"the body is no JSON: {one['ctx']['error']}, character {one['loc'][-1]}"
-    if one["loc"] == ("body",) and one["type"] != "value_error":
-        return "", "the body is no JSON object; send one, with the header content-type: application/json"
-    words = "not known here; leave it out" if one["type"] == "extra_forbidden" else one["msg"]
-    return ".".join(map(str, one["loc"][1:])), words.removeprefix("Value error, ")
+def _problem(error: Any) -> tuple[str, str]:
+    """Return where the problem is, and what it is."""
+    if error["type"] == "json_invalid":
+        return "", f"the body is not valid JSON: {error['ctx']['error']}, character {error['loc'][-1]}"
+    if error["loc"] == ("body",) and error["type"] != "value_error":
+        return "", "the body is not a JSON object; send one, with the header content-type: application/json"
+    message = "unknown field; leave it out" if error["type"] == "extra_forbidden" else error["msg"]
+    return ".".join(map(str, error["loc"][1:])), message.removeprefix("Value error, ")

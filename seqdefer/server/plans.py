@@ -1,4 +1,4 @@
-"""A cohort's plan with an expert that may fail: what was written, and what the expert missed."""
+"""The plan of a cohort with an expert that may fail: what was written, and what the expert missed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from seqdefer.methods.plans import DroppedRows, HandOffPlan
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.guarding import Caller, Guard
+from seqdefer.server.fallback import ExpertCaller, FallbackExpert
 from seqdefer.types import PREDICTOR, Examples
 
 
 @dataclass(frozen=True)
-class GuardedStep:
+class CohortStep:
     """One position of n rows; tensors (n,), on the CPU."""
 
     position: int
@@ -24,16 +24,21 @@ class GuardedStep:
     scores: Tensor
     active: Tensor  # bool: rows that reach this position
     wanted: Tensor  # bool: the rejector wants the expert here, whoever then wrote
-    missed: Tensor  # bool: rows that the expert should have written, here or before, and did not
+    missed: Tensor  # bool: deferred rows that the expert failed to write, here or before
 
 
-class GuardedPlan:
-    """The plan of a cohort; from the expert's first failure on, the predictor's tokens take its place."""
+class CohortPlan:
+    """The shared plan of a batch; from the expert's first failure on, the predictor's tokens take its place."""
 
     def __init__(
-        self, model: DeferringModel, examples: Examples, settings: Sequence[float], may_defer: Tensor, call: Caller
+        self,
+        model: DeferringModel,
+        examples: Examples,
+        settings: Sequence[float],
+        may_defer: Tensor,
+        call: ExpertCaller,
     ) -> None:
-        self.guard, self.may_defer = Guard(model.served.expert, call), may_defer
+        self.guard, self.may_defer = FallbackExpert(model.served.expert, call), may_defer
         self.plan = model.plan(
             examples,
             torch.tensor(settings, dtype=torch.float64),
@@ -42,7 +47,7 @@ class GuardedPlan:
             watch=self.guard.note_proposal,
         )
 
-    def steps(self, dropped: DroppedRows) -> Generator[GuardedStep, None, None]:
+    def steps(self, dropped: DroppedRows) -> Generator[CohortStep, None, None]:
         """Yield each position as soon as it is written."""
         if isinstance(self.plan, HandOffPlan):
             self.guard.drafted = self.plan.drafted.sequences
@@ -51,4 +56,4 @@ class GuardedPlan:
             if self.guard.has_failed:
                 missed = missed | (step.wanted & self.may_defer & step.active)
             authors = step.authors.masked_fill(missed, PREDICTOR)
-            yield GuardedStep(step.position, step.tokens, authors, step.scores, step.active, step.wanted, missed)
+            yield CohortStep(step.position, step.tokens, authors, step.scores, step.active, step.wanted, missed)

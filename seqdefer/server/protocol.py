@@ -1,8 +1,8 @@
-"""Requests as JSON, in OpenAI's form: what may be asked.
+"""Requests as JSON, in OpenAI's format.
 
-Decoding is greedy: `temperature`, `top_p` and `seed` are accepted and change nothing. What would change the answer and
-is not done here (n > 1, stop words, log-probabilities, tools, penalties) is refused, and so is a field that nobody
-knows: a misspelt budget must not become the usual one.
+Decoding is greedy: `temperature`, `top_p` and `seed` are accepted and change nothing. Options that would change the
+output and are not supported (n > 1, stop sequences, log-probabilities, tools, penalties) are refused. So are unknown
+fields: a misspelt budget must not silently become the default one.
 """
 
 from __future__ import annotations
@@ -25,44 +25,79 @@ from pydantic import (
 )
 
 from seqdefer.interfaces import Codec
-from seqdefer.server.faults import Fault
+from seqdefer.server.http import APIError
 
 SEPARATOR = "@"  # NAME@0.20
-BUDGET = r"(0(\.[0-9]{1,17})?|1(\.0{1,17})?)"  # after it
-MOST_FIELDS = 100
-UNTOLD = "this model knows no roles: what was said is one text, with blank lines between the messages"
+BUDGET_PATTERN = r"(0(\.[0-9]{1,17})?|1(\.0{1,17})?)"
+MAX_FIELDS = 100
+NO_ROLES_REMARK = "this model does not distinguish roles: the messages are joined, separated by blank lines"
 
 
-# -- requests ------------------------------------------------------------------------------------------------------
+# -- types of fields -----------------------------------------------------------------------------------------------
 
 
-def _whole(value: Any) -> Any:
-    """Of an input that is more than a text, too."""
+def _check_unicode(value: Any) -> Any:
+    """Check every text inside an input of any type."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("half a surrogate pair is no text") from None
+        raise ValueError("a lone surrogate is not valid text") from None
     except RecursionError:
-        raise ValueError("lists within lists within lists, too deep to read; give it flatter") from None
+        raise ValueError("the lists are nested too deeply; flatten them") from None
     return value
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise ValueError("give a text, or a list of one text or more")
+        raise ValueError("give a text, or a non-empty list of texts")
     return value
 
 
-SHOWN_PART = {
+def _as_parts(value: Any) -> Any:
+    if value is None:
+        raise ValueError("null is not a text; give the content or leave the message out (tools are not supported)")
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _check_unset(value: Any) -> Any:
+    if value not in UNSET_VALUES:
+        raise ValueError("not supported; leave it out")
+    return value
+
+
+def _check_null(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("not supported; leave it out")
+    return value
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _check_single(value: int | None) -> int | None:
+    if value not in (None, 1):
+        raise ValueError("decoding is greedy, so there is one output; leave it out or give 1")
+    return value
+
+
+def _check_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value not in (None, {"type": "text"}):
+        raise ValueError("the output is plain text; leave it out")
+    return value
+
+
+UNSET_VALUES: tuple[Any, ...] = (None, False, 0, "", [], {})
+PART_SCHEMA = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
     "additionalProperties": False,
 }
-SHOWN_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": SHOWN_PART}]}
-SHOWN_FORMAT = {
+CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": PART_SCHEMA}]}
+FORMAT_SCHEMA = {
     "anyOf": [
         {
             "type": "object",
@@ -73,50 +108,21 @@ SHOWN_FORMAT = {
         {"type": "null"},
     ]
 }
+TEXTS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+Input = Annotated[Any, AfterValidator(_check_unicode)]
+Inputs = Annotated[list[Any], AfterValidator(_check_unicode)]  # all together: one by one takes seconds for many
+# A text becomes a list of one: for a union, pydantic's errors would name every branch.
+# FailFast reports only the first invalid item: half a million errors would block the server for ten seconds.
+Texts = Annotated[list[Text], FailFast(), BeforeValidator(_as_list), WithJsonSchema(TEXTS_SCHEMA)]
+Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum": list(UNSET_VALUES)})]
+NullOnly = Annotated[Any, AfterValidator(_check_null), WithJsonSchema({"type": "null"})]
+Integer = Annotated[int, BeforeValidator(_as_integer)]  # in JSON, 5.0 is an integer
+Single = Annotated[Integer | None, AfterValidator(_check_single), WithJsonSchema({"enum": [None, 1]})]
 
 
-def _parts(value: Any) -> Any:
-    if value is None:
-        raise ValueError("null is no text: give what was said, or leave the message out; tools are not called here")
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-Text = Annotated[str, AfterValidator(_whole)]
-Input = Annotated[Any, AfterValidator(_whole)]
-Inputs = Annotated[list[Any], AfterValidator(_whole)]  # all at once: one by one takes seconds where they are many
-# One text is a list of one: of a union, pydantic would name every branch in its complaints.
-SHOWN_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
-# Of lists the first that is wrong is named: half a million complaints take ten seconds, in which nobody is answered.
-Texts = Annotated[list[Text], FailFast(), BeforeValidator(_listed), WithJsonSchema(SHOWN_TEXTS)]
-
-
-def _undone(value: Any) -> Any:
-    if value not in NOTHING:
-        raise ValueError("not done here; leave it out")
-    return value
-
-
-def _unasked(value: Any) -> Any:
-    if value is not None:
-        raise ValueError("not done here; leave it out")
-    return value
-
-
-def _integral(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _single(value: int | None) -> int | None:
-    if value not in (None, 1):
-        raise ValueError("decoding is greedy: there is one answer; leave it out or give 1")
-    return value
-
-
-NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-Undone = Annotated[Any, AfterValidator(_undone), WithJsonSchema({"enum": list(NOTHING)})]
-Unasked = Annotated[Any, AfterValidator(_unasked), WithJsonSchema({"type": "null"})]
-Integer = Annotated[int, BeforeValidator(_integral)]  # 5.0 is one in JSON
-Single = Annotated[Integer | None, AfterValidator(_single), WithJsonSchema({"enum": [None, 1]})]
+# -- requests ------------------------------------------------------------------------------------------------------
 
 
 class _Body(BaseModel):
@@ -124,15 +130,15 @@ class _Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few(cls, given: Any) -> Any:
-        """As with lists: each field that nobody knows would be complained of."""
-        if isinstance(given, dict) and len(given) > MOST_FIELDS:
-            raise ValueError(f"{len(given)} fields are more than the {MOST_FIELDS} that may be given")
-        return given
+    def _limit_fields(cls, data: Any) -> Any:
+        """Limit the number of fields: every unknown one would be reported."""
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
+            raise ValueError(f"{len(data)} fields are too many; the limit is {MAX_FIELDS}")
+        return data
 
 
 class DeferralOptions(_Body):
-    budget: float = Field(ge=0.0, le=1.0, description="share of the tokens that the expert writes")
+    budget: float = Field(ge=0.0, le=1.0, description="share of the tokens that the expert may write")
 
 
 class StreamOptions(_Body):
@@ -147,10 +153,10 @@ class _Common(_Body):
 
     @abstractmethod
     def inputs(self, codec: Codec) -> list[Any]:
-        """As the codec reads them."""
+        """Return the inputs for the codec."""
 
     def remarks(self, codec: Codec) -> list[str]:
-        """What there is to say of how they were read."""
+        """Return remarks on how the inputs are read."""
         return []
 
 
@@ -158,28 +164,28 @@ class _Writing(_Common):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = None
-    # greedy decoding knows no difference
+    # The next three make no difference to greedy decoding.
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     seed: Integer | None = None
     n: Single = None
-    stop: Undone = None
-    frequency_penalty: Undone = None
-    presence_penalty: Undone = None
-    logit_bias: Undone = None
+    stop: Unsupported = None
+    frequency_penalty: Unsupported = None
+    presence_penalty: Unsupported = None
+    logit_bias: Unsupported = None
 
 
 class CompletionRequest(_Writing):
     prompt: Texts
-    logprobs: Unasked = None  # here 0 asks for them, too: for those of the tokens that are written
+    logprobs: NullOnly = None  # here 0 also asks for log-probabilities: those of the written tokens
     best_of: Single = None
-    echo: Undone = None
-    suffix: Undone = None
+    echo: Unsupported = None
+    suffix: Unsupported = None
 
     def inputs(self, codec: Codec) -> list[Any]:
         return self.prompt
 
-    def most_tokens(self) -> dict[str, int | None]:
+    def token_limits(self) -> dict[str, int | None]:
         return {"max_tokens": self.max_tokens}
 
 
@@ -188,63 +194,58 @@ class TextPart(_Body):
     text: Text
 
 
-class Message(_Body):
+class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_parts), WithJsonSchema(SHOWN_CONTENT)]
+    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts), WithJsonSchema(CONTENT_SCHEMA)]
     name: str | None = None
-    refusal: Undone = None
+    refusal: Unsupported = None
 
     @property
-    def speaker(self) -> str:
-        return "system" if self.role == "developer" else self.role  # the same under its new name
+    def template_role(self) -> str:
+        return "system" if self.role == "developer" else self.role  # OpenAI's new name for the same role
 
     def text(self) -> str:
         return "".join(part.text for part in self.content)
 
 
-def _text_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    if value not in (None, {"type": "text"}):
-        raise ValueError("answers are plain text; leave it out")
-    return value
-
-
 class ChatRequest(_Writing):
-    """All that was said is one input: the codec renders it, with the roles where its model knows them."""
+    """The messages are one input: the codec applies the model's chat template, or joins their texts."""
 
-    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
+    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_completion_tokens: Integer | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    logprobs: Undone = None
-    top_logprobs: Undone = None
-    tools: Undone = None
+    logprobs: Unsupported = None
+    top_logprobs: Unsupported = None
+    tools: Unsupported = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Annotated[dict[str, Any] | None, AfterValidator(_text_format), WithJsonSchema(SHOWN_FORMAT)] = None
+    response_format: Annotated[dict[str, Any] | None, AfterValidator(_check_format), WithJsonSchema(FORMAT_SCHEMA)] = (
+        None
+    )
 
     def inputs(self, codec: Codec) -> list[Any]:
-        return [codec.chat([{"role": message.speaker, "content": message.text()} for message in self.messages])]
+        return [codec.chat([{"role": one.template_role, "content": one.text()} for one in self.messages])]
 
     def remarks(self, codec: Codec) -> list[str]:
-        has_roles = len(self.messages) > 1 or self.messages[0].speaker == "system"
-        return [UNTOLD] if has_roles and not codec.knows_roles else []
+        has_roles = len(self.messages) > 1 or self.messages[0].template_role == "system"
+        return [NO_ROLES_REMARK] if has_roles and not codec.knows_roles else []
 
-    def most_tokens(self) -> dict[str, int | None]:
+    def token_limits(self) -> dict[str, int | None]:
         return {"max_completion_tokens": self.max_completion_tokens, "max_tokens": self.max_tokens}
 
 
 class _Deferring(_Common):
-    """Inputs as the model's codec reads them (a text, a list of cities): `input` is one of them, `inputs` are
-    several."""
+    """Inputs of the model's own type (a text, a list of cities): `input` is one, `inputs` is a list."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["inputs"]}]})
     input: Input = None
     several: Inputs = Field([], alias="inputs", min_length=1)
 
     @model_validator(mode="after")
-    def _one_or_several(self) -> Self:
+    def _check_one_given(self) -> Self:
         if ("input" in self.model_fields_set) == ("several" in self.model_fields_set):
-            raise ValueError("give either input, which is one, or inputs, a list of them")
+            raise ValueError("give either input (one) or inputs (a list)")
         return self
 
     def inputs(self, codec: Codec) -> list[Any]:
@@ -252,57 +253,58 @@ class _Deferring(_Common):
 
 
 class CompleteRequest(_Deferring):
-    """`input` or `inputs` of any kind, and in the answer every token with its author."""
+    """Write for `input` or `inputs` of any type; the response has the author of every token."""
 
     stream: bool | None = None
 
 
 class ScoreRequest(_Deferring):
-    """Where would the rejector defer, were this written? The expert is not asked."""
+    """Score where the rejector would defer in what the predictor writes, without calling the expert."""
 
 
-# -- names and numbers ---------------------------------------------------------------------------------------------
+# -- names, budgets, lengths ---------------------------------------------------------------------------------------
 
 
 def name_pattern(name: str) -> str:
-    """Of all that the model may be called. `re.escape` also escapes what other dialects do not let it."""
+    """Return a regular expression for the names of the model. `re.escape` would escape more than JSON Schema allows."""
     literal = re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", name)
-    return f"^{literal}({SEPARATOR}{BUDGET})?$"
+    return f"^{literal}({SEPARATOR}{BUDGET_PATTERN})?$"
 
 
-def budget_of(request: _Common, name: str, usual: float) -> float:
-    """From `deferral`, or NAME@BUDGET; raises where the model is another, or a budget is named twice."""
-    asked, separator, suffix = request.model.rpartition(SEPARATOR) if request.model != name else (name, "", "")
+def requested_budget(request: _Common, name: str, default: float) -> float:
+    """Return the budget of `deferral` or of NAME@BUDGET. Raises APIError for another model, or two budgets."""
+    model, separator, suffix = request.model.rpartition(SEPARATOR) if request.model != name else (name, "", "")
     if not separator:
-        asked = request.model
-    if asked != name:
+        model = request.model
+    if model != name:
         raise unknown_model(request.model, name)
-    named = _budget(suffix) if separator else None
-    given = None if request.deferral is None else request.deferral.budget
-    if named is not None and given is not None:
-        words = f"the model's name says a budget of {named:g}, deferral says {given:g}; say it once"
-        raise Fault(400, words, param="deferral")
-    return next(one for one in (given, named, usual) if one is not None)
+    in_name = _parse_budget(suffix) if separator else None
+    in_field = None if request.deferral is None else request.deferral.budget
+    if in_name is not None and in_field is not None:
+        message = f"the model's name gives a budget of {in_name:g}, and deferral one of {in_field:g}; give it once"
+        raise APIError(400, message, param="deferral")
+    return next(budget for budget in (in_field, in_name, default) if budget is not None)
 
 
-def _budget(text: str) -> float:
-    if re.fullmatch(BUDGET, text) is None:
-        raise Fault(400, f"budget {text!r:.40} of the model's name is no number from 0 to 1", param="model")
+def _parse_budget(text: str) -> float:
+    if re.fullmatch(BUDGET_PATTERN, text) is None:
+        message = f"the budget {text!r:.40} in the model's name is not a number from 0 to 1"
+        raise APIError(400, message, param="model")
     return float(text)
 
 
-def unknown_model(asked: str, name: str) -> Fault:
-    words = f"there is no model {asked!r:.100}; there is {name!r}, and with a budget {name + '@0.20'!r}"
-    return Fault(404, words, code="model_not_found", param="model")
+def unknown_model(model: str, name: str) -> APIError:
+    message = f"unknown model {model!r:.100}; available: {name!r}, or with a budget {name + '@0.20'!r}"
+    return APIError(404, message, code="model_not_found", param="model")
 
 
-def tokens_of(named: Mapping[str, int | None], longest: int) -> tuple[int, list[str]]:
-    """The first that is given, as far as the model goes; and what there is to say of it."""
-    given = {param: value for param, value in named.items() if value is not None}
+def max_tokens(limits: Mapping[str, int | None], length: int) -> tuple[int, list[str]]:
+    """Return the first limit given, at most the model's length, and a remark if it was lowered."""
+    given = {param: value for param, value in limits.items() if value is not None}
     for param, value in given.items():
         if value < 1:
-            raise Fault(400, f"{param} is {value}; give 1 or more, or leave it out", param=param)
-    param, most = next(iter(given.items()), ("", longest))
-    if most <= longest:
-        return most, []
-    return longest, [f"{param} is {most}; this model writes {longest} tokens at most"]
+            raise APIError(400, f"{param} is {value}; give 1 or more, or leave it out", param=param)
+    param, value = next(iter(given.items()), ("", length))
+    if value <= length:
+        return value, []
+    return length, [f"{param} is {value}; this model writes at most {length} tokens"]

@@ -1,8 +1,8 @@
-"""The one thread that owns the models, and the queue before it: continuous batching by cohorts.
+"""The thread that owns the models, and the queue before it: continuous batching by cohorts.
 
-At every tick the thread starts all requests that wait as a new cohort, and advances every cohort by one position. So
-nobody waits for others to finish, and under load cohorts are full batches. The rest of the server lives in an event
-loop; the two meet in `submit`, `leave` (from the loop) and `Ticket.tell` (from the thread), and nowhere else.
+In every iteration the thread starts all queued requests as a new cohort, and advances every cohort by one position. So
+no request waits for another one to finish, and under load cohorts are full batches. The rest of the server runs in an
+event loop. The two meet only in `submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
 """
 
 from __future__ import annotations
@@ -15,133 +15,141 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.cohorts import Ask, Cohort, Encoded, Event, Failed, Listener, Token, read_inputs
-from seqdefer.server.faults import busy, fault_of, stopping
-from seqdefer.server.guarding import Caller, ExpertTimeout
-from seqdefer.server.limits import Limits
+from seqdefer.server.cohorts import (
+    Cohort,
+    EncodedInputs,
+    Event,
+    Failed,
+    Recipient,
+    Token,
+    WriteRequest,
+    encode_inputs,
+)
+from seqdefer.server.fallback import CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
+from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
-from seqdefer.server.turns import Turns, WaitingCaller
 
-ENDING = 2.0  # seconds for the thread to end its step, and for the last answers to go out
+SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
 
 log = logging.getLogger("seqdefer.server")
 
 
 class Ticket:
-    """One request between the event loop, which makes it and reads it, and the thread, which tells it.
+    """A submitted request. The event loop creates and reads it, the thread delivers to it.
 
-    `waited` are the seconds that its reader spent waiting for the models: up to the end of the step that made an event,
-    not up to its arrival."""
+    `waited` counts the seconds that the reader spent waiting for the models: up to the end of the step that made an
+    event, not up to its arrival."""
 
-    def __init__(self, ask: Ask, loop: asyncio.AbstractEventLoop) -> None:
-        self.ask, self.is_gone, self.waited = ask, False, 0.0
+    def __init__(self, request: WriteRequest, loop: asyncio.AbstractEventLoop) -> None:
+        self.request, self.is_cancelled, self.waited = request, False, 0.0
         self._loop, self._events = loop, asyncio.Queue[tuple[Event, float]]()
-        self._untold: list[Event] = []  # the thread's own
-        self._unfinished = len(ask.inputs)  # likewise
+        self._undelivered: list[Event] = []  # used by the thread only, like the next one
+        self._unfinished = len(request.inputs)
 
-    def tell(self, events: Sequence[Event], made_at: float) -> None:
-        """From the thread. The loop is not woken before there is something to do: that would take the interpreter
-        away from the models at every token."""
-        self._untold += events
+    def deliver(self, events: Sequence[Event], made_at: float) -> None:
+        """Called by the thread. Wakes the loop only if it can do something: waking it at every token would take the
+        interpreter away from the models."""
+        self._undelivered += events
         self._unfinished -= sum(isinstance(event, Token) and event.finish is not None for event in events)
         is_over = self._unfinished == 0 or any(isinstance(event, Failed) for event in events)
-        if self._untold and (is_over or self.ask.is_streamed):
-            told, self._untold = self._untold, []
-            self._pass_on(told, made_at)
+        if self._undelivered and (is_over or self.request.is_streamed):
+            batch, self._undelivered = self._undelivered, []
+            try:
+                self._loop.call_soon_threadsafe(self._put, batch, made_at)
+            except RuntimeError:  # the loop has ended, and with it every reader
+                self.is_cancelled = True
 
     def fail(self, error: Exception) -> None:
-        """From the loop."""
+        """Called by the loop."""
         self._put([Failed(error)], time.perf_counter())
-
-    def _pass_on(self, events: Sequence[Event], made_at: float) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._put, events, made_at)
-        except RuntimeError:  # the loop has ended, and with it all who could listen
-            self.is_gone = True
 
     def _put(self, events: Sequence[Event], made_at: float) -> None:
         for event in events:
             self._events.put_nowait((event, made_at))
 
     async def events(self, deadline: float) -> AsyncIterator[Event]:
-        """All events, to the end of all sequences; raises a Fault where the request failed, or at the deadline (of
-        the loop's clock)."""
-        unfinished = len(self.ask.inputs)
+        """Yield all events until every sequence has ended. Raises APIError if the request fails, and TimeoutError at
+        the deadline (by the loop's clock)."""
+        unfinished = len(self.request.inputs)
         while unfinished:
             event = await self._next(deadline)
             if isinstance(event, Failed):
-                raise fault_of(event.error)
+                raise as_api_error(event.error)
             unfinished -= isinstance(event, Token) and event.finish is not None
             yield event
 
     async def _next(self, deadline: float) -> Event:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         async with asyncio.timeout_at(deadline):
             event, made_at = await self._events.get()
-        self.waited += max(0.0, made_at - begun)
+        self.waited += max(0.0, made_at - started)
         return event
 
 
 class Scheduler:
+    """The queue, the running cohorts, and the thread that advances them."""
+
     def __init__(self, model: DeferringModel, limits: Limits, metrics: Metrics) -> None:
         self.model, self.limits, self.metrics = model, limits, metrics
-        self._waiting: deque[Ticket] = deque()
+        self._queue: deque[Ticket] = deque()
         self._cohorts: list[Cohort] = []
-        self._open: set[Ticket] = set()  # the loop's own: whom to tell at the end, even where the thread hangs
+        self._open: set[Ticket] = set()  # used by the loop only: whom to notify at shutdown, even if the thread hangs
         self._changed = threading.Condition()
         self._is_stopping = self._is_closed = False
-        self._call = Caller(limits.expert_seconds)
+        self._call = ExpertCaller(limits.expert_seconds)
         self._thread = threading.Thread(target=self._work, name="seqdefer-models", daemon=True)
         metrics.gauges["seqdefer_cohorts_running"] = ("Batches being written.", lambda: len(self._cohorts))
-        metrics.gauges["seqdefer_queue_length"] = ("Requests that wait.", lambda: len(self._waiting))
+        metrics.gauges["seqdefer_queue_length"] = ("Requests in the queue.", lambda: len(self._queue))
+        metrics.gauges["seqdefer_expert_calls"] = ("Pending calls of a remote expert.", lambda: self.pending_calls)
 
     @property
-    def calls_under_way(self) -> int:
-        """Of an expert that is elsewhere."""
+    def pending_calls(self) -> int:
+        """The number of pending calls of a remote expert."""
         return sum(not cohort.is_ready for cohort in tuple(self._cohorts))
 
     @property
     def is_working(self) -> bool:
         return self._thread.is_alive() and not self._is_stopping
 
-    # -- the event loop's side -------------------------------------------------------------------------------------
+    # -- called by the event loop ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, ask: Ask) -> Ticket:
-        """A place in the queue. Whoever got one must `leave` in the end."""
-        ticket = Ticket(ask, asyncio.get_running_loop())
+    def submit(self, request: WriteRequest) -> Ticket:
+        """Queue a request. Every ticket must be passed to `cancel` in the end."""
+        ticket = Ticket(request, asyncio.get_running_loop())
         with self._changed:
             if self._is_stopping:
-                raise stopping()
-            if len(self._waiting) >= self.limits.queue:
-                raise busy(f"{len(self._waiting)} requests wait already; ask again in a moment")
-            self._waiting.append(ticket)
+                raise shutting_down()
+            if len(self._queue) >= self.limits.queue:
+                message = f"{len(self._queue)} requests are already queued; try again in a moment"
+                raise APIError(429, message, code="queue_full", headers={"retry-after": "1"})
+            self._queue.append(ticket)
             self._changed.notify()
         self._open.add(ticket)
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
-        """Nobody listens any more: what is still at work for it ends."""
+    def cancel(self, ticket: Ticket) -> None:
+        """End all work for a request that is answered or whose client is gone."""
         self._open.discard(ticket)
-        ticket.is_gone = True
+        ticket.is_cancelled = True
         with self._changed:
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
+            if ticket in self._queue:
+                self._queue.remove(ticket)
             self._changed.notify()
 
     def refuse(self) -> None:
-        """Takes no more requests; from any thread, a signal handler too."""
+        """Accept no more requests. Any thread may call this, and a signal handler."""
         self._is_stopping = True
 
     def abort(self) -> None:
-        """Tells all that are still here that the server ends."""
+        """Fail all open requests: the server shuts down."""
         for ticket in self._open:
-            ticket.fail(stopping())
+            ticket.fail(shutting_down())
 
     def close(self, seconds: float) -> bool:
-        """Ends the thread; False where it hangs."""
+        """End the thread; return False if it hangs."""
         with self._changed:
             self._is_stopping = self._is_closed = True
             self._changed.notify()
@@ -150,7 +158,7 @@ class Scheduler:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    # -- the thread's side -----------------------------------------------------------------------------------------
+    # -- in the thread ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while self._wait_for_work():
@@ -164,72 +172,72 @@ class Scheduler:
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._is_closed or self._has_room or any(map(self._is_due, self._cohorts))):
+            while not (self._is_closed or self._can_admit or any(map(self._is_due, self._cohorts))):
                 self._changed.wait()
             return not self._is_closed
 
     @property
-    def _room(self) -> int:
+    def _free_rows(self) -> int:
         return self.limits.running - sum(map(len, self._cohorts))
 
     @property
-    def _has_room(self) -> bool:
-        """For whoever waits first."""
-        return bool(self._waiting) and len(self._waiting[0].ask.inputs) <= self._room
+    def _can_admit(self) -> bool:
+        return bool(self._queue) and len(self._queue[0].request.inputs) <= self._free_rows
 
     @staticmethod
     def _is_due(cohort: Cohort) -> bool:
-        return cohort.is_ready or not cohort.is_wanted
+        return cohort.is_ready or not cohort.is_active
 
     def _wake(self) -> None:
-        """From any thread."""
+        """Wake the thread. Any thread may call this."""
         with self._changed:
             self._changed.notify()
 
     def _admit(self) -> list[list[Ticket]]:
-        """Whoever waits, as far as there is room, but no more than a batch: reading takes time, too, and others write.
-        With an expert that waits each starts alone: nobody shall wait for another's, or share its failure."""
-        room, admitted = min(self._room, self.limits.batch), list[Ticket]()
+        """Take requests off the queue, grouped by cohort. At most one batch: encoding delays the running cohorts. With
+        an expert that waits, each request is its own cohort, so that none waits for another's expert or shares its
+        failure."""
+        room, admitted = min(self._free_rows, self.limits.batch), list[Ticket]()
         with self._changed:
-            while self._waiting and len(self._waiting[0].ask.inputs) <= room:
-                admitted.append(self._waiting.popleft())
-                room -= len(admitted[-1].ask.inputs)
+            while self._queue and len(self._queue[0].request.inputs) <= room:
+                admitted.append(self._queue.popleft())
+                room -= len(admitted[-1].request.inputs)
         if self.model.served.expert.waits:
             return [[ticket] for ticket in admitted]
         return [admitted] if admitted else []
 
     def _start(self, tickets: Sequence[Ticket]) -> None:
-        """Whoever gave no proper input is told, and the others start without him."""
-        read: list[tuple[Listener, Encoded]] = []
+        """Reject tickets whose inputs fail to encode; start the rest."""
+        members: list[tuple[Recipient, EncodedInputs]] = []
         for ticket in tickets:
             try:
-                read.append((ticket, read_inputs(self.model.served.codec, ticket.ask.inputs)))
+                members.append((ticket, encode_inputs(self.model.served.codec, ticket.request.inputs)))
             except Exception as error:
                 self._fail([ticket], error)
-        if read:
-            self._cohorts.append(self._cohort(read))
+        if members:
+            self._cohorts.append(self._new_cohort(members))
 
-    def _cohort(self, members: Sequence[tuple[Listener, Encoded]]) -> Cohort:
+    def _new_cohort(self, members: Sequence[tuple[Recipient, EncodedInputs]]) -> Cohort:
         if not self.model.served.expert.waits:
             return Cohort(self.model, members, self._call)
-        turns = Turns(self._wake)
-        # Its own tries and pauses may take longer than a request may; the predictor must still have time to finish.
+        thread = CooperativeThread(self._wake)
+        # The expert's own retries may take longer than a request may, and the predictor needs time to finish.
         seconds = self.limits.expert_seconds or self.limits.request_seconds / 2
-        return Cohort(self.model, members, WaitingCaller(seconds, turns), turns)
+        return Cohort(self.model, members, WaitingExpertCaller(seconds, thread), thread)
 
     def _advance(self, cohort: Cohort) -> None:
         try:
-            if cohort.is_wanted:
+            if cohort.is_active:
                 cohort.advance()
         except Exception as error:
             self._end(cohort)
-            if len(cohort.members) > 1 and not cohort.has_told:
-                # One of them may be to blame, and the others shall not suffer for it: each by itself.
-                self._cohorts += [self._cohort([member]) for member in cohort.members]
+            if len(cohort.members) > 1 and not cohort.has_delivered:
+                # One request may have caused the error: run each alone, so that the others succeed.
+                self._cohorts += [self._new_cohort([member]) for member in cohort.members]
             else:
-                self._fail([listener for listener, _ in cohort.members], error)
+                self._fail([recipient for recipient, _ in cohort.members], error)
         else:
-            if not cohort.is_wanted:
+            if not cohort.is_active:
                 self._end(cohort)
 
     def _end(self, cohort: Cohort) -> None:
@@ -240,9 +248,9 @@ class Scheduler:
             self.metrics.count("seqdefer_expert_failures_total", {"reason": reason})
             log.warning("the expert failed, the predictor finished: %r", cohort.failure)
 
-    def _fail(self, listeners: Sequence[Listener], error: Exception) -> None:
-        if fault_of(error).status >= 500:
+    def _fail(self, recipients: Sequence[Recipient], error: Exception) -> None:
+        if as_api_error(error).status >= 500:
             log.error("a request failed: %r", error)
-            log.debug("where", exc_info=error)
-        for listener in listeners:
-            listener.tell([Failed(error)], time.perf_counter())
+            log.debug("traceback:", exc_info=error)
+        for recipient in recipients:
+            recipient.deliver([Failed(error)], time.perf_counter())

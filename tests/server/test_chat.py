@@ -1,4 +1,4 @@
-"""Chats: rendered with their roles where the model has a template for them, else joined, which is said."""
+"""Chats: rendered with the model's chat template if it has one, else joined with a remark."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from servers import CHAT, IGNORE_BUDGETS, RunningServer, check_error, running, text_model
 
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
@@ -18,10 +19,6 @@ from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.types import SequenceSpec
 
-pytest.importorskip("fastapi", reason="needs the extra 'server'")
-pytest.importorskip("uvicorn", reason="needs the extra 'server'")
-pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
-pytest.importorskip("openai", reason="needs the official client: pip install openai")
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 from tiny_models import tiny, tokenizer
@@ -31,14 +28,8 @@ from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.models import text_model as as_text_model
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.task import TextOptions, codec_of
-from tests.server.test_app import Running, running, text_model
-from tests.server.test_faults import check_refused
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning"),
-]
-CHAT = "/v1/chat/completions"
+pytestmark = IGNORE_BUDGETS
 TEMPLATE = (
     "{% for one in messages %}"
     "{% if not loop.first and one.role == messages[loop.index0 - 1].role %}"
@@ -46,7 +37,7 @@ TEMPLATE = (
     "{{ {'system': 'w10', 'user': 'w11', 'assistant': 'w12'}[one.role] }} {{ one.content }} "
     "{% endfor %}{% if add_generation_prompt %}w12{% endif %}"
 )
-SAID = [
+MESSAGES = [
     {"role": "system", "content": "w20 w21"},
     {"role": "user", "content": "w22"},
     {"role": "assistant", "content": "w23"},
@@ -56,7 +47,7 @@ RENDERED = "w10 w20 w21 w11 w22 w12 w23 w11 w24 w25 w12"
 
 
 def model_with(family: str, template: str | None) -> DeferringModel:
-    """A tiny pair with a prefix and a suffix of the task's own, and a rejector with random weights."""
+    """Return a tiny pair, whose task adds a prefix and a suffix, and a rejector with random weights."""
     words = deepcopy(tokenizer())
     words.chat_template = template
 
@@ -75,14 +66,14 @@ def model_with(family: str, template: str | None) -> DeferringModel:
 
 
 @cache
-def chatty() -> DeferringModel:
-    """Nobody may change it."""
+def chat_model() -> DeferringModel:
+    """A pair with a chat template. Shared: do not change it."""
     return model_with("qwen2", TEMPLATE)
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running(chatty()) as server:
+def chat_server() -> Iterator[RunningServer]:
+    with running(chat_model()) as server:
         yield server
 
 
@@ -90,65 +81,67 @@ def ids(*texts: str) -> list[list[int]]:
     return [[int(word[1:]) for word in text.split()] for text in texts]
 
 
-def ask(server: Running, said: list[dict[str, str]], **more: Any) -> Any:
-    return server.client.chat.completions.create(model="toy@0.5", messages=said, **more)
+def ask(server: RunningServer, messages: list[dict[str, str]], **more: Any) -> Any:
+    return server.client.chat.completions.create(model="toy@0.5", messages=messages, **more)
 
 
-def test_the_template_renders_the_roles() -> None:
-    codec = chatty().served.codec
+def test_template_renders_roles() -> None:
+    codec = chat_model().served.codec
     assert codec.knows_roles
-    assert codec.chat(SAID) == RENDERED
-    assert codec.encode([codec.chat(SAID)]).inputs.tolist() == ids(RENDERED)  # neither prefix nor suffix
+    assert codec.chat(MESSAGES) == RENDERED
+    assert codec.encode([codec.chat(MESSAGES)]).inputs.tolist() == ids(RENDERED)  # without prefix and suffix
 
 
 def test_chats_and_documents_share_a_batch() -> None:
-    codec = chatty().served.codec
-    rows = codec.encode(["w5 w6", codec.chat(SAID[1:2]), "w7"]).inputs.tolist()
+    codec = chat_model().served.codec
+    rows = codec.encode(["w5 w6", codec.chat(MESSAGES[1:2]), "w7"]).inputs.tolist()
     assert [[token for token in row if token >= 0] for row in rows] == ids("w50 w5 w6 w51", "w11 w22 w12", "w50 w7 w51")
 
 
-def test_the_answer_is_that_to_the_rendered_chat(served: Running) -> None:
-    model = chatty()
-    written = model.generate([model.served.codec.chat(SAID)], 0.5)
-    answer = ask(served, SAID)
-    assert answer.choices[0].message.content == written.outputs[0]
-    assert answer.usage.prompt_tokens == len(RENDERED.split())
-    assert "remarks" not in answer.deferral
-    chunks = ask(served, SAID, stream=True)
+def test_response_is_that_to_the_rendered_chat(chat_server: RunningServer) -> None:
+    model = chat_model()
+    written = model.generate([model.served.codec.chat(MESSAGES)], 0.5)
+    response = ask(chat_server, MESSAGES)
+    assert response.choices[0].message.content == written.outputs[0]
+    assert response.usage.prompt_tokens == len(RENDERED.split())
+    assert "remarks" not in response.deferral
+    chunks = ask(chat_server, MESSAGES, stream=True)
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == written.outputs[0]
 
 
-def test_developers_are_the_system_under_a_new_name(served: Running) -> None:
-    answer = ask(served, [{**SAID[0], "role": "developer"}, *SAID[1:]])
-    assert answer.choices[0].message.content == ask(served, SAID).choices[0].message.content
+def test_developer_is_the_system_role(chat_server: RunningServer) -> None:
+    response = ask(chat_server, [{**MESSAGES[0], "role": "developer"}, *MESSAGES[1:]])
+    assert response.choices[0].message.content == ask(chat_server, MESSAGES).choices[0].message.content
 
 
-def test_what_the_template_refuses_is_refused(served: Running) -> None:
-    body = {"model": "toy", "messages": [SAID[1], SAID[1]]}
-    check_refused(served.post(CHAT, body), 400, "roles must take turns")
+def test_template_errors_are_reported(chat_server: RunningServer) -> None:
+    body = {"model": "toy", "messages": [MESSAGES[1], MESSAGES[1]]}
+    check_error(chat_server.post(CHAT, body), 400, "roles must take turns")
 
 
-def test_a_chat_is_not_cut(served: Running) -> None:
-    """Its end says whose turn it is."""
+def test_long_chat_is_not_truncated(chat_server: RunningServer) -> None:
+    """Its end says whose turn it is, so truncation would change its meaning."""
     long = [{"role": "user", "content": " ".join(["w5"] * 20)}]
-    check_refused(served.post(CHAT, {"model": "toy", "messages": long}), 400, "22 tokens, and 16 can be read; say less")
-    with pytest.raises(InputError, match="say less"):
-        chatty().served.codec.encode([Rendered(" ".join(["w5"] * 17))])
+    check_error(chat_server.post(CHAT, {"model": "toy", "messages": long}), 400, "22 tokens")
+    with pytest.raises(InputError, match="17 tokens"):
+        chat_model().served.codec.encode([Rendered(" ".join(["w5"] * 17))])
 
 
 @pytest.mark.parametrize(("family", "template"), [("qwen2", None), ("t5", TEMPLATE)])
-def test_without_a_template_or_with_an_encoder_messages_are_joined(family: str, template: str | None) -> None:
+def test_messages_are_joined_without_a_template_or_with_an_encoder(family: str, template: str | None) -> None:
     codec = model_with(family, template).served.codec
     assert not codec.knows_roles
-    assert codec.chat(SAID) == "w20 w21\n\nw22\n\nw23\n\nw24 w25"
+    assert codec.chat(MESSAGES) == "w20 w21\n\nw22\n\nw23\n\nw24 w25"
 
 
 @pytest.mark.parametrize(
-    ("said", "is_remarked"), [(SAID[1:2], False), (SAID[:1], True), (SAID[:2], True), (SAID[1:4], True)]
+    ("messages", "has_remark"),
+    [(MESSAGES[1:2], False), (MESSAGES[:1], True), (MESSAGES[:2], True), (MESSAGES[1:4], True)],
 )
-def test_joining_is_remarked_where_it_matters(said: list[dict[str, str]], is_remarked: bool) -> None:
-    with running(text_model()) as server:
-        answer = ask(server, said)
-    joined = "\n\n".join(one["content"] for one in said)
-    assert answer.choices[0].message.content == text_model().generate([joined], 0.5).outputs[0]
-    assert any("knows no roles" in remark for remark in answer.deferral.get("remarks", [])) == is_remarked
+def test_joining_gets_a_remark_if_roles_matter(
+    text_server: RunningServer, messages: list[dict[str, str]], has_remark: bool
+) -> None:
+    response = ask(text_server, messages)
+    joined = "\n\n".join(one["content"] for one in messages)
+    assert response.choices[0].message.content == text_model().generate([joined], 0.5).outputs[0]
+    assert any("does not distinguish roles" in remark for remark in response.deferral.get("remarks", [])) == has_remark

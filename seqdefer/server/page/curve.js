@@ -1,5 +1,5 @@
-// The deferral curve, or, where no losses are known, what each budget spends. The point on it is the budget: it can be
-// dragged, and moved by keys.
+// The deferral curve or, if the losses are unknown, the share that each budget spends. Drag the point, or use the arrow
+// keys, to set the budget.
 
 import { draw, number, percent, short } from "./dom.js";
 
@@ -7,20 +7,20 @@ const MARGIN = { left: 52, right: 14, top: 14, bottom: 44 };
 const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
 
 export class CurveView {
-  constructor(container, model, onmove) {
-    Object.assign(this, { container, model, onmove, budget: 0 });
+  constructor(container, model, onMove) {
+    Object.assign(this, { container, model, onMove, budget: 0 });
     this.hasLosses = model.curve !== null;
     this.range = this.hasLosses ? rangeOf(model.curve.points.map((point) => point.loss)) : [0, 1];
     new ResizeObserver(() => this.#drawAll()).observe(container);
   }
 
   get title() {
-    return this.hasLosses ? "Deferral curve" : "What a budget spends";
+    return this.hasLosses ? "Deferral curve" : "Share spent at each budget";
   }
 
   get note() {
-    if (!this.hasLosses) return "Share of tokens that the expert wrote, against the budget asked; the band holds 95 % of resamples.";
-    return `Loss left over (${this.model.curve.unit}) against the share of tokens by the expert, over ${this.model.curve.inputs} inputs. Lower is better.`;
+    if (!this.hasLosses) return "Share of tokens written by the expert, by budget; the band contains 95 % of resamples.";
+    return `Loss (${this.model.curve.unit}) by share of tokens written by the expert, over ${this.model.curve.inputs} inputs. Lower is better.`;
   }
 
   moveTo(budget) {
@@ -34,7 +34,7 @@ export class CurveView {
     const size = { width: this.width, height: this.height, viewBox: `0 0 ${this.width} ${this.height}` };
     this.picture = draw("svg", size, ...this.#axes(), ...this.#lines());
     this.mark = draw("line", { class: "mark", y1: MARGIN.top, y2: this.height - MARGIN.bottom });
-    this.point = draw("circle", { class: "point", r: 8, role: "slider", tabindex: 0, "aria-label": "Budget, on the curve" });
+    this.point = draw("circle", { class: "point", r: 8, role: "slider", tabindex: 0, "aria-label": "Budget on the curve" });
     this.point.setAttribute("aria-valuemin", 0);
     this.point.setAttribute("aria-valuemax", 100);
     this.label = draw("text", { class: "value" });
@@ -49,7 +49,7 @@ export class CurveView {
   #listen() {
     const follow = (event) => {
       const x = event.clientX - this.picture.getBoundingClientRect().left;
-      this.onmove(this.#budgetNear((x - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right)));
+      this.onMove(this.#nearestBudget((x - MARGIN.left) / (this.width - MARGIN.left - MARGIN.right)));
     };
     this.picture.addEventListener("pointerdown", (event) => {
       this.picture.setPointerCapture(event.pointerId);
@@ -61,12 +61,12 @@ export class CurveView {
       const step = STEPS[event.key] ?? ends[event.key];
       if (step === undefined) return;
       event.preventDefault();
-      this.onmove(Math.max(0, Math.min(100, Math.round(100 * this.budget) + step)) / 100);
+      this.onMove(Math.max(0, Math.min(100, Math.round(100 * this.budget) + step)) / 100);
     });
   }
 
-  // Across the curve stand shares that were spent, not budgets.
-  #budgetNear(across) {
+  // The x axis of a loss curve shows shares spent, not budgets.
+  #nearestBudget(across) {
     const share = Math.max(0, Math.min(1, across));
     if (!this.hasLosses) return Math.round(100 * share) / 100;
     const distance = (setting) => Math.abs(setting.share - share);
@@ -89,8 +89,8 @@ export class CurveView {
     this.label.setAttribute("y", Math.max(MARGIN.top + 12, y - 12));
     this.label.textContent = this.hasLosses ? number(value, 2) : percent(value);
     this.point.setAttribute("aria-valuenow", Math.round(100 * this.budget));
-    const left = this.hasLosses ? `, loss ${number(value, 2)}` : "";
-    this.point.setAttribute("aria-valuetext", `${percent(this.budget, 0)} asked, ${percent(setting.share)} spent${left}`);
+    const loss = this.hasLosses ? `, loss ${number(value, 2)}` : "";
+    this.point.setAttribute("aria-valuetext", `budget ${percent(this.budget, 0)}, ${percent(setting.share)} spent${loss}`);
   }
 
   #x(share) {
@@ -130,8 +130,8 @@ export class CurveView {
       draw("line", { class: "rule", x1: left, x2: right, y1: this.#y(value), y2: this.#y(value) }),
       draw("text", { x: left - 8, y: this.#y(value) + 4, "text-anchor": "end" }, this.hasLosses ? short(value) : `${Math.round(100 * value)}`),
     ]);
-    const words = this.hasLosses ? "% of tokens by the expert" : "budget asked, %";
-    const name = draw("text", { class: "name", x: (left + right) / 2, y: this.height - 6, "text-anchor": "middle" }, words);
+    const title = this.hasLosses ? "% of tokens by the expert" : "budget, %";
+    const name = draw("text", { class: "name", x: (left + right) / 2, y: this.height - 6, "text-anchor": "middle" }, title);
     return [...up, ...across, name];
   }
 }

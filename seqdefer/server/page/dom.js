@@ -1,4 +1,4 @@
-// Small things that all parts use. Words from outside get into the page as text only, never as HTML.
+// DOM helpers and number formats. Text from users and servers enters the page as text, never as HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -21,12 +21,12 @@ export function number(value, digits = 3) {
   return value.toFixed(digits).replace("-", "−");
 }
 
-// Digits that count, however small or large the units are.
+// Four significant digits, whatever the scale.
 export const short = (value) => String(Number(value.toPrecision(4))).replaceAll("-", "−");
 
 export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
 
-// Browsers may forbid to keep things. Then they are forgotten, and all else works.
+// Browsers may forbid storage; the page then works without it.
 export function remember(storage, name, value) {
   try {
     window[storage].setItem(`seqdefer.${name}`, value);

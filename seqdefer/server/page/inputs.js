@@ -1,22 +1,22 @@
-// Where the input comes from: a text, or cities on a field with their coordinates beside it.
+// The input: a text, or cities on a map with their coordinates.
 
 import { byId } from "./dom.js";
 import { Field, randomCities } from "./tour.js";
 
-const SOME = 20; // cities, where any number will do
+const DEFAULT_CITIES = 20; // for models that accept any number
 
 export class TextInput {
-  onchange = () => {};
+  onChange = () => {};
 
   constructor(model) {
     this.text = byId("text");
     this.text.placeholder = model.hint;
-    byId("text-note").textContent = "Ctrl+Enter runs it.";
-    this.text.addEventListener("input", () => this.onchange());
+    byId("text-note").textContent = "Press Ctrl+Enter to run.";
+    this.text.addEventListener("input", () => this.onChange());
     byId("clear").addEventListener("click", () => {
       this.restore("");
       this.text.focus();
-      this.onchange();
+      this.onChange();
     });
   }
 
@@ -25,24 +25,24 @@ export class TextInput {
   }
 
   get problem() {
-    return this.text.value.trim() ? "" : "There is no input yet. Type or paste one.";
+    return this.text.value.trim() ? "" : "The input is empty. Type or paste one.";
   }
 
   restore(text) {
     this.text.value = text;
   }
 
-  // The tokens say it all: there is nothing to draw, and nothing to point at.
+  // The token list shows everything: there is no map to draw on.
   drawRun() {}
 
   point() {}
 }
 
 export class TourInput {
-  onchange = () => {};
+  onChange = () => {};
 
   constructor(model) {
-    Object.assign(this, { size: model.size, wrong: "" });
+    Object.assign(this, { size: model.size, error: "" });
     this.text = byId("text");
     this.text.rows = 3;
     this.text.placeholder = model.hint;
@@ -51,10 +51,10 @@ export class TourInput {
     byId("board").classList.add("with-map");
     for (const id of ["field", "field-help", "random"]) byId(id).hidden = false;
     this.field = new Field(byId("field"), model.size, () => this.#write());
-    byId("random").addEventListener("click", () => this.#set(randomCities(this.size ?? SOME)));
+    byId("random").addEventListener("click", () => this.#set(randomCities(this.size ?? DEFAULT_CITIES)));
     byId("clear").addEventListener("click", () => this.#set([]));
     this.text.addEventListener("input", () => this.#read());
-    this.#set(randomCities(this.size ?? SOME));
+    this.#set(randomCities(this.size ?? DEFAULT_CITIES));
   }
 
   get value() {
@@ -62,10 +62,10 @@ export class TourInput {
   }
 
   get problem() {
-    if (this.wrong) return this.wrong;
+    if (this.error) return this.error;
     const n = this.field.cities.length;
     if (this.size === null || n === this.size) return "";
-    return `There are ${n} cities, and this model wants ${this.size}: ${n < this.size ? "click to add" : "double-click to remove"}.`;
+    return `There are ${n} cities, but this model needs ${this.size}: ${n < this.size ? "click to add one" : "double-click to remove one"}.`;
   }
 
   #set(cities) {
@@ -74,29 +74,29 @@ export class TourInput {
   }
 
   #write() {
-    this.wrong = "";
+    this.error = "";
     this.text.value = JSON.stringify(this.field.cities);
-    this.#say();
+    this.#update();
   }
 
   #read() {
-    const cities = citiesIn(this.text.value);
-    this.wrong = cities ? "" : "These coordinates cannot be read. Give [[x, y], ...], numbers only.";
+    const cities = parseCities(this.text.value);
+    this.error = cities ? "" : "The coordinates cannot be read. Give [[x, y], ...] with numbers only.";
     if (cities) this.field.set(cities);
-    this.#say();
+    this.#update();
   }
 
-  #say() {
+  #update() {
     const n = this.field.cities.length;
-    byId("text-note").textContent = this.wrong || (this.size === null ? `${n} cities` : `${n} of ${this.size} cities`);
-    this.onchange();
+    byId("text-note").textContent = this.error || (this.size === null ? `${n} cities` : `${n} of ${this.size} cities`);
+    this.onChange();
   }
 
   restore(cities) {
     this.#set(cities);
   }
 
-  // Whoever edits while the models write has other cities by now.
+  // The cities may have been edited while the models were writing.
   drawRun(run) {
     if (run.input === this.value) this.field.showTour(run.tokens);
   }
@@ -106,7 +106,7 @@ export class TourInput {
   }
 }
 
-function citiesIn(text) {
+function parseCities(text) {
   try {
     const cities = JSON.parse(text || "[]");
     const isCity = (city) => Array.isArray(city) && city.length === 2 && city.every(Number.isFinite);

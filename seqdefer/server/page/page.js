@@ -1,6 +1,6 @@
-// The page: what happens when somebody slides, runs, stops. The parts are in the other modules.
+// The page: connects the budget, the input, the runs and the server.
 
-import { Refused, complete, describe, useKey } from "./api.js";
+import { RequestError, complete, describe, useKey } from "./api.js";
 import { CurveView } from "./curve.js";
 import { byId, make, percent, plural, recall, remember } from "./dom.js";
 import { TextInput, TourInput } from "./inputs.js";
@@ -10,20 +10,20 @@ import { TokenList } from "./tokens.js";
 
 const SWEEP = [0, 0.1, 0.2, 0.5, 1];
 const ALONE = [0, 1];
-const CLOSE = 0.02; // of a budget: further away, it is not met
+const TOLERANCE = 0.02; // a share further from its budget does not meet it
 const PRICES = { predictor: 1, expert: 30 };
 
 class Page {
   constructor(model) {
     this.model = model;
-    this.shown = null; // the run that is shown
-    this.stopping = null; // what stops the work, while there is some
+    this.shown = null; // the run on display
+    this.controller = null; // the AbortController of the current work
     this.curve = new CurveView(byId("curve"), model, (budget) => this.setBudget(budget));
     this.history = new History(byId("history"), byId("runs"), (run) => this.pick(run));
     this.input = new (model.kind === "tour" ? TourInput : TextInput)(model);
-    this.input.onchange = () => this.changed();
+    this.input.onChange = () => this.changed();
     const parts = { list: byId("tokens"), readout: byId("readout"), rows: byId("rows") };
-    this.list = new TokenList({ ...parts, onpoint: (token) => this.input.point(token) });
+    this.list = new TokenList({ ...parts, onPoint: (token) => this.input.point(token) });
     this.introduce();
     this.listen();
     this.setBudget(Math.round(100 * model.budget) / 100);
@@ -34,8 +34,8 @@ class Page {
     byId("name").textContent = model.id;
     document.title = `${model.id} · seqdefer`;
     const how = model.by === "token" ? "defers token by token" : "hands off once";
-    const words = [how, `writes up to ${plural(model.length, "token")}`, `calibrated on ${plural(model.calibrated_on, "input")}`];
-    byId("facts").textContent = words.join(" · ");
+    const facts = [how, `writes up to ${plural(model.length, "token")}`, `calibrated on ${plural(model.calibrated_on, "input")}`];
+    byId("facts").textContent = facts.join(" · ");
     byId("curve-title").textContent = this.curve.title;
     byId("curve-note").textContent = this.curve.note;
     byId("board").hidden = false;
@@ -46,7 +46,7 @@ class Page {
     byId("run").addEventListener("click", () => this.run([this.budget]));
     byId("sweep").addEventListener("click", () => this.run(SWEEP));
     byId("alone").addEventListener("click", () => this.run(ALONE));
-    byId("stop").addEventListener("click", () => this.stopping?.abort());
+    byId("stop").addEventListener("click", () => this.controller?.abort());
     byId("forget").addEventListener("click", () => this.history.clear());
     byId("text").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run([this.budget]);
@@ -78,8 +78,8 @@ class Page {
     byId("budget-shown").textContent = percent(budget, 0);
     const [low, high] = [setting.low, setting.high].map((share) => (100 * share).toFixed(1));
     const spent = `spends ${percent(setting.share)} [${low}, ${high}] of the tokens`;
-    const isMet = Math.abs(setting.share - budget) <= CLOSE;
-    byId("spent").textContent = isMet ? `On average it ${spent}.` : `It cannot be met. On average the nearest ${spent}.`;
+    const isMet = Math.abs(setting.share - budget) <= TOLERANCE;
+    byId("spent").textContent = isMet ? `On average, this ${spent}.` : `This budget cannot be met. On average, the nearest ${spent}.`;
     this.curve.moveTo(budget);
     this.changed();
   }
@@ -90,15 +90,15 @@ class Page {
     byId("as-python").textContent = asPython(this.model.id, this.input.value, this.budget);
   }
 
-  // -- running -----------------------------------------------------------------------------------------------------
+  // -- runs --------------------------------------------------------------------------------------------------------
 
   async run(budgets) {
-    if (this.stopping) return;
+    if (this.controller) return;
     const { problem, value } = this.input;
     byId("status").textContent = "";
-    sayTrouble(problem);
+    showError(problem);
     if (problem) return;
-    this.stopping = new AbortController();
+    this.controller = new AbortController();
     this.setBusy(true);
     try {
       for (const budget of budgets) await this.write(newRun(value, budget));
@@ -106,16 +106,16 @@ class Page {
     } catch (error) {
       this.fail(error);
     } finally {
-      this.stopping = null;
+      this.controller = null;
       this.setBusy(false);
     }
   }
 
   async write(run) {
-    this.setBudget(run.budget); // what is shown and where the slider stands are the same
+    this.setBudget(run.budget); // the slider shows the budget of the run on display
     this.show(run);
     try {
-      for await (const event of complete(this.model.id, run.input, run.budget, this.stopping.signal)) this.take(run, event);
+      for await (const event of complete(this.model.id, run.input, run.budget, this.controller.signal)) this.receive(run, event);
       run.end = "done";
     } catch (error) {
       run.end = error.name === "AbortError" ? "stopped" : "failed";
@@ -126,7 +126,7 @@ class Page {
     }
   }
 
-  take(run, event) {
+  receive(run, event) {
     if (event.usage) {
       run.deferral = event.deferral;
       this.showRemarks();
@@ -144,10 +144,10 @@ class Page {
       byId("status").textContent = summaryOf(this.shown);
       return;
     }
-    if (!(error instanceof Refused)) throw error;
+    if (!(error instanceof RequestError)) throw error;
     if (error.status === 401) askForKey(error.message, () => {});
-    else if (error.status === 404) sayTrouble(`${error.message}. Reload the page: something else is served by now.`);
-    else sayTrouble(error.message);
+    else if (error.status === 404) showError(`${error.message}. The server now has another model; reload the page.`);
+    else showError(error.message);
   }
 
   setBusy(isBusy) {
@@ -155,14 +155,14 @@ class Page {
     for (const id of ["run", "sweep", "alone"]) byId(id).disabled = isBusy;
     byId("stop").disabled = !isBusy;
     byId("tokens").setAttribute("aria-busy", String(isBusy));
-    // A button that is disabled cannot keep the focus: its counterpart gets it.
+    // A disabled button loses the focus: move it to its counterpart.
     if (focused.disabled) byId(isBusy ? "stop" : "run").focus();
   }
 
-  // -- showing -----------------------------------------------------------------------------------------------------
+  // -- display -----------------------------------------------------------------------------------------------------
 
   pick(run) {
-    if (this.stopping) return;
+    if (this.controller) return;
     this.input.restore(run.input);
     this.setBudget(run.budget);
     this.show(run);
@@ -180,13 +180,13 @@ class Page {
 
   showRemarks() {
     const { deferral } = this.shown;
-    const said = (deferral?.remarks ?? []).map((words) => make("li", { textContent: words }));
+    const items = (deferral?.remarks ?? []).map((remark) => make("li", { textContent: remark }));
     if (deferral?.degraded) {
-      const words = `The expert failed, and the predictor wrote in its place: ${deferral.reason}`;
-      said.unshift(make("li", { className: "failed", textContent: words }));
+      const failure = `The expert failed, and the predictor finished: ${deferral.reason}`;
+      items.unshift(make("li", { className: "failed", textContent: failure }));
     }
-    byId("remarks").hidden = said.length === 0;
-    byId("remarks").replaceChildren(...said);
+    byId("remarks").hidden = items.length === 0;
+    byId("remarks").replaceChildren(...items);
   }
 
   showStats() {
@@ -198,9 +198,9 @@ class Page {
   }
 }
 
-function sayTrouble(words) {
-  byId("trouble").textContent = words;
-  byId("trouble").hidden = !words;
+function showError(message) {
+  byId("trouble").textContent = message;
+  byId("trouble").hidden = !message;
 }
 
 async function copy(button) {
@@ -209,37 +209,37 @@ async function copy(button) {
     await navigator.clipboard.writeText(part.textContent);
     byId("copied").textContent = "Copied.";
   } catch {
-    // Browsers give the clipboard to safe addresses only. Select the text, so that one key is left to press.
+    // Browsers allow the clipboard in secure contexts only. Select the text instead.
     getSelection().selectAllChildren(part);
-    byId("copied").textContent = "This browser does not let pages copy. The text is selected: press Ctrl+C.";
+    byId("copied").textContent = "The browser does not allow copying. The text is selected: press Ctrl+C.";
   }
 }
 
 function askForKey(reason, then) {
   const form = byId("key-form");
-  sayTrouble(reason);
+  showError(reason);
   form.hidden = false;
   form.onsubmit = (event) => {
     event.preventDefault();
-    const given = byId("key").value.trim();
+    const key = byId("key").value.trim();
     form.hidden = true;
     byId("key").value = "";
-    learn(then, given);
+    connect(then, key);
   };
   byId("key").focus();
 }
 
-// Asks the server what it serves, with this key where one is given, and then goes on; asks for a key until one will do.
-async function learn(then, given) {
-  sayTrouble("");
+// Ask the server for its model, with a new key if given, and pass it on; ask for a key until the server accepts one.
+async function connect(then, key) {
+  showError("");
   try {
-    if (given !== undefined) useKey(given);
+    if (key !== undefined) useKey(key);
     then(await describe());
   } catch (error) {
-    if (!(error instanceof Refused)) throw error;
+    if (!(error instanceof RequestError)) throw error;
     if (error.status === 401) askForKey(error.message, then);
-    else sayTrouble(`${error.message} Reload the page to try again.`);
+    else showError(`${error.message} Reload the page to try again.`);
   }
 }
 
-learn((model) => new Page(model));
+connect((model) => new Page(model));

@@ -1,13 +1,13 @@
-// What a run came to, and the last runs side by side.
+// The results of a run, and the last runs side by side.
 
 import { make, percent, plural, short } from "./dom.js";
 import { spansOf } from "./tokens.js";
 import { smallTour } from "./tour.js";
 
-const KEPT = 20;
+const MAX_RUNS = 20;
 
 export function newRun(input, budget) {
-  // The key tells inputs apart. It is made once: a long input takes longer than a token does.
+  // The key identifies the input. It is made once, because a long input takes longer than a token.
   return { input, key: JSON.stringify(input), budget, tokens: [], facts: {}, deferral: null, end: "running" };
 }
 
@@ -17,7 +17,7 @@ export function countOf({ tokens }) {
   return { written: tokens.length, byExpert, switches, share: tokens.length ? byExpert / tokens.length : 0 };
 }
 
-// The predictor proposes every token, also where the expert then writes. Alone, the expert is taken to write as many.
+// The predictor proposes every token, even if the expert writes it. The expert alone is assumed to write as many.
 export function savingOf(run, prices) {
   const { written, byExpert } = countOf(run);
   const cost = prices.predictor * written + prices.expert * byExpert;
@@ -28,38 +28,38 @@ export function savingOf(run, prices) {
 export function statsOf(run, prices, alone) {
   const { written, byExpert, switches, share } = countOf(run);
   const expected = run.deferral ? `, expected ${percent(run.deferral.expected_share)}` : "";
-  const { cost, alone: dear, saved } = savingOf(run, prices);
-  const words = saved === null ? "an expert without a price saves nothing" : `${short(cost)} against ${short(dear)} for the expert alone`;
+  const { cost, alone: full, saved } = savingOf(run, prices);
+  const costs = saved === null ? "set a price for the expert" : `${short(cost)} instead of ${short(full)} for the expert alone`;
   const facts = Object.entries(run.facts).map(([name, value]) => [name, short(value), comparison(name, alone)]);
   return [
     ...facts,
     ["by the expert", `${byExpert} of ${written}`, plural(switches, "switch")],
-    ["share", percent(share), `asked ${percent(run.budget, 0)}${expected}`],
-    ["saving, estimated", saved === null ? "none" : percent(saved, 0).replace("-", "−"), words],
+    ["share", percent(share), `budget ${percent(run.budget, 0)}${expected}`],
+    ["estimated saving", saved === null ? "none" : percent(saved, 0).replace("-", "−"), costs],
   ];
 }
 
 function comparison(name, { predictor, expert }) {
-  const said = [["predictor", predictor], ["expert", expert]]
+  const runs = [["predictor", predictor], ["expert", expert]]
     .filter(([, run]) => run && name in run.facts)
     .map(([author, run]) => `${author} alone ${short(run.facts[name])}`);
-  return said.join(", ") || "run each alone to compare";
+  return runs.join(", ") || "run each model alone to compare";
 }
 
 export function summaryOf(run) {
   const { written, byExpert, switches, share } = countOf(run);
-  const begun = run.end === "stopped" ? `Stopped after ${plural(written, "token")}` : "Done";
-  return `${begun}: the expert wrote ${byExpert} of ${plural(written, "token")} (${percent(share)}), ${plural(switches, "switch")}.`;
+  const start = run.end === "stopped" ? `Stopped after ${plural(written, "token")}` : "Done";
+  return `${start}: the expert wrote ${byExpert} of ${plural(written, "token")} (${percent(share)}), ${plural(switches, "switch")}.`;
 }
 
 export class History {
-  constructor(part, list, onpick) {
-    Object.assign(this, { part, list, onpick, runs: [] });
+  constructor(part, list, onPick) {
+    Object.assign(this, { part, list, onPick, runs: [] });
   }
 
   add(run) {
     const isSame = (other) => other.budget === run.budget && other.key === run.key;
-    this.runs = [run, ...this.runs.filter((other) => !isSame(other))].slice(0, KEPT);
+    this.runs = [run, ...this.runs.filter((other) => !isSame(other))].slice(0, MAX_RUNS);
     this.draw();
   }
 
@@ -68,7 +68,7 @@ export class History {
     this.draw();
   }
 
-  // Whole runs of each author alone for the same input, where there are any.
+  // The complete runs of each model alone for the same input, if any.
   aloneFor(run) {
     const whole = this.runs.filter((other) => other.end === "done" && other.key === run.key);
     const withShare = (share) => whole.find((other) => countOf(other).share === share);
@@ -86,7 +86,7 @@ export class History {
     const sorted = runs.toSorted((one, other) => one.budget - other.budget);
     const { input } = runs[0];
     const isText = typeof input === "string";
-    const name = isText ? make("bdi", { textContent: beginningOf(input) }) : `${input.length} cities`;
+    const name = isText ? make("bdi", { textContent: excerpt(input) }) : `${input.length} cities`;
     const lines = make("ol", { className: isText ? "lines" : "lines tours" }, ...sorted.map((run) => this.#line(run)));
     return make("li", {}, make("p", { className: "soft" }, "for ", name), lines);
   }
@@ -94,16 +94,16 @@ export class History {
   #line(run) {
     const { written, byExpert } = countOf(run);
     const button = make("button", { type: "button", textContent: percent(run.budget, 0), title: "Show this run again" });
-    button.addEventListener("click", () => this.onpick(run));
+    button.addEventListener("click", () => this.onPick(run));
     const facts = Object.entries(run.facts).map(([name, value]) => `${name} ${short(value)} · `);
     const end = run.end === "done" ? "" : ` · ${run.end}`;
-    const words = `${facts.join("")}${byExpert} of ${written} by the expert${end}`;
+    const summary = `${facts.join("")}${byExpert} of ${written} by the expert${end}`;
     const shown = typeof run.input === "string" ? make("p", { className: "tokens", dir: "auto" }, ...spansOf(run.tokens)) : smallTour(run.input, run.tokens);
-    return make("li", {}, button, shown, make("p", { className: "soft", textContent: words }));
+    return make("li", {}, button, shown, make("p", { className: "soft", textContent: summary }));
   }
 }
 
-function beginningOf(text) {
+function excerpt(text) {
   const line = text.trim().replace(/\s+/g, " ");
   return line.length > 90 ? `${line.slice(0, 90)}…` : line;
 }

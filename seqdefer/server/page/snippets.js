@@ -1,13 +1,13 @@
-// The request that the page would make, for a terminal and for Python.
+// The current request as a curl command and as Python code.
 
-import { API, bodyOf, hasKey } from "./api.js";
+import { API, requestBody, hasKey } from "./api.js";
 
 const shellQuoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 export function asCurl(model, input, budget) {
   const lines = [`curl ${API}/deferral/complete`, "-H 'content-type: application/json'"];
   if (hasKey()) lines.push('-H "authorization: Bearer $SEQDEFER_API_KEY"');
-  lines.push(`-d ${shellQuoted(JSON.stringify(bodyOf(model, input, budget)))}`);
+  lines.push(`-d ${shellQuoted(JSON.stringify(requestBody(model, input, budget)))}`);
   return lines.join(" \\\n  ");
 }
 
@@ -15,18 +15,18 @@ export function asPython(model, input, budget) {
   return typeof input === "string" ? withOpenAI(model, input, budget) : withHttpx(model, input, budget);
 }
 
-// A string of JSON is a string of Python, too.
+// A JSON string is also a valid Python string.
 function withOpenAI(model, input, budget) {
   const key = hasKey() ? 'os.environ["SEQDEFER_API_KEY"]' : '"none"';
   return `${hasKey() ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url=${JSON.stringify(API)}, api_key=${key})
-answer = client.completions.create(
+response = client.completions.create(
     model=${JSON.stringify(`${model}@${budget.toFixed(2)}`)},
     prompt=${JSON.stringify(input)},
 )
-print(answer.choices[0].text)
-print(answer.deferral, answer.usage)
+print(response.choices[0].text)
+print(response.deferral, response.usage)
 `;
 }
 
@@ -34,12 +34,12 @@ function withHttpx(model, input, budget) {
   const headers = hasKey() ? '\n    headers={"authorization": f"Bearer {os.environ[\'SEQDEFER_API_KEY\']}"},' : "";
   return `${hasKey() ? "import os\n\n" : ""}import httpx
 
-answer = httpx.post(
+response = httpx.post(
     ${JSON.stringify(`${API}/deferral/complete`)},
-    json=${JSON.stringify(bodyOf(model, input, budget))},${headers}
+    json=${JSON.stringify(requestBody(model, input, budget))},${headers}
     timeout=120,
 ).json()
-print(answer["data"][0]["output"], answer["data"][0]["facts"])
-print(answer["deferral"], answer["usage"])
+print(response["data"][0]["output"], response["data"][0]["facts"])
+print(response["deferral"], response["usage"])
 `;
 }

@@ -1,14 +1,14 @@
-// Tokens with their authors: as a text whose tokens can be pointed at or reached by arrow keys, and as a table.
+// Tokens with their authors: as a text with details on hover and by arrow keys, and as a table.
 
 import { make, number } from "./dom.js";
 
-const HELP = "Point at a token, or reach it with the arrow keys, to see its score: the higher, the better to defer.";
+const HELP = "Hover over a token, or use the arrow keys, to see its score. A higher score favours the expert.";
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
 
 const scoreOf = (token) => (token.score === null ? "no score" : `score ${number(token.score)}`);
-const nameOf = (token) => token.text.trim() || "(nothing to see)";
+const nameOf = (token) => token.text.trim() || "(no visible text)";
 
-// Without keys and scores, for lines to compare. The space before a word is not coloured; a space alone is the word.
+// Plain spans without details. The space before a word is not coloured; a lone space is.
 export function spansOf(tokens) {
   return tokens.map((token) => {
     const [, space, word] = token.text.match(/^(\s*(?=\S))?(.*)$/su);
@@ -17,12 +17,12 @@ export function spansOf(tokens) {
 }
 
 export class TokenList {
-  constructor({ list, readout, rows, onpoint }) {
-    Object.assign(this, { list, readout, rows, onpoint });
-    list.addEventListener("pointerover", (event) => this.#say(this.#placeOf(event.target)));
-    list.addEventListener("pointerleave", () => this.#say(this.#placeOf(document.activeElement)));
+  constructor({ list, readout, rows, onPoint }) {
+    Object.assign(this, { list, readout, rows, onPoint });
+    list.addEventListener("pointerover", (event) => this.#show(this.#placeOf(event.target)));
+    list.addEventListener("pointerleave", () => this.#show(this.#placeOf(document.activeElement)));
     list.addEventListener("focusin", (event) => this.#enter(this.#placeOf(event.target)));
-    list.addEventListener("focusout", () => this.#say(-1));
+    list.addEventListener("focusout", () => this.#show(-1));
     list.addEventListener("keydown", (event) => this.#move(event));
   }
 
@@ -30,7 +30,7 @@ export class TokenList {
     this.tokens = [];
     this.list.replaceChildren();
     this.rows.replaceChildren();
-    this.list.removeAttribute("role"); // an empty list of choices is no list
+    this.list.removeAttribute("role"); // an empty listbox is invalid
     this.readout.textContent = HELP;
     this.list.hidden = this.readout.hidden = false;
     for (const token of tokens) this.add(token);
@@ -59,7 +59,7 @@ export class TokenList {
       span.tabIndex = index === place ? 0 : -1;
       span.setAttribute("aria-selected", String(index === place));
     });
-    this.#say(place);
+    this.#show(place);
   }
 
   #move(event) {
@@ -70,17 +70,17 @@ export class TokenList {
     this.list.children[Math.max(0, Math.min(this.tokens.length - 1, place))].focus();
   }
 
-  #say(place) {
+  #show(place) {
     const token = this.tokens?.[place];
-    this.onpoint(token ?? null);
+    this.onPoint(token ?? null);
     if (!token) {
       this.readout.textContent = HELP;
       return;
     }
-    const wish = token.defer ? "the rejector wanted the expert" : "the rejector left it to the predictor";
-    const words = ` · written by the ${token.author} · ${scoreOf(token)} · ${wish}`;
+    const decision = token.defer ? "the rejector deferred" : "the rejector did not defer";
+    const details = ` · written by the ${token.author} · ${scoreOf(token)} · ${decision}`;
     const shown = make("bdi", { textContent: nameOf(token) });
-    this.readout.replaceChildren(`Token ${token.position + 1}: `, make("strong", {}, shown), words);
+    this.readout.replaceChildren(`Token ${token.position + 1}: `, make("strong", {}, shown), details);
   }
 }
 

@@ -1,11 +1,11 @@
-// Cities on a field that can be edited, and tours drawn on it edge by edge.
+// An editable map of cities, and the tours on it.
 
 import { draw } from "./dom.js";
 
 const SIZE = 400;
 const EDGE = 16;
 
-// What is drawn where: fitted to the cities, north up, the same scale both ways.
+// Fit the map to the cities: north up, the same scale in both directions.
 function viewOf(cities) {
   const [xs, ys] = [0, 1].map((axis) => cities.map((city) => city[axis]));
   const [west, south] = cities.length ? [Math.min(...xs), Math.min(...ys)] : [0, 0];
@@ -16,7 +16,7 @@ function viewOf(cities) {
 const placeIn = (view, [x, y]) => [EDGE + (x - view.west) * view.factor, SIZE - EDGE - (y - view.south) * view.factor];
 const cityAt = (view, [x, y]) => [view.west + (x - EDGE) / view.factor, view.south + (SIZE - EDGE - y) / view.factor];
 
-// The edge to a city is its author's; the one that closes the tour is the last author's.
+// An edge has the author of the city it leads to; the closing edge has the last author.
 function edgesOf(points, tokens, isWhole) {
   const order = isWhole ? [...tokens, { ...tokens[0], author: tokens[tokens.length - 1].author }] : tokens;
   return order.slice(1).flatMap((token, place) => {
@@ -36,9 +36,9 @@ function tourParts(view, cities, tokens) {
 }
 
 export function smallTour(cities, tokens) {
-  const words = `Tour of ${cities.length} cities, ${tokens.filter((token) => token.author === "expert").length} by the expert`;
+  const label = `Tour of ${cities.length} cities, ${tokens.filter((token) => token.author === "expert").length} by the expert`;
   const parts = tourParts(viewOf(cities), cities, tokens);
-  return draw("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, class: "small tour", role: "img", "aria-label": words }, ...parts);
+  return draw("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, class: "small tour", role: "img", "aria-label": label }, ...parts);
 }
 
 export function randomCities(n) {
@@ -46,9 +46,9 @@ export function randomCities(n) {
 }
 
 export class Field {
-  // `most` cities at most, null where any number will do; `onchange` hears of every edit.
-  constructor(container, most, onchange) {
-    Object.assign(this, { most, onchange, cities: [], tokens: [], pressed: null });
+  // At most `maxCities`, or any number if null; `onChange` is called at every edit.
+  constructor(container, maxCities, onChange) {
+    Object.assign(this, { maxCities, onChange, cities: [], tokens: [], pressed: null });
     this.picture = draw("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, class: "tour", role: "img", "aria-label": "Cities and tour" });
     this.picture.addEventListener("pointerdown", (event) => this.#press(event));
     this.picture.addEventListener("pointermove", (event) => this.#drag(event));
@@ -78,15 +78,15 @@ export class Field {
   #at(event) {
     const box = this.picture.getBoundingClientRect();
     const along = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
-    const kept = along.map((share) => SIZE * Math.max(0.01, Math.min(0.99, share)));
-    const digits = Math.max(0, Math.ceil(Math.log10(this.view.factor)) + 1); // no finer than can be seen
-    return cityAt(this.view, kept).map((value) => Number(value.toFixed(Math.min(12, digits))));
+    const inside = along.map((share) => SIZE * Math.max(0.01, Math.min(0.99, share)));
+    const digits = Math.max(0, Math.ceil(Math.log10(this.view.factor)) + 1); // no finer than is visible
+    return cityAt(this.view, inside).map((value) => Number(value.toFixed(Math.min(12, digits))));
   }
 
   #edit(cities) {
     this.cities = cities;
     this.showTour([]);
-    this.onchange();
+    this.onChange();
   }
 
   #press(event) {
@@ -101,9 +101,9 @@ export class Field {
     }
   }
 
-  // By a click, which the end of a drag is, too, and a finger that scrolls is not.
+  // A click also ends a drag, which adds no city; a scrolling finger sends none.
   #add(event) {
-    const isFull = this.most !== null && this.cities.length >= this.most;
+    const isFull = this.maxCities !== null && this.cities.length >= this.maxCities;
     if (this.pressed === null && !isFull) this.#edit([...this.cities, this.#at(event)]);
   }
 

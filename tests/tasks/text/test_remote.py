@@ -108,7 +108,7 @@ def expert() -> TextModel:
 def endpoint(expert: TextModel) -> Iterator[str]:
     """seqdefer's own server, whose expert writes everything. Shared: do not modify."""
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from tests.server.test_app import running
+    from servers import running
 
     pair = TextPair.of(made_of("bytes", "gpt2", 1, 1), expert, "facts")
     model = with_rejector(served_of(pair), "token")
@@ -429,7 +429,7 @@ def test_the_predictor_finishes_if_the_endpoint_dies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from tests.server.test_app import running
+    from servers import running
 
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv(KEY, SECRET)

@@ -1,0 +1,327 @@
+"""/openapi.json: the shape of every response, the errors of every route, and what the served model accepts.
+
+Tests validate every response against this description, so nothing is sent that is not described.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NotRequired
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
+
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.server.http import Limits
+from seqdefer.server.protocol import name_pattern
+
+Author = Literal["predictor", "expert"]
+Finish = Literal["stop", "length"]
+Schema = dict[str, Any]
+RouteResponses = dict[int | str, dict[str, Any]]
+
+ERRORS = {
+    400: "The request or one of its inputs is invalid; the message says what to change.",
+    401: "The API key is wrong or missing.",
+    403: "The Host header names another server.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "The queue is full; try again after retry-after seconds.",
+    500: "The models failed; see the server's log.",
+    503: "The server is shutting down, or too many connections are open.",
+    504: "The request did not finish in time.",
+}
+GATEWAY_ERRORS = (401, 403, 408, 413, 500, 503)  # possible on every route
+WRITING_ERRORS = (400, 404, 429, 504)
+SECURITY_SCHEME = "key"
+NOT_BLANK = r"\S"
+UNUSED_BY_US = ("422", "HTTPValidationError", "ValidationError")  # FastAPI's own errors, which the app replaces
+no_extra = with_config(ConfigDict(extra="forbid"))
+
+
+# -- shapes of responses -------------------------------------------------------------------------------------------
+
+
+@no_extra
+class ErrorDetails(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+@no_extra
+class Error(TypedDict):
+    error: ErrorDetails
+
+
+@no_extra
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    predictor_tokens: int
+    expert_tokens: int
+    switches: int
+
+
+@no_extra
+class Deferral(TypedDict):
+    """`degraded`: the expert failed, for this `reason`, and the predictor finished."""
+
+    budget: float
+    expected_share: float
+    share: float
+    degraded: bool
+    reason: NotRequired[str]
+    remarks: NotRequired[list[str]]
+
+
+@no_extra
+class Choice(TypedDict):
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: Finish
+
+
+@no_extra
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+@no_extra
+class ChatChoice(TypedDict):
+    index: int
+    message: AssistantMessage
+    logprobs: None
+    finish_reason: Finish
+
+
+class _Head(TypedDict):
+    id: str
+    created: int
+    model: str
+
+
+@no_extra
+class TextCompletion(_Head):
+    object: Literal["text_completion"]
+    choices: list[Choice]
+    usage: Usage
+    deferral: Deferral
+
+
+@no_extra
+class ChatCompletion(_Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    deferral: Deferral
+
+
+@no_extra
+class TokenDetails(TypedDict):
+    """`defer`: the rejector's decision, even if the expert failed; `score` is null if it is infinite."""
+
+    position: int
+    token: Any
+    text: str
+    author: Author
+    score: float | None
+    defer: bool
+
+
+@no_extra
+class DeferralOutput(TypedDict):
+    index: int
+    output: Any
+    finish_reason: Finish
+    facts: dict[str, float]
+    tokens: list[TokenDetails]
+
+
+@no_extra
+class DeferralCompletion(_Head):
+    object: Literal["deferral.completion"]
+    data: list[DeferralOutput]
+    usage: Usage
+    deferral: Deferral
+
+
+@no_extra
+class ScoredSequence(TypedDict):
+    index: int
+    text: str
+    tokens: list[TokenDetails]
+
+
+@no_extra
+class ScoreDeferral(TypedDict):
+    budget: float
+    expected_share: float
+    remarks: list[str]
+
+
+@no_extra
+class Scores(TypedDict):
+    object: Literal["deferral.score"]
+    model: str
+    data: list[ScoredSequence]
+    usage: Usage
+    deferral: ScoreDeferral
+
+
+@no_extra
+class BudgetSetting(TypedDict):
+    budget: float
+    share: float
+    low: float
+    high: float
+
+
+@no_extra
+class CurvePoint(TypedDict):
+    share: float
+    loss: float
+
+
+@no_extra
+class DeferralCurve(TypedDict):
+    unit: str
+    inputs: int
+    points: list[CurvePoint]
+
+
+@no_extra
+class DeferralModel(TypedDict):
+    """The served model: its granularity, its inputs, the share each budget spends, and the loss at each share."""
+
+    object: Literal["deferral.model"]
+    id: str
+    kind: str
+    by: Literal["token", "one-time"]
+    length: int
+    size: int | None
+    hint: str
+    budget: float
+    calibrated_on: int
+    settings: list[BudgetSetting]
+    curve: DeferralCurve | None
+
+
+@no_extra
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["seqdefer"]
+
+
+@no_extra
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@no_extra
+class Health(TypedDict):
+    status: Literal["ok", "stopping"]
+
+
+# -- responses of routes -------------------------------------------------------------------------------------------
+
+
+def error_responses(*statuses: int, always: tuple[int, ...] = GATEWAY_ERRORS) -> RouteResponses:
+    return {status: {"model": Error, "description": ERRORS[status]} for status in sorted({*statuses, *always})}
+
+
+def json_responses(shape: Any, *statuses: int) -> RouteResponses:
+    return {200: {"model": shape, "description": "OK"}, **error_responses(*statuses)}
+
+
+def stream_responses(shape: Any) -> RouteResponses:
+    """Describe a route that returns JSON, or server-sent events: `data: {...}`, and finally `data: [DONE]`."""
+    responses = json_responses(shape, *WRITING_ERRORS)
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    responses[200]["content"] = {"text/event-stream": {"itemSchema": event}}
+    return responses
+
+
+HEALTH_RESPONSES: RouteResponses = {
+    200: {"model": Health, "description": "The server accepts requests."},
+    **error_responses(always=(403, 408, 413, 500)),
+    503: {"model": Health | Error, "description": "The server accepts no requests now."},
+}
+METRICS_RESPONSES: RouteResponses = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The Prometheus text format."},
+    **error_responses(),
+}
+
+
+# -- the served model ----------------------------------------------------------------------------------------------
+
+
+def describe(app: FastAPI, model: DeferringModel, name: str, limits: Limits, *, has_key: bool, has_host: bool) -> None:
+    """Make the application describe itself at the first request of its description."""
+    impossible = (() if has_key else ("401",)) + (() if has_host else ("403",))
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for part in (schema["components"]["schemas"], *(one["responses"] for one in _operations(schema))):
+                for key in (*UNUSED_BY_US, *impossible):
+                    part.pop(key, None)
+            _narrow(schema["components"]["schemas"], model, name, limits)
+            if has_key:
+                _require_key(schema)
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operations(schema: Schema) -> Iterator[Schema]:
+    return (one for path in schema["paths"].values() for one in path.values())
+
+
+def _require_key(schema: Schema) -> None:
+    schema["components"]["securitySchemes"] = {SECURITY_SCHEME: {"type": "http", "scheme": "bearer"}}
+    for operation in _operations(schema):
+        if "401" in operation["responses"]:
+            operation["security"] = [{SECURITY_SCHEME: []}]
+
+
+def _narrow(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -> None:
+    """Narrow the schemas of requests to what this model accepts."""
+    one, counts = model.served.codec.schema(), {"minItems": 1, "maxItems": limits.inputs}
+    text = one if one.get("type") == "string" else {"type": "string"}  # other inputs arrive as JSON in a text
+    texts = {"anyOf": [text, {"type": "array", "items": text, **counts}]}
+    max_tokens = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
+    one_budget = [{"properties": {"model": {"const": name}}}, {"properties": {"deferral": {"type": "null"}}}]
+    narrower = {
+        "model": {"type": "string", "pattern": name_pattern(name), "examples": [name]},
+        "max_tokens": max_tokens,
+        "max_completion_tokens": max_tokens,
+        "prompt": texts,
+    }
+    for kind in ("CompletionRequest", "ChatRequest", "CompleteRequest", "ScoreRequest"):
+        properties = schemas[kind]["properties"]
+        properties |= {key: value for key, value in narrower.items() if key in properties}
+        schemas[kind]["anyOf"] = one_budget
+    for kind in ("CompleteRequest", "ScoreRequest"):
+        schemas[kind]["properties"] |= {"input": one, "inputs": {"type": "array", "items": one, **counts}}
+    if text.get("pattern") == NOT_BLANK and not model.served.codec.knows_roles:
+        schemas["ChatRequest"]["properties"]["messages"]["contains"] = _message_with(text)
+
+
+def _message_with(text: Schema) -> Schema:
+    """Return the schema of a message with such a text: one non-blank message makes the joined text non-blank."""
+    part = {"type": "object", "properties": {"text": text}, "required": ["text"]}
+    content = {"anyOf": [text, {"type": "array", "contains": part}]}
+    return {"type": "object", "properties": {"content": content}, "required": ["content"]}

@@ -1,0 +1,261 @@
+"""One request from its body to its response: submitted, read token by token, answered whole or as a stream.
+
+It ends when it is answered, when its time is over, and when the client disconnects or stops reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.server.cohorts import InputsRead, Token, WriteRequest
+from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
+from seqdefer.server.protocol import (
+    ChatRequest,
+    CompleteRequest,
+    CompletionRequest,
+    ScoreRequest,
+    max_tokens,
+    requested_budget,
+)
+from seqdefer.server.responses import DeferralFormat, ResponseFormat, Transcript, scores_response
+from seqdefer.server.scheduler import Scheduler
+
+OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
+UNREAD_SECONDS = 5.0  # that a stream waits for its reader after the deadline
+KEEPALIVE_SECONDS = 10.0  # proxies drop connections that are silent for longer
+KEEPALIVE = b": waiting\n\n"  # a comment, which clients skip
+DONE, CLIENT_LEFT = "done", "client_left"
+WritingBody = CompletionRequest | ChatRequest | CompleteRequest
+Result = TypeVar("Result")
+
+log = logging.getLogger("seqdefer.server")
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, media_type="application/json")
+
+
+@dataclass
+class Service:
+    """A served model: the handlers of the routes that use it."""
+
+    scheduler: Scheduler
+    name: str
+    default_budget: float
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model(self) -> DeferringModel:
+        return self.scheduler.model
+
+    async def write(
+        self, request: Request, body: CompletionRequest | ChatRequest, response_format: ResponseFormat
+    ) -> Response:
+        limit, remarks = max_tokens(body.token_limits(), self.model.served.spec.length)
+        active = self._submit(request, body, limit, remarks, is_streamed=bool(body.stream))
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        return await self._respond(request, active, response_format, body, has_usage=has_usage)
+
+    async def complete(self, request: Request, body: CompleteRequest) -> Response:
+        active = self._submit(request, body, self.model.served.spec.length, is_streamed=bool(body.stream))
+        response_format = DeferralFormat(self.model.served.codec, active.ticket.request.inputs)
+        return await self._respond(request, active, response_format, body, has_usage=True)
+
+    async def score(self, request: Request, body: ScoreRequest) -> Response:
+        active = self._submit(request, body, self.model.served.spec.length, may_defer=False)
+        return await respond_whole(request, active, scores_response, body.model)
+
+    async def _respond(
+        self,
+        request: Request,
+        active: ActiveRequest,
+        response_format: ResponseFormat,
+        body: WritingBody,
+        *,
+        has_usage: bool,
+    ) -> Response:
+        if not body.stream:
+            return await respond_whole(request, active, response_format.whole, body.model)
+        try:
+            # The status waits briefly for the first token: an earlier failure is an error response, not a stream.
+            await unless_disconnected(request, active.has_next())
+        except BaseException:
+            active.close()
+            raise
+        return EventStream(stream_events(active, response_format, body.model, has_usage=has_usage), active)
+
+    def _submit(
+        self,
+        request: Request,
+        body: WritingBody | ScoreRequest,
+        limit: int,
+        more_remarks: Sequence[str] = (),
+        **options: bool,
+    ) -> ActiveRequest:
+        codec = self.model.served.codec
+        inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
+        if len(inputs) > self.scheduler.limits.inputs:
+            raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
+        budget = requested_budget(body, self.name, self.default_budget)
+        assert self.model.calibration is not None
+        setting = self.model.calibration.for_budget(budget)
+        if not setting.is_near(budget):
+            remarks.append(f"a budget of {budget:g} cannot be met; the nearest is {setting.share:.3f}")
+        transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
+        asked = WriteRequest(inputs, setting.threshold, limit, **options)
+        return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"]["started"])
+
+
+class ActiveRequest:
+    """A submitted request with its transcript and deadline. Call `close` in the end."""
+
+    def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, started: float) -> None:
+        self.scheduler, self.transcript, self.started = scheduler, transcript, started
+        self.seconds = scheduler.limits.request_seconds
+        self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - started)
+        self.ticket = scheduler.submit(request)
+        self._events = self.ticket.events(self.deadline)
+        self._pending: asyncio.Task[Token | None] | None = None
+        self._idle = 0.0  # seconds that `has_next` waited in vain
+        self._is_open = True
+        self.outcome = CLIENT_LEFT  # of its stream, until it ends otherwise
+
+    async def next_token(self) -> Token | None:
+        """Return the next token, or None after the last."""
+        if self._pending is None:
+            return await self._read()
+        pending, self._pending = self._pending, None
+        return await pending
+
+    async def has_next(self) -> bool:
+        """Wait briefly, and return whether `next_token` would return immediately. Raises what it would raise."""
+        if self._pending is None:
+            self._pending = asyncio.create_task(self._read())
+        started = time.perf_counter()
+        # Not wait_for, which would cancel the task and lose a token that arrives a moment later.
+        await asyncio.wait((self._pending,), timeout=KEEPALIVE_SECONDS)
+        if self._pending.done():
+            self._pending.result()
+            return True
+        self._idle += time.perf_counter() - started
+        return False
+
+    async def _read(self) -> Token | None:
+        try:
+            async for event in self._events:
+                assert isinstance(event, InputsRead | Token)
+                self.transcript.add(event)
+                if isinstance(event, Token):
+                    return event
+        except TimeoutError:
+            message = f"not finished within {self.seconds:g} seconds; ask for less, or try again later"
+            raise APIError(504, message, code="timeout") from None
+        return None
+
+    async def finish(self) -> None:
+        while await self.next_token() is not None:
+            pass
+
+    def headers(self) -> dict[str, str]:
+        overhead = time.perf_counter() - self.started - self.ticket.waited - self._idle
+        return {OVERHEAD_HEADER: f"{1000 * overhead:.3f}"}
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            if self._pending is not None and not self._pending.cancel() and not self._pending.cancelled():
+                self._pending.exception()  # else asyncio warns that it was never retrieved
+            self.scheduler.cancel(self.ticket)
+            self.transcript.record(self.scheduler.metrics)
+
+    def close_stream(self) -> None:
+        self.close()
+        if self.outcome != DONE:
+            self.scheduler.metrics.count("seqdefer_streams_failed_total", {"reason": self.outcome})
+
+
+async def respond_whole(
+    request: Request, active: ActiveRequest, build: Callable[[Transcript, str], Any], model: str
+) -> Response:
+    """Finish a request and return `build` of its transcript and model as JSON."""
+    try:
+        await unless_disconnected(request, active.finish())
+        return json_response(build(active.transcript, model), headers=active.headers())
+    finally:
+        active.close()
+
+
+async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
+    """Await the work, or cancel it when the client disconnects."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise APIError(CLIENT_CLOSED, "the client disconnected")
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.wait((working, leaving))
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """A stream that closes its request however it ends, and that ends even if the client does not read."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], active: ActiveRequest) -> None:
+        # x-accel-buffering: nginx would hold tokens back until it has some kilobytes.
+        headers = {**active.headers(), "cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(chunks, headers=headers, media_type="text/event-stream")
+        self._active = active
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout_at(self._active.deadline + UNREAD_SECONDS):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            self._active.outcome = "unread"
+        finally:
+            self._active.close_stream()
+
+
+async def stream_events(
+    active: ActiveRequest, response_format: ResponseFormat, model: str, *, has_usage: bool
+) -> AsyncIterator[bytes]:
+    """Yield server-sent events, and a comment whenever there is none for a while."""
+    try:
+        while True:
+            while not await active.has_next():
+                yield KEEPALIVE
+            token = await active.next_token()
+            if token is None:
+                break
+            yield _event(response_format.chunk(token, active.transcript, model))
+        if has_usage:
+            yield _event(response_format.usage_chunk(active.transcript, model))
+        active.outcome = DONE
+    except Exception as error:  # the status is already sent
+        api_error = as_api_error(error)
+        if api_error is not error:
+            log.error("a stream failed: %r", error)
+        active.outcome = api_error.code or str(api_error.status)
+        yield _event(api_error.body())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(content) + b"\n\n"

@@ -1,0 +1,265 @@
+"""Responses as JSON, in OpenAI's format or in our own with the author of every token."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol, cast
+
+from seqdefer.budgets.calibration import LossCurve
+from seqdefer.interfaces import Codec, TokenRejector
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.server.cohorts import InputsRead, Token
+from seqdefer.server.metrics import Metrics
+from seqdefer.server.openapi import (
+    Author,
+    BudgetSetting,
+    CurvePoint,
+    Deferral,
+    DeferralCurve,
+    DeferralModel,
+    Model,
+    Scores,
+    TokenDetails,
+    Usage,
+)
+from seqdefer.server.protocol import SEPARATOR
+
+LISTED_BUDGETS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # /v1/models lists each as a model
+
+
+@dataclass
+class Transcript:
+    """What the models have written for a request so far."""
+
+    budget: float
+    expected_share: float
+    remarks: list[str]
+    texts: list[str]
+    tokens: list[list[Token]]
+    input_tokens: int = 0
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def empty(cls, n: int, budget: float, expected_share: float, remarks: Sequence[str]) -> Transcript:
+        return cls(budget, expected_share, list(remarks), [""] * n, [[] for _ in range(n)])
+
+    def add(self, event: InputsRead | Token) -> None:
+        if isinstance(event, InputsRead):
+            self.input_tokens = sum(event.input_tokens)
+            self.remarks += event.remarks
+            return
+        self.texts[event.index] += event.text
+        self.tokens[event.index].append(event)
+
+    def finish_reason(self, index: int) -> str | None:
+        return self.tokens[index][-1].finish
+
+    @property
+    def switches(self) -> int:
+        return sum(one.author != other.author for row in self.tokens for one, other in pairwise(row))
+
+    def count_tokens(self, author: str) -> int:
+        return sum(token.author == author for row in self.tokens for token in row)
+
+    def usage(self) -> Usage:
+        written = sum(map(len, self.tokens))
+        return {
+            "prompt_tokens": self.input_tokens,
+            "completion_tokens": written,
+            "total_tokens": self.input_tokens + written,
+            "predictor_tokens": self.count_tokens("predictor"),
+            "expert_tokens": self.count_tokens("expert"),
+            "switches": self.switches,
+        }
+
+    def deferral(self, index: int | None = None) -> Deferral:
+        """Summarize the deferral of one text, or of all."""
+        rows = self.tokens if index is None else [self.tokens[index]]
+        authors = [token.author for row in rows for token in row]
+        reasons = [token.degraded for row in rows for token in row if token.degraded is not None]
+        summary: Deferral = {
+            "budget": self.budget,
+            "expected_share": self.expected_share,
+            "share": authors.count("expert") / len(authors) if authors else 0.0,
+            "degraded": bool(reasons),
+        }
+        if reasons:
+            summary["reason"] = reasons[-1]
+        if self.remarks:
+            summary["remarks"] = self.remarks
+        return summary
+
+    def record(self, metrics: Metrics) -> None:
+        for author in ("predictor", "expert"):
+            metrics.count("seqdefer_tokens_total", {"author": author}, self.count_tokens(author))
+        metrics.count("seqdefer_switches_total", by=self.switches)
+
+    def head(self, prefix: str, kind: str, model: str) -> dict[str, Any]:
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": model}
+
+
+def token_details(token: Token) -> TokenDetails:
+    return {
+        "position": token.position,
+        "token": token.token,
+        "text": token.text,
+        "author": cast(Author, token.author),
+        "score": token.score if math.isfinite(token.score) else None,
+        "defer": token.defer,
+    }
+
+
+class ResponseFormat(Protocol):
+    """How a transcript becomes a response, whole or in chunks."""
+
+    def whole(self, transcript: Transcript, model: str) -> dict[str, Any]: ...
+
+    def chunk(self, token: Token, transcript: Transcript, model: str) -> dict[str, Any]:
+        """Return the chunk of one token, which the transcript already contains."""
+
+    def usage_chunk(self, transcript: Transcript, model: str) -> dict[str, Any]:
+        """Return the last chunk, which has no token but the usage."""
+
+
+@dataclass(frozen=True)
+class OpenAIFormat:
+    """OpenAI's format. Completions and chats differ in names, and in where the text is."""
+
+    prefix: str
+    object: str
+    chunk_object: str
+    is_chat: bool
+
+    def whole(self, transcript: Transcript, model: str) -> dict[str, Any]:
+        choices = [
+            {"index": index, **self._text(text), "logprobs": None, "finish_reason": transcript.finish_reason(index)}
+            for index, text in enumerate(transcript.texts)
+        ]
+        return self._with_usage(transcript, self.object, model, choices)
+
+    def chunk(self, token: Token, transcript: Transcript, model: str) -> dict[str, Any]:
+        """Return the chunk of one token; the last one of a text also summarizes that text."""
+        choice = {"index": token.index, **self._delta(token), "logprobs": None, "finish_reason": token.finish}
+        details = token_details(token)
+        deferral: dict[str, Any] = {name: details[name] for name in ("position", "token", "author", "score")}
+        if token.finish is not None:
+            deferral |= transcript.deferral(token.index)
+        return {**transcript.head(self.prefix, self.chunk_object, model), "choices": [choice], "deferral": deferral}
+
+    def usage_chunk(self, transcript: Transcript, model: str) -> dict[str, Any]:
+        return self._with_usage(transcript, self.chunk_object, model, [])
+
+    def _with_usage(self, transcript: Transcript, kind: str, model: str, choices: list[Any]) -> dict[str, Any]:
+        head = transcript.head(self.prefix, kind, model)
+        return {**head, "choices": choices, "usage": transcript.usage(), "deferral": transcript.deferral()}
+
+    def _text(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
+
+    def _delta(self, token: Token) -> dict[str, Any]:
+        if not self.is_chat:
+            return {"text": token.text}
+        role = {"role": "assistant"} if token.position == 0 else {}
+        return {"delta": {**role, "content": token.text}}
+
+
+COMPLETION = OpenAIFormat("cmpl", "text_completion", "text_completion", is_chat=False)
+CHAT = OpenAIFormat("chatcmpl", "chat.completion", "chat.completion.chunk", is_chat=True)
+
+
+@dataclass(frozen=True)
+class DeferralFormat:
+    """Every token with its author, and the decoded outputs."""
+
+    codec: Codec
+    inputs: Sequence[Any]
+
+    def whole(self, transcript: Transcript, model: str) -> dict[str, Any]:
+        data = [
+            {
+                "index": index,
+                **self._output(index, transcript),
+                "finish_reason": transcript.finish_reason(index),
+                "tokens": [token_details(token) for token in tokens],
+            }
+            for index, tokens in enumerate(transcript.tokens)
+        ]
+        head = transcript.head("defer", "deferral.completion", model)
+        return {**head, "data": data, "usage": transcript.usage(), "deferral": transcript.deferral()}
+
+    def chunk(self, token: Token, transcript: Transcript, model: str) -> dict[str, Any]:
+        output = {} if token.finish is None else self._output(token.index, transcript)
+        written = {"index": token.index, **token_details(token), "finish_reason": token.finish, **output}
+        return {**self._chunk_head(transcript, model), **written}
+
+    def usage_chunk(self, transcript: Transcript, model: str) -> dict[str, Any]:
+        head = self._chunk_head(transcript, model)
+        return {**head, "usage": transcript.usage(), "deferral": transcript.deferral()}
+
+    def _output(self, index: int, transcript: Transcript) -> dict[str, Any]:
+        output = self.codec.decode([token.token for token in transcript.tokens[index]])
+        return {"output": output, "facts": self.codec.facts(self.inputs[index], output)}
+
+    def _chunk_head(self, transcript: Transcript, model: str) -> dict[str, Any]:
+        return transcript.head("defer", "deferral.completion.chunk", model)
+
+
+def scores_response(transcript: Transcript, model: str) -> Scores:
+    rows = enumerate(zip(transcript.texts, transcript.tokens, strict=True))
+    return {
+        "object": "deferral.score",
+        "model": model,
+        "data": [
+            {"index": index, "text": text, "tokens": [token_details(token) for token in tokens]}
+            for index, (text, tokens) in rows
+        ],
+        "usage": transcript.usage(),
+        "deferral": {
+            "budget": transcript.budget,
+            "expected_share": transcript.expected_share,
+            "remarks": transcript.remarks,
+        },
+    }
+
+
+def model_list(name: str, created: int) -> list[Model]:
+    names = (name, *(f"{name}{SEPARATOR}{budget:.2f}" for budget in LISTED_BUDGETS))
+    return [model_response(one, created) for one in names]
+
+
+def model_response(name: str, created: int) -> Model:
+    return {"id": name, "object": "model", "created": created, "owned_by": "seqdefer"}
+
+
+def deferral_response(model: DeferringModel, name: str, default_budget: float) -> DeferralModel:
+    assert model.calibration is not None
+    codec, calibration = model.served.codec, model.calibration
+    settings: list[BudgetSetting] = [
+        {"budget": one.budget, "share": one.share, "low": one.low, "high": one.high} for one in calibration.settings
+    ]
+    return {
+        "object": "deferral.model",
+        "id": name,
+        "kind": codec.kind,
+        "by": "token" if isinstance(model.rejector, TokenRejector) else "one-time",
+        "length": model.served.spec.length,
+        "size": codec.size,
+        "hint": codec.hint,
+        "budget": default_budget,
+        "calibrated_on": calibration.inputs,
+        "settings": settings,
+        "curve": _curve(model.curve),
+    }
+
+
+def _curve(curve: LossCurve | None) -> DeferralCurve | None:
+    if curve is None:
+        return None
+    points: list[CurvePoint] = [{"share": point.share, "loss": point.loss} for point in curve.points]
+    return {"unit": curve.unit, "inputs": curve.inputs, "points": points}

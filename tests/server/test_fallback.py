@@ -1,0 +1,352 @@
+"""Experts that fail or hang, and remote experts: the predictor takes over, and other requests go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from servers import (
+    BUDGETS,
+    COMPLETIONS,
+    IGNORE_BUDGETS,
+    LENGTH,
+    FaultyExpert,
+    RunningServer,
+    inputs_of,
+    metric,
+    running,
+    slow_model,
+    toy_model,
+    until,
+    with_parts,
+)
+from toy_pair import METHODS
+
+from seqdefer.remote.cancellation import ends_with
+from seqdefer.server.fallback import Cancelled, CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
+from seqdefer.server.http import Limits
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+
+PATIENT = Limits(grace_seconds=0.5, request_seconds=30.0)
+each_method = pytest.mark.parametrize("method", METHODS)
+token_and_one_time = pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeCost"])
+
+
+def fail() -> None:
+    raise ConnectionError("secret address 10.0.0.1")
+
+
+def text_alone(one: str, budget: float, method: str = "TokenwiseModel") -> str:
+    text: str = toy_model(method).generate([one], budget).outputs[0]
+    return text
+
+
+# -- experts that fail ---------------------------------------------------------------------------------------------
+
+
+@token_and_one_time
+def test_predictor_replaces_a_failed_expert(method: str) -> None:
+    expert = FaultyExpert(toy_model(method).served.expert, fail)
+    with running(with_parts(toy_model(method), expert=expert)) as server:
+        response = server.complete("13", 1.0)
+        assert response.choices[0].text == text_alone("13", 0.0, method)
+        assert response.deferral["degraded"] is True
+        assert response.deferral["reason"] == "the expert failed (ConnectionError)"
+        assert response.usage.expert_tokens == 0
+        *_, last = server.complete("13", 1.0, stream=True)
+        assert last.deferral["degraded"] is True
+        assert server.complete("13", 0.0).deferral["degraded"] is False
+        until(lambda: metric(server, 'seqdefer_expert_failures_total{reason="error"}') == 2)
+        expert.fault = None
+        again = server.complete("13", 1.0)
+        assert again.choices[0].text == text_alone("13", 1.0, method)
+        assert again.deferral["degraded"] is False
+
+
+def test_tokens_before_the_failure_are_kept() -> None:
+    expert = FaultyExpert(toy_model().served.expert, fail, after=3)
+    with running(with_parts(toy_model(), expert=expert)) as server:
+        chunks = list(server.complete("13", 1.0, stream=True))
+    authors = [chunk.deferral["author"] for chunk in chunks]
+    assert authors == ["expert"] * 3 + ["predictor"] * (len(authors) - 3)
+    assert "".join(chunk.choices[0].text for chunk in chunks)[:3] == text_alone("13", 1.0)[:3]
+    assert chunks[-1].deferral["degraded"] is True
+    assert expert.calls == 4
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["fails", "works"])
+def test_one_time_expert_is_called_once_for_all_inputs(after: int) -> None:
+    model, inputs = toy_model("OneTimeCost"), inputs_of(16)
+    both = model.generate(inputs, 0.3)
+    kept = [row.index("expert") if "expert" in row else LENGTH for row in both.sources]
+    assert len({*kept} - {LENGTH}) > 1  # hand-offs at different positions
+    expert = FaultyExpert(model.served.expert, fail, after=after)
+    with running(with_parts(model, expert=expert)) as server:
+        response = server.complete(inputs, 0.3)
+    expected = both if after else model.generate(inputs, 0.0)
+    assert expert.calls == 1
+    assert [choice.text for choice in response.choices] == expected.outputs
+    assert response.usage.expert_tokens == sum(expected.expert_tokens)
+    assert response.deferral["degraded"] is not bool(after)
+
+
+def test_requests_without_deferral_are_not_degraded() -> None:
+    expert = FaultyExpert(toy_model().served.expert, fail)
+    model, _ = slow_model(0.02)
+    inputs = inputs_of(10)
+    with running(with_parts(model, expert=expert)) as server, ThreadPoolExecutor(10) as pool:
+        responses = list(pool.map(server.complete, inputs, [0.0, 1.0] * 5))
+    assert [response.deferral["degraded"] for response in responses] == [False, True] * 5
+    assert [response.choices[0].text for response in responses] == toy_model().generate(inputs, 0.0).outputs
+
+
+@token_and_one_time
+def test_hanging_expert_is_waited_for_once(method: str) -> None:
+    release = threading.Event()
+    expert = FaultyExpert(toy_model(method).served.expert, lambda: release.wait(20))
+    limits = Limits(expert_seconds=0.6, grace_seconds=0.5)
+    with running(with_parts(toy_model(method), expert=expert), limits=limits) as server:
+        response = server.complete("13", 1.0)
+        assert "within 0.6 seconds" in response.deferral["reason"]
+        assert response.choices[0].text == text_alone("13", 0.0, method)
+        started = time.monotonic()
+        response = server.complete("14", 1.0)
+        assert time.monotonic() - started < 0.6
+        assert "still busy" in response.deferral["reason"]
+        until(lambda: metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 2)
+        release.set()
+        until(lambda: server.complete("13", 1.0).deferral["degraded"] is False)
+        assert server.complete("13", 1.0).choices[0].text == text_alone("13", 1.0, method)
+
+
+def test_time_limit_changes_no_token() -> None:
+    inputs = inputs_of(8)
+    with running(toy_model(), limits=Limits(expert_seconds=20, grace_seconds=0.5)) as server:
+        response = server.complete(inputs, 0.5)
+    assert [choice.text for choice in response.choices] == toy_model().generate(inputs, 0.5).outputs
+
+
+def test_timeout_error_of_the_expert_is_not_ours() -> None:
+    def raise_timeout() -> None:
+        raise TimeoutError("of a socket")
+
+    with pytest.raises(TimeoutError, match="socket"):
+        ExpertCaller(5.0)(raise_timeout)
+    with pytest.raises(ExpertTimeout):
+        ExpertCaller(0.05)(lambda: time.sleep(0.3))
+
+
+# -- remote experts ------------------------------------------------------------------------------------------------
+
+
+class RemoteExpert(FaultyExpert):
+    """An expert that waits for a gate to open before it answers."""
+
+    waits = True
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, self._wait)
+        self.gate, self.waiting = threading.Event(), threading.Semaphore(0)
+        self.pending, self.max_pending, self.cancelled = 0, 0, 0
+
+    def _wait(self) -> None:
+        self.pending += 1
+        self.max_pending = max(self.max_pending, self.pending)
+        self.waiting.release()
+        with ends_with(self._cancel):
+            assert self.gate.wait(20)
+        self.pending -= 1
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+
+@contextmanager
+def remote(method: str = "TokenwiseModel", limits: Limits = PATIENT) -> Iterator[tuple[RunningServer, RemoteExpert]]:
+    expert = RemoteExpert(toy_model(method).served.expert)
+    try:
+        with running(with_parts(toy_model(method), expert=expert), limits=limits) as server:
+            yield server, expert
+    finally:
+        expert.gate.set()
+
+
+@each_method
+@IGNORE_BUDGETS
+def test_others_are_answered_while_one_waits(method: str) -> None:
+    inputs = inputs_of(4)
+    with remote(method) as (server, expert), ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(server.complete, one, 1.0) for one in inputs[:3]]
+        assert expert.waiting.acquire(timeout=10)
+        for one in inputs:
+            assert server.complete(one, 0.0).choices[0].text == text_alone(one, 0.0, method)
+        assert not any(one.done() for one in waiting)
+        expert.gate.set()
+        for one, response in zip(inputs, waiting, strict=False):
+            assert response.result(20).choices[0].text == text_alone(one, 1.0, method)
+        server.wait_until_idle()
+
+
+@each_method
+@IGNORE_BUDGETS
+def test_concurrent_requests_equal_single_ones(method: str) -> None:
+    inputs, budgets = inputs_of(32), [BUDGETS[place % len(BUDGETS)] for place in range(32)]
+    with remote(method) as (server, expert):
+        expert.gate.set()
+        with ThreadPoolExecutor(32) as pool:
+            responses = list(pool.map(server.complete, inputs, budgets))
+        server.wait_until_idle()
+    for one, budget, response in zip(inputs, budgets, responses, strict=True):
+        assert response.choices[0].text == text_alone(one, budget, method)
+
+
+def test_several_calls_wait_at_the_same_time() -> None:
+    with remote() as (server, expert), ThreadPoolExecutor(3) as pool:
+        assert metric(server, "seqdefer_expert_calls") == 0
+        responses = []
+        for one in inputs_of(3):
+            responses.append(pool.submit(server.complete, one, 1.0))
+            assert expert.waiting.acquire(timeout=10)
+        assert expert.max_pending == 3
+        until(lambda: metric(server, "seqdefer_expert_calls") == 3)
+        expert.gate.set()
+        assert all(response.result(20) for response in responses)
+        until(lambda: metric(server, "seqdefer_expert_calls") == 0)
+
+
+def test_requests_that_start_together_do_not_wait_for_each_other() -> None:
+    with remote() as (server, expert), ThreadPoolExecutor(8) as pool:
+        hold = threading.Event()
+        wait_for_work = server.scheduler._wait_for_work
+        server.scheduler._wait_for_work = lambda: hold.wait(10) and wait_for_work()
+        first = pool.submit(server.complete, "7", 0.0)
+        until(lambda: server.scheduler._cohorts)  # the scheduler now stands still until all are queued
+        responses = [pool.submit(server.complete, *one) for one in zip(inputs_of(4), (1.0, 0.0, 1.0, 0.0), strict=True)]
+        until(lambda: len(server.scheduler._queue) == 4)
+        hold.set()
+        assert first.result(10)
+        for place in (1, 3):
+            assert responses[place].result(10).deferral["degraded"] is False
+        assert not responses[0].done()
+        until(lambda: metric(server, "seqdefer_cohorts_running") == 2)
+        assert server.scheduler.pending_calls == 2
+        expert.gate.set()
+        assert all(one.result(10) for one in responses)
+
+
+def test_disconnect_while_waiting_leaves_nothing_behind() -> None:
+    before = threading.active_count()
+    with remote() as (server, expert):
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy@1.0", "prompt": "1"}, timeout=0.5)
+        assert expert.waiting.acquire(timeout=10)
+        server.wait_until_idle()  # although the expert has not answered
+        assert expert.cancelled == 1
+        expert.gate.set()
+        until(lambda: not [one for one in threading.enumerate() if one.name == "seqdefer-cohort"])
+        assert server.complete("2", 1.0).usage.expert_tokens > 0
+    until(lambda: threading.active_count() <= before)
+
+
+def test_remote_expert_times_out() -> None:
+    with remote(limits=Limits(grace_seconds=0.5, expert_seconds=0.1)) as (server, expert):
+        response = server.complete("3", 1.0)
+        assert response.deferral["degraded"] is True
+        assert response.choices[0].text == text_alone("3", 0.0)
+        assert metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 1
+        expert.gate.set()
+        assert server.complete("3", 1.0).deferral["degraded"] is False  # the next request calls it again
+
+
+def test_shutdown_while_an_expert_waits() -> None:
+    with remote() as (server, expert), ThreadPoolExecutor(1) as pool:
+        response = pool.submit(server.post, COMPLETIONS, {"model": "toy@1.0", "prompt": "1"})
+        assert expert.waiting.acquire(timeout=10)
+        server.server.should_exit = True
+        assert response.result(10).status_code == 503
+
+
+# -- cooperative threads -------------------------------------------------------------------------------------------
+
+
+def test_work_resumes_after_its_wait_when_it_has_a_turn() -> None:
+    woken, order = threading.Semaphore(0), list[str]()
+    gates = {name: threading.Event() for name in "ab"}
+    threads = {name: CooperativeThread(woken.release) for name in "ab"}
+
+    def work_of(name: str) -> Callable[[], None]:
+        def work() -> None:
+            for step in "123":
+                order.append(name + step)
+                threads[name].wait(lambda: gates[name].wait(10))
+
+        return work
+
+    works = {name: work_of(name) for name in "ab"}
+    for name in "ab":
+        threads[name].run(works[name])
+        assert threads[name].is_waiting
+    gates["b"].set()
+    assert woken.acquire(timeout=10)
+    while not threads["b"].is_idle:
+        threads["b"].run(works["b"])
+        until(lambda: not threads["b"].is_waiting)
+    gates["a"].set()
+    while not threads["a"].is_idle:
+        until(lambda: not threads["a"].is_waiting)
+        threads["a"].run(works["a"])
+    assert order == ["a1", "b1", "b2", "b3", "a2", "a3"]
+
+
+def test_run_raises_what_the_work_raises() -> None:
+    thread = CooperativeThread(lambda: None)
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            thread.run(fail)
+    thread.close()
+
+
+def test_cancelled_work_unwinds_after_its_wait() -> None:
+    gate, unwound = threading.Event(), threading.Event()
+    thread = CooperativeThread(lambda: None)
+
+    def work() -> None:
+        try:
+            thread.wait(lambda: gate.wait(10))
+        except Cancelled:
+            unwound.set()
+            raise
+
+    thread.run(work)
+    thread.close()
+    time.sleep(0.05)
+    assert not unwound.is_set()
+    gate.set()
+    assert unwound.wait(10)
+
+
+def test_timeout_cancels_the_call() -> None:
+    woken, cancelled = threading.Semaphore(0), threading.Event()
+    thread = CooperativeThread(woken.release)
+    caller = WaitingExpertCaller(0.05, thread)
+
+    def call() -> None:
+        with ends_with(cancelled.set):
+            cancelled.wait(10)
+
+    def work() -> None:
+        with pytest.raises(ExpertTimeout):
+            caller(call)
+
+    thread.run(work)
+    assert woken.acquire(timeout=5)
+    thread.run(work)
+    assert cancelled.is_set()
+    thread.close()
+    caller.close()

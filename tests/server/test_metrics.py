@@ -1,0 +1,46 @@
+"""/metrics: what is counted, and the Prometheus text format."""
+
+from __future__ import annotations
+
+from servers import COMPLETIONS, inputs_of, metric, running, toy_model, until
+
+from seqdefer.server.metrics import Metrics
+
+
+def test_counts_equal_what_was_written() -> None:
+    model, inputs = toy_model(), inputs_of(6)
+    written = model.generate(inputs, 0.5)
+    with running(model) as server:
+        for place, one in enumerate(inputs):
+            list(server.complete(one, 0.5, stream=bool(place % 2)))
+        server.post(COMPLETIONS, b"{")
+        server.get("/nowhere")
+        # A response is counted after it is sent: the client may be faster.
+        until(lambda: metric(server, 'seqdefer_request_seconds_count{path="/v1/completions"}') == 7)
+        until(lambda: metric(server, 'seqdefer_requests_total{path="other",status="404"}') == 1)
+        assert metric(server, 'seqdefer_tokens_total{author="expert"}') == sum(written.expert_tokens)
+        assert metric(server, 'seqdefer_tokens_total{author="predictor"}') == sum(written.predictor_tokens)
+        assert metric(server, "seqdefer_switches_total") == sum(written.switches)
+        assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="200"}') == 6
+        assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="400"}') == 1
+        assert metric(server, 'seqdefer_request_seconds_bucket{path="/v1/completions",le="+Inf"}') == 7
+        until(lambda: metric(server, "seqdefer_cohorts_running") == 0)
+        assert metric(server, "seqdefer_queue_length") == 0
+
+
+def test_labels_are_escaped() -> None:
+    metrics = Metrics()
+    metrics.count("seqdefer_requests_total", {"path": 'a"b\\c\nd'})
+    assert 'seqdefer_requests_total{path="a\\"b\\\\c\\nd"} 1' in metrics.render()
+
+
+def test_histogram_is_cumulative() -> None:
+    metrics = Metrics()
+    for seconds in (0.001, 0.005, 0.3, 1000):
+        metrics.observe_seconds(seconds, {"path": "/"})
+    lines = metrics.render().splitlines()
+    buckets = [int(line.split()[-1]) for line in lines if "_bucket" in line]
+    assert buckets == sorted(buckets)
+    assert buckets[0] == 2  # up to 0.005
+    assert buckets[-1] == 4
+    assert 'seqdefer_request_seconds_sum{path="/"} 1000.306' in lines

@@ -1,0 +1,197 @@
+"""Invalid requests: an error that names the field and says what to change, in OpenAI's format."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from servers import (
+    CHAT,
+    COMPLETE,
+    COMPLETIONS,
+    SCORE,
+    RunningServer,
+    check_error,
+    check_healthy,
+    toy_model,
+)
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
+
+
+VALID = b'{"model": "toy", "prompt": "13"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"model": "toy", "prompt": "\xff"}',
+        b'{"model": "toy", "prompt": "1", "max_tokens": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda body: repr(body[:12]),
+)  # fmt: skip
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, SCORE])
+def test_invalid_json(server: RunningServer, path: str, body: bytes) -> None:
+    check_error(server.post(path, body), 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type", "message"),
+    [
+        (b'{"model": ', "application/json", "the body is not valid JSON: Expecting value, character 10"),
+        (VALID, "text/plain", "send one, with the header content-type: application/json"),
+        (VALID, "application/x-www-form-urlencoded", "content-type: application/json"),
+        (b'"toy"', "application/json", "the body is not a JSON object"),
+        (b"", "application/json", "the body is not a JSON object"),
+        (gzip.compress(VALID, mtime=0), "application/json", "uncompressed"),
+        (b'{"model": "toy", "prompt": "\xff"}', "application/json", "the body cannot be read; send an uncompressed"),
+        (b"[" * 100_000, "application/json", "hundreds of nested lists"),
+    ],
+    ids=lambda value: repr(value[:12]),
+)
+def test_error_says_how_to_fix_the_body(server: RunningServer, body: bytes, media_type: str, message: str) -> None:
+    response = server.http.post(f"{server.address}{COMPLETIONS}", content=body, headers={"content-type": media_type})
+    assert check_error(response, 400, message)["param"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 2, 3]}, "prompt.0"),
+        ({"prompt": ["1"] * 17}, None),
+        ({"prompt": None}, "prompt"),
+        ({"model": 5}, "model"),
+        ({"model": "toy@2"}, "model"),
+        ({"model": "toy@-0.1"}, "model"),
+        ({"model": "toy@nan"}, "model"),
+        ({"model": "toy@"}, "model"),
+        ({"model": "toy@x"}, "model"),
+        ({"model": "toy@0.2", "deferral": {"budget": 0.3}}, "deferral"),
+        ({"deferral": {"budget": 1.5}}, "deferral.budget"),
+        ({"deferral": {"budget": -1}}, "deferral.budget"),
+        ({"deferral": {"budget": float("nan")}}, "deferral.budget"),
+        ({"deferral": {"budget": float("inf")}}, "deferral.budget"),
+        ({"deferral": {"budget": "0.2"}}, "deferral.budget"),
+        ({"deferral": {"budget": True}}, "deferral.budget"),
+        ({"deferral": {}}, "deferral.budget"),
+        ({"deferral": {"budget": 0.2, "burden": 1}}, "deferral.burden"),
+        ({"deferal": {"budget": 0.2}}, "deferal"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": -(10**30)}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"stream": "yes"}, "stream"),
+        ({"n": 2}, "n"),
+        ({"best_of": 3}, "best_of"),
+        ({"stop": ["."]}, "stop"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),  # OpenAI returns those of the written tokens
+        ({"temperature": -1}, "temperature"),
+        ({"\ud800": 1}, None),
+    ],
+)
+def test_error_names_the_field(server: RunningServer, changes: dict[str, Any], param: str | None) -> None:
+    body = json.dumps({"model": "toy", "prompt": "13", **changes}).encode()
+    error = check_error(server.post(COMPLETIONS, body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize("path", [COMPLETE, SCORE])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "give either input"),
+        ({"input": ["13", "14"]}, "give a number"),  # one input, but not of this model's type
+        ({"input": "13", "inputs": ["13"]}, "give either input"),
+        ({"inputs": []}, "inputs: "),
+        ({"inputs": "13"}, "inputs: "),
+        ({"inputs": ["1"] * 17}, "17 inputs; one request may have 16"),
+        ({"input": "\ud800"}, "surrogate"),
+        ({"input": {"\ud800": 1}}, "surrogate"),
+        ({"input": "x"}, "give a number"),
+        ({"input": "13", "stream": 1}, "stream: "),
+        ({"input": "13", "prompt": "13"}, "prompt: "),
+        ({"input": "13", "deferral": {"budget": 2}}, "deferral.budget: "),
+        ({"input": "13", "model": "toy@2"}, "not a number from 0 to 1"),
+    ],
+)
+def test_invalid_deferral_requests(server: RunningServer, path: str, changes: dict[str, Any], message: str) -> None:
+    body = json.dumps({"model": "toy", **changes}).encode()
+    assert check_error(server.post(path, body), 400, message)["type"] == "invalid_request_error"
+
+
+def test_invalid_input_leaves_nothing_behind(server: RunningServer) -> None:
+    check_error(server.post(COMPLETE, {"model": "toy", "inputs": ["13", "x"], "stream": True}), 400)
+    check_healthy(server)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (COMPLETIONS, {"prompt": [1] * 1000}, "prompt.0: Input should be a valid string"),
+        (CHAT, {"messages": [5] * 1000}, "messages.0: Input should be "),
+        (CHAT, {"messages": [{}] * 1000}, "messages.0.role: Field required; messages.0.content: Field required"),
+        (CHAT, {"messages": [{"role": "user", "content": [5] * 1000}]}, "messages.0.content.0: Input should be "),
+        (COMPLETE, {"inputs": ["\ud800"] * 1000}, "inputs: a lone surrogate is not valid text"),
+        (COMPLETIONS, {str(place): 0 for place in range(1000)}, "1001 fields are too many; the limit is 100"),
+    ],
+)
+def test_repeated_errors_are_reported_once(
+    server: RunningServer, path: str, fields: dict[str, Any], message: str
+) -> None:
+    """All were reported: a request with a million stopped the server for ten seconds, and took a gigabyte."""
+    response = server.post(path, json.dumps({"model": "toy", **fields}).encode())
+    assert len(check_error(response, 400, message)["message"]) < 150
+
+
+def test_nesting_just_below_the_parsers_limit(server: RunningServer) -> None:
+    """Inputs that the parser just accepted once made the validation fail."""
+    for depth in range(900, 1000):
+        body = b'{"model": "toy", "input": ' + b"[" * depth + b"]" * depth + b"}"
+        check_error(server.post(COMPLETE, body), 400)
+
+
+def test_unknown_field(server: RunningServer) -> None:
+    response = server.post(COMPLETIONS, {"model": "toy", "prompt": "13", "top_k": 1})
+    assert check_error(response, 400)["message"] == "top_k: unknown field; leave it out"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], "13", [{"role": "user"}], [{"role": "pope", "content": "13"}], [{"role": "user", "content": 13}],
+     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]],
+)  # fmt: skip
+def test_invalid_messages(server: RunningServer, messages: Any) -> None:
+    check_error(server.post(CHAT, {"model": "toy", "messages": messages}), 400, "messages")
+
+
+def test_message_without_content(server: RunningServer) -> None:
+    """OpenAI's clients send null after a tool call."""
+    messages = [{"role": "user", "content": "13"}, {"role": "assistant", "content": None}]
+    response = server.post(CHAT, {"model": "toy", "messages": messages})
+    error = check_error(response, 400, "null is not a text; give the content or leave the message out")
+    assert error["param"] == "messages.1.content"
+
+
+def test_options_without_effect_are_accepted(server: RunningServer) -> None:
+    common = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1, "stop": None, "user": "me", "frequency_penalty": 0}
+    response = server.complete("13", 0.5, **common)
+    assert response.choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
+    messages, more = [{"role": "user", "content": "13"}], {"metadata": {"turn": 1}, "store": False, "logprobs": False}
+    chat = server.client.chat.completions.create(model="toy@0.5", messages=messages, **more)
+    assert chat.choices[0].message.content == response.choices[0].text
+
+
+def test_unknown_models(server: RunningServer) -> None:
+    for name in ("gpt-4", "toy2", "Toy", "", "other@0.2", "\ud800"):
+        for path, field in ((COMPLETIONS, "prompt"), (COMPLETE, "input")):
+            error = check_error(server.post(path, json.dumps({"model": name, field: "1"}).encode()), 404)
+            assert error["code"] == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match=r"toy@0\.20"):
+        server.client.completions.create(model="gpt-4", prompt="13")

@@ -1,0 +1,233 @@
+"""Sockets, shutdown with requests in flight, and the command `seqdefer serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from servers import COMPLETIONS, RunningServer, check_error, running, slow_model, text_model, toy_model, until
+
+from seqdefer import cli
+from seqdefer.server.http import Limits
+from seqdefer.server.serve import listen
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
+
+Capture = pytest.CaptureFixture[str]
+SUPPORT = str(Path(__file__).parents[1] / "support")
+
+
+def test_responses_are_sent_without_delay() -> None:
+    """asyncio sets TCP_NODELAY only on its own sockets: every response once took 40 ms longer."""
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_server_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `>&-`, uvicorn's logging configuration failed."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with running(toy_model()) as server:
+        assert server.get("/health").status_code == 200
+
+
+# -- shutdown ------------------------------------------------------------------------------------------------------
+
+
+def test_stream_is_told_about_the_shutdown() -> None:
+    model, _ = slow_model(0.2)
+    with running(model, limits=Limits(grace_seconds=0.3)) as server:
+        chunks = iter(server.complete("13", 0, stream=True))
+        next(chunks)
+        server.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            list(chunks)
+
+
+def test_requests_finish_within_the_grace_period() -> None:
+    model, _ = slow_model(0.05)
+    with running(model, limits=Limits(grace_seconds=20)) as server:
+        chunks = iter(server.complete("13", 0, stream=True))
+        texts = [next(chunks).choices[0].text]
+        server.server.should_exit = True
+        texts += [chunk.choices[0].text for chunk in chunks]
+    assert "".join(texts) == toy_model().generate(["13"], 0.0).outputs[0]
+
+
+SERVER = """
+import sys, threading, time
+sys.path.insert(0, {support!r})
+from servers import toy_model
+from seqdefer.server.http import Limits
+from seqdefer.server.serve import address_of, listen, serve
+
+expert = type(toy_model().served.expert)
+next_token = expert.next
+pause = threading.Event().wait if {hangs} else lambda: time.sleep(1)
+expert.next = lambda self, state, rows: (pause(), next_token(self, state, rows))[1]
+listening = listen("127.0.0.1", 0)
+ready = lambda: print(address_of(listening), flush=True)
+serve(toy_model(), "toy", listening, limits=Limits(grace_seconds={grace}), ready=ready)
+print("ended", flush=True)
+"""
+
+
+@contextmanager
+def process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+@contextmanager
+def toy_process(*, hangs: bool, grace: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve a toy pair, whose expert is slow or hangs, in a process; yield the process and its address."""
+    script = SERVER.format(support=SUPPORT, hangs=hangs, grace=grace)
+    with process([sys.executable, "-c", script]) as started:
+        assert started.stdout is not None
+        address = started.stdout.readline().strip()
+        until(lambda: is_listening(address))
+        yield started, address
+
+
+def is_listening(address: str) -> bool:
+    try:
+        return bool(httpx.get(f"{address}/health", timeout=1).status_code == 200)
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
+    body = {"model": "toy@1", "prompt": "13"}
+    with toy_process(hangs=hangs, grace=0.5) as (server, address), ThreadPoolExecutor(4) as pool:
+        responses = [pool.submit(httpx.post, address + COMPLETIONS, json=body, timeout=20) for _ in range(2)]
+        time.sleep(0.5)
+        started = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        for response in responses:
+            assert check_error(response.result(), 503)["code"] == "shutting_down"
+        printed, errors = server.communicate(timeout=15)
+        assert time.monotonic() - started < 8
+    assert server.returncode == 0
+    assert "Traceback" not in errors
+    assert hangs or printed == "ended\n"
+
+
+def test_second_ctrl_c_ends_the_grace_period() -> None:
+    """uvicorn dropped all connections with tracebacks, also those whose request was incomplete."""
+    body = {"model": "toy@1", "prompt": "13"}
+    with toy_process(hangs=False, grace=100) as (server, address), ThreadPoolExecutor(1) as pool:
+        url = address + COMPLETIONS
+        slow = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+        with slow, httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith('data: {"id"')
+            whole = pool.submit(httpx.post, url, json=body, timeout=60)
+            until(lambda: "seqdefer_cohorts_running 2\n" in httpx.get(f"{address}/metrics").text)
+            server.send_signal(signal.SIGINT)
+            until(lambda: not is_listening(address))
+            server.send_signal(signal.SIGINT)
+            events = [line for line in lines if line]
+            assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+            assert events[-1] == "data: [DONE]"
+            assert check_error(whole.result(), 503)["code"] == "shutting_down"
+            printed, errors = server.communicate(timeout=30)
+    assert (server.returncode, printed, errors) == (0, "ended\n", "")
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def save_text_model(folder: Path) -> Path:
+    from tiny_models import tiny, tokenizer
+
+    from seqdefer.model.deferring_model import DeferringModel, pairing_of
+    from seqdefer.tasks.text.task import TextOptions
+
+    for name, (n_layers, seed) in {"predictor": (1, 1), "expert": (2, 6)}.items():
+        tiny("t5", n_layers, seed).save_pretrained(folder / name)
+        tokenizer().save_pretrained(folder / name)
+    model = text_model()
+    options = TextOptions(
+        str(folder / "predictor"), str(folder / "expert"), length=12, input_tokens=16, shown="states"
+    )  # those of text_model
+    pairing = pairing_of("text", options, model.served)
+    return DeferringModel(model.served, model.rejector, model.calibration, pairing).save_pretrained(folder / "news")
+
+
+def test_command_serves_a_folder(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'text'")
+    folder = save_text_model(tmp_path)
+    command = [sys.executable, "-m", "seqdefer", "serve", str(folder), "--port", "0", "--device", "cpu", "--quiet"]
+    with process(command) as server:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        assert line.startswith("serving news at http://127.0.0.1:"), line + server.stderr.read()
+        address = line.split()[3].removesuffix(";")
+        until(lambda: is_listening(address.removesuffix("/v1")))
+        client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
+        response = client.completions.create(model="news@0.5", prompt="w5 w6 w7")
+        assert response.choices[0].text == text_model().generate(["w5 w6 w7"], 0.5).outputs[0]
+        foreign = httpx.get(f"{address}/models", headers={"host": "evil.example"})
+        assert check_error(foreign, 403, "localhost or 127.0.0.1")["code"] == "wrong_host"
+        client.close()
+        server.send_signal(signal.SIGINT)
+        printed, errors = server.communicate(timeout=10)
+    assert (server.returncode, printed, errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-key", ""], "API key is empty"),
+        (["--queue", "0"], "queue is 0"),
+        (["--request-seconds", "nan"], "request seconds is nan"),
+        (["--request-seconds", "inf"], "request seconds is inf; give more than 0 and at most "),
+        (["--expert-seconds", "1e300"], "expert seconds is 1e+300"),
+        (["--inputs", "64"], "must fit into a batch"),
+        (["--port", "99999"], "from 0 to 65535"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--host", "ä..b"], "cannot listen"),
+        (["--port", "x"], "invalid int value"),
+        (["--port", "0"], "no deferring model"),
+    ],
+)
+def test_invalid_arguments(tmp_path: Path, capsys: Capture, arguments: list[str], message: str) -> None:
+    assert cli.main(["serve", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_port_in_use(server: RunningServer, tmp_path: Path, capsys: Capture) -> None:
+    assert cli.main(["serve", str(tmp_path), "--port", server.address.rsplit(":", 1)[1]]) == 2
+    assert "choose another --host or --port" in capsys.readouterr().err
+
+
+def test_missing_extra(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert "pip install 'seqdefer[server]'" in capsys.readouterr().err
+
+
+def test_api_key_from_the_environment(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "SEQDEFER_API_KEY", "")
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert "API key is empty" in capsys.readouterr().err
