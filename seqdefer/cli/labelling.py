@@ -26,9 +26,9 @@ from seqdefer.errors import OptionError
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
-    from seqdefer.labels.executors.settings import EngineSettings
-    from seqdefer.labels.inventory import Contents
-    from seqdefer.labels.label_store import Made
+    from seqdefer.labels.executors.settings import ExecutorSettings
+    from seqdefer.labels.inventory import Inventory
+    from seqdefer.labels.label_store import LabellingResult
 
 LABELLED = """\
 examples:
@@ -67,11 +67,11 @@ def add_engine(parser: argparse.ArgumentParser, *, store: str) -> None:
     group.add_argument("--labels", type=Path, metavar="DIR", help=f"where labels are kept and looked for ({store})")
 
 
-def chosen_engine(chosen: argparse.Namespace) -> EngineSettings:
-    from seqdefer.labels.executors.settings import EngineSettings
+def chosen_engine(chosen: argparse.Namespace) -> ExecutorSettings:
+    from seqdefer.labels.executors.settings import ExecutorSettings
 
     given = {name: value for name, value in vars(chosen).items() if value is not None}
-    settings: EngineSettings = override(EngineSettings(), given)
+    settings: ExecutorSettings = override(ExecutorSettings(), given)
     return settings
 
 
@@ -123,7 +123,7 @@ def _label_parser(entry: TaskEntry) -> Parser:
     return parser
 
 
-def _print_made(made: list[Made], store: Path, seconds: float, *, as_json: bool) -> None:
+def _print_made(made: list[LabellingResult], store: Path, seconds: float, *, as_json: bool) -> None:
     rows = [
         {"split": one.manifest.split, "kind": one.manifest.kind, "rows": one.manifest.rows, "found": one.found,
          "made": one.made, "bytes": one.manifest.size, "expert_calls": one.manifest.expert_calls}
@@ -180,23 +180,23 @@ def add_cache(commands: Any) -> None:
 
 
 def _list(chosen: argparse.Namespace) -> int:
-    from seqdefer.labels.inventory import contents, store_in
+    from seqdefer.labels.inventory import find_store, take_inventory
 
-    store = store_in(chosen.folder)
-    found = contents(store)
+    store = find_store(chosen.folder)
+    found = take_inventory(store)
     rows = _rows(found)
-    unfinished = {"shards": len(found.loose), "bytes": found.loose_size, "half_written": len(found.halves)}
+    unfinished = {"shards": len(found.orphans), "bytes": found.orphan_bytes, "half_written": len(found.partial_files)}
     if chosen.json:
         print(json.dumps({"labels": str(store.folder), "labellings": rows, "unfinished": unfinished}))
         return 0
     _print_table(f"labels in {store.folder}", (*COLUMNS, "made (UTC)", "missing"), [list(row.values()) for row in rows])
     if any(unfinished.values()):
-        parts = f"{len(found.loose)} shards ({found.loose_size:,} bytes), {len(found.halves)} half written"
+        parts = f"{len(found.orphans)} shards ({found.orphan_bytes:,} bytes), {len(found.partial_files)} half written"
         print(f"of no labelling: {parts}; a labelling that goes on finds its shards")
     return 0
 
 
-def _rows(found: Contents) -> list[dict[str, Any]]:
+def _rows(found: Inventory) -> list[dict[str, Any]]:
     rows = []
     for one in found.labellings:
         manifest = one.manifest
@@ -208,9 +208,9 @@ def _rows(found: Contents) -> list[dict[str, Any]]:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    from seqdefer.labels.inventory import store_in, verify
+    from seqdefer.labels.inventory import find_store, verify
 
-    store = store_in(chosen.folder)
+    store = find_store(chosen.folder)
     wrong = verify(store)
     if chosen.json:
         print(json.dumps({"labels": str(store.folder), "damaged": {str(path): words for path, words in wrong.items()}}))
@@ -224,7 +224,7 @@ def _verify(chosen: argparse.Namespace) -> int:
 def _remove(chosen: argparse.Namespace) -> int:
     from seqdefer.labels import inventory
 
-    store = inventory.store_in(chosen.folder)
+    store = inventory.find_store(chosen.folder)
     ways = {
         "--damaged": inventory.remove_damaged,
         "--unfinished": inventory.remove_unfinished,

@@ -59,8 +59,8 @@ from seqdefer.evaluation.results import (
 from seqdefer.evaluation.settings import BY_DRAFT, GRANULARITY, METHODS, ExperimentSettings
 from seqdefer.evaluation.splits import Held, Labelled, Splits, Studied, require_studied
 from seqdefer.interfaces import NextTokenExpert, Task
-from seqdefer.labels.label_store import Labels
-from seqdefer.labels.manifest import described_options
+from seqdefer.labels.label_store import LabelStore
+from seqdefer.labels.manifest import describe_options
 from seqdefer.progress import Clock
 from seqdefer.rejectors.confidence import CHOW, Confidence, Measure, confidence_of
 from seqdefer.rejectors.losses import hand_off_grid, rule_of_thumb
@@ -95,7 +95,7 @@ class Experiment:
         *,
         splits: Splits | None = None,
         variant: str = "",
-        labels: Labels | None = None,
+        labels: LabelStore | None = None,
     ) -> None:
         self.task, self.settings, self.folder, self.variant = task, settings, Path(folder), variant
         self.clock, length = clock or Clock(), task.spec.length
@@ -277,7 +277,7 @@ class Experiment:
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
     ) -> Results:
-        settings = {**asdict(self.settings), "task": described_options(self.task)}
+        settings = {**asdict(self.settings), "task": describe_options(self.task)}
         calls = self.splits.calls
         described = self.task.describe()
         models = {key: text for key, text in described.items() if key in ("predictor", "expert")}

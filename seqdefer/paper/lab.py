@@ -38,7 +38,7 @@ from seqdefer.evaluation.settings import GRANULARITY, METHODS, ExperimentSetting
 from seqdefer.evaluation.splits import Splits, Studied, require_studied
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
 from seqdefer.labels.hand_offs import Calls
-from seqdefer.labels.label_store import Labels
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.paper.plan import ablated_settings
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
@@ -99,7 +99,7 @@ class Lab:
         folder: Path,
         clock: Clock,
         inputs: str = "usual",
-        labels: Labels | None = None,
+        labels: LabelStore | None = None,
     ) -> None:
         self.entry, self.task, self.settings, self.folder, self.clock = entry, task, settings, folder, clock
         self.inputs = inputs

@@ -14,8 +14,8 @@ from labelling_toy import ENTRY, HeldToy, ToyOptions, files_in
 
 from seqdefer.cli import main
 from seqdefer.evaluation.results import load_results
-from seqdefer.labels.jobs import Part
-from seqdefer.labels.manifest import name_of_all
+from seqdefer.labels.jobs import LabelPart
+from seqdefer.labels.manifest import labelling_name
 from seqdefer.tasks.tsp.experts import SearchExpert
 
 pytest.importorskip("numba", reason="needs the extra 'tsp'")
@@ -96,7 +96,7 @@ def test_trees_have_the_rollouts_that_were_chosen(
     some = ["--rollouts", "4", "--splits", "train", "--out", str(tmp_path), "--quiet", "--json"]
     assert main(["label", "toy", *some]) == 0
     assert sorted(part["kind"] for part in said_json(capsys)["parts"]) == ["hand-offs", "trees"]
-    name = name_of_all(HeldToy(ToyOptions()), Part("trees", "train", torch.arange(20), 4))
+    name = labelling_name(HeldToy(ToyOptions()), LabelPart("trees", "train", torch.arange(20), 4))
     assert (tmp_path / "labels" / f"{name}.json").is_file()
 
 
