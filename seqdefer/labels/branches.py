@@ -32,10 +32,8 @@ class _BranchWriter:
         self.branch = torch.full((n,), DRAFT, device=device)  # (R,) the row of `written` that it writes
 
     def advance(self, position: int, named: Tensor) -> tuple[Tensor, Tensor]:
-        """Record what the expert named (R,) at `position`.
-
-        Returns the rows of the state that continue, twice where a branch starts, and the token that each reads next.
-        """
+        """Record what the expert named (R,) at `position`. Return the rows of the state that continue, twice where a
+        branch starts, and the token that each reads next."""
         reads = self.branch == DRAFT
         drafted = self.drafts.tokens[self.draft, position]
         is_needed = self.requested[position] > self.served[self.draft]  # by a hand-off that has no branch yet
@@ -85,10 +83,7 @@ class _BranchWriter:
 def branch_out(
     expert: NextTokenExpert[Any], examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
 ) -> tuple[Sequences, int]:
-    """Do what `DraftExpert.hand_offs` does, for a deterministic expert.
-
-    Drafts are taken `examples_at_once` at a time, because each grows into many rows.
-    """
+    """Do what `DraftExpert.hand_offs` does, for a deterministic expert; `examples_at_once` drafts at a time."""
     parts = [
         _branch_out_batch(expert, examples.select(rows), drafts.select(rows), kept, spec)
         for rows in torch.arange(len(drafts), device=kept.device).split(expert.examples_at_once)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from torch import Tensor
 from seqdefer.interfaces import DraftExpert, NextTokenExpert, Task
 from seqdefer.labels.branches import branch_out
 from seqdefer.progress import Progress
-from seqdefer.types import Draft, Examples, HandOffTable, Sequences, SequenceSpec
-
-CompletePrefixes: TypeAlias = Callable[[Examples, Sequences, Tensor, SequenceSpec], tuple[Sequences, int]]
+from seqdefer.types import Draft, Examples, HandOffTable, Sequences
 
 
 @dataclass(frozen=True)
@@ -46,9 +43,7 @@ def hand_off_table(
     progress: Progress = lambda _: None,
 ) -> tuple[HandOffTable, Calls]:
     """Return loss and deferred tokens of the hand-offs in `kept` (default: all of 0..L-1) and of no hand-off.
-
-    `shortcut=False` runs the expert for every entry.
-    """
+    `shortcut=False` runs the expert for every entry."""
     columns = torch.tensor(select_hand_offs(kept, task.spec.length), dtype=torch.long)
     losses, deferred, calls = [], [], Calls()
     for rows in torch.arange(len(examples)).split(batch_size or task.expert.batch_size):
@@ -120,7 +115,7 @@ def _label_columns(
 
 
 def _label_together(
-    task: Task, complete: CompletePrefixes, examples: Examples, drafted: Sequences, kept: Tensor
+    task: Task, complete: Callable[..., tuple[Sequences, int]], examples: Examples, drafted: Sequences, kept: Tensor
 ) -> tuple[Tensor, Tensor, Calls]:
     """Return the columns of `kept` from one call of `complete`, which completes all prefixes of the drafts."""
     shape = len(drafted), len(kept)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from seqdefer.errors import CheckpointError, OptionError, unknown
-from seqdefer.labels.manifest import Manifest, manifest_path, read_manifest
+from seqdefer.labels.manifest import Manifest, read_manifest
 from seqdefer.storage.shards import SUFFIX, DamagedShardError, Store, is_name
 
 
@@ -108,7 +108,7 @@ def remove_labellings(store: Store, names: Iterable[str]) -> list[Path]:
     shared = {shard.name for manifest in others for shard in manifest.shards}
     shards = {shard.name for manifest in chosen for shard in manifest.shards} - shared
     # Manifests go first: one that exists lists shards that exist.
-    manifests = [manifest_path(store.folder, name) for name in sorted(removed)]
+    manifests = [store.folder / f"{name}.json" for name in sorted(removed)]
     return _remove([*manifests, *(store.path(name) for name in sorted(shards))])
 
 
@@ -126,7 +126,7 @@ def remove_unfinished(store: Store) -> list[Path]:
 def remove_all(store: Store) -> list[Path]:
     """Remove all manifests, shards and partial files."""
     found = take_inventory(store)
-    manifests = [manifest_path(store.folder, one.manifest.name) for one in found.labellings]
+    manifests = [store.folder / f"{one.manifest.name}.json" for one in found.labellings]
     return _remove([*manifests, *found.damaged, *found.partial_files, *map(store.path, store.names())])
 
 

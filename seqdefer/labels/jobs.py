@@ -112,7 +112,11 @@ def run_job(task: Task, job: Job) -> dict[str, Tensor]:
     if job.kind == "hand-offs":
         tensors, calls = _label_hand_offs(task, examples, job.kept)
     else:
-        trees = _grow_trees(task, job, examples)
+        if job.kind == "whole-trees":
+            trees = enumerate_trees(task, examples)
+        else:
+            decisions = draw_decisions(job.first, len(examples), job.rollouts, task.spec.length)
+            trees = grow_along(task, examples, decisions)
         tensors, calls = trees.tensors(), trees.calls
     return {**tensors, "calls": torch.tensor([calls.made, calls.saved, task.expert.unproven - before])}
 
@@ -130,12 +134,6 @@ def _label_hand_offs(task: Task, examples: Examples, kept: tuple[int, ...] | Non
         "deferred": table.deferred,
     }
     return (tensors if drafted.entropy is None else {**tensors, "entropy": drafted.entropy}), calls
-
-
-def _grow_trees(task: Task, job: Job, examples: Examples) -> DecisionTrees:
-    if job.kind == "whole-trees":
-        return enumerate_trees(task, examples)
-    return grow_along(task, examples, draw_decisions(job.first, len(examples), job.rollouts, task.spec.length))
 
 
 def unpack_calls(shard: Mapping[str, Tensor]) -> tuple[Calls, int]:
@@ -163,8 +161,7 @@ def unpack_trees(task: Task, part: LabelPart, shards: Sequence[Mapping[str, Tens
         parts[-1].calls = unpack_calls(shard)[0]
         first += len(rows)
     trees = join_trees(parts, task, examples)
-    if part.kind == "whole-trees":
-        trees.is_complete = True
-    else:
+    trees.is_complete = part.kind == "whole-trees"
+    if not trees.is_complete:
         trees.close()
     return trees

@@ -32,11 +32,9 @@ class LabellingResult:
 
 
 class LabelStore:
-    """The labels of one task in one store of shards.
+    """The labels of one task in one store of shards. Without an executor, this process makes missing labels.
 
-    Without an executor, this process makes missing labels. If the expert has no fingerprint, its labels are made on
-    every read and not stored.
-    """
+    If the expert has no fingerprint, its labels are made on every read and not stored."""
 
     def __init__(
         self, task: Task, store: Store, executor: Executor | None = None, shard_size: int | None = None
@@ -47,15 +45,12 @@ class LabelStore:
 
     def jobs(self, part: LabelPart) -> list[Job]:
         """Cut a part into jobs: by `shard_size` if given, else as the store's manifest did."""
-        size = self.shard_size
-        if size is None and self.task.expert.fingerprint:
-            found = find_manifest(self.task, part, self.store)
-            size = None if found is None else found.shard_size
-        return make_jobs(self.task, part, size)
+        found = find_manifest(self.task, part, self.store) if self.shard_size is None else None
+        return make_jobs(self.task, part, self.shard_size if found is None else found.shard_size)
 
     def has(self, part: LabelPart) -> bool:
         """Return whether a part has been labelled completely."""
-        return bool(self.task.expert.fingerprint) and find_manifest(self.task, part, self.store) is not None
+        return find_manifest(self.task, part, self.store) is not None
 
     def read(self, part: LabelPart, progress: Progress = lambda _: None) -> list[dict[str, Tensor]]:
         """Return the shards of a part in order; make the missing ones."""
@@ -72,10 +67,7 @@ class LabelStore:
         return shards
 
     def make(self, parts: Sequence[LabelPart], progress: Progress = lambda _: None) -> list[LabellingResult]:
-        """Make all missing or damaged shards of the parts, then write the manifests.
-
-        Only the shards in flight are in memory.
-        """
+        """Make all missing or damaged shards of the parts, then write the manifests."""
         require_fingerprint(self.task)
         plans = [self.jobs(part) for part in parts]
         missing: dict[str, Job] = {}  # parts may share rows

@@ -77,10 +77,6 @@ def labelling_name(task: Task, part: LabelPart) -> str:
     return fingerprint("labelling", *(shard_name(task, some) for some in parts))
 
 
-def manifest_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
-
-
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest; raise CheckpointError if the file is not one."""
     found = read_json(path)
@@ -96,7 +92,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def find_manifest(task: Task, part: LabelPart, store: Store) -> Manifest | None:
     """Return the manifest of a part, or None if the part was never labelled completely."""
-    path = manifest_path(store.folder, labelling_name(task, part))
+    path = store.folder / f"{labelling_name(task, part)}.json"
     if not path.is_file():
         return None
     with suppress(CheckpointError):  # a damaged manifest is written again
@@ -114,7 +110,7 @@ def write_manifest(task: Task, part: LabelPart, jobs: Sequence[Job], store: Stor
     )  # fmt: skip
     found = find_manifest(task, part, store)
     if found is None or found.shards != made.shards:
-        write_json(manifest_path(store.folder, name), asdict(made))
+        write_json(store.folder / f"{name}.json", asdict(made))
     return made
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -109,10 +109,8 @@ class DecisionTrees:
         return {**self.nodes.used(), "roots": self.roots, "context": self.context}
 
     def close(self) -> None:
-        """Stop growth: a decision whose child is missing leads to the other child.
-
-        The trees move to the CPU, because training walks them in steps too small for a GPU.
-        """
+        """Stop growth: a decision whose child is missing leads to the other child. The trees move to the CPU, because
+        training walks them in steps too small for a GPU."""
         if bool((self.nodes.used()["children"] == UNKNOWN).all(1).any()):
             raise OptionError("cannot close trees that stop in mid-sequence; grow them, or use explore_trees")
         self.is_closed, self.device = True, torch.device("cpu")
@@ -158,11 +156,8 @@ class DecisionTrees:
         return found
 
     def typical_nodes(self, limit: int = 100_000) -> Tensor:
-        """Return nodes to take statistics from, independent of what has been grown before.
-
-        Complete and closed trees give all their nodes, evenly thinned; others give the paths of predictor alone and
-        expert alone.
-        """
+        """Return nodes to take statistics from, independent of what has been grown before: all nodes of complete and
+        closed trees, evenly thinned, else the paths of predictor alone and expert alone."""
         if not (self.is_complete or self.is_closed):
             return torch.cat([self._path(defer=False), self._path(defer=True)])[:limit]
         return torch.arange(0, self.nodes.size, max(1, self.nodes.size // limit), device=self.device)
@@ -236,10 +231,11 @@ class DecisionTrees:
             n, example, position, parent, tokens, torch.stack(losses, 1), torch.where(ends, END, UNKNOWN),
             proposal.features, proposal.uncertainty, entropy,
         )  # fmt: skip
-        first = 0 if self._nodes is None else self._nodes.size
+        first = 0
         if self._nodes is None:
             self._nodes = new
         else:
+            first = self._nodes.size
             self._nodes.extend(new)
         self.calls = self.calls + Calls(len(asked), n - len(asked))
         return torch.arange(first, first + n, device=self.device), expert_state
@@ -257,10 +253,8 @@ class DecisionTrees:
 
     @contextmanager
     def working_on(self, rows: Tensor) -> Iterator[None]:
-        """Cache the model states of the examples `rows` and of the nodes made last.
-
-        Growth is much faster for callers that continue from the nodes they were just given, at the cost of memory.
-        """
+        """Cache the model states of the examples `rows` and of the nodes made last: growth from these nodes is much
+        faster, at the cost of memory."""
         before = self._cache
         self._cache = None if self.is_complete else _StateCache(torch.unique(rows.to(self.device)))
         try:
@@ -269,11 +263,8 @@ class DecisionTrees:
             self._cache = before
 
     def parts(self, rows: Tensor, *, nodes: int = NODES_PER_LEVEL) -> Iterator[Tensor]:
-        """Yield indices into `rows`, each part inside `working_on`.
-
-        Parts are sized so that one level of the caller's search, about `nodes` per example, is a batch. Complete trees
-        need no models and are one part.
-        """
+        """Yield indices into `rows`, each part inside `working_on`: so many that one level of the caller's search,
+        about `nodes` per example, is a batch. Complete trees need no models and are one part."""
         places = torch.arange(len(rows), device=self.device)
         for part in (places,) if self.is_complete else places.split(self._batches(1 / nodes)):
             with self.working_on(rows[part]):
@@ -324,19 +315,19 @@ class DecisionTrees:
         if cache is None or len(cache.examples) > capacity or not torch.isin(example, cache.examples).all():
             return self._read_inputs(torch.unique(example))
         if cache.start is None:
-            started = self._read_inputs(cache.examples)
-            cache.start = self._ask_expert_once(started) if self.expert.reads_prefix else started
+            cache.start = self._read_inputs(cache.examples)
+            if (
+                self.expert.reads_prefix
+            ):  # a lazy expert reads its inputs now, so that all copies of its state share them
+                n = len(cache.examples)
+                _, state = self.expert.next(cache.start.expert_state, torch.arange(n, device=self.device))
+                cache.start = replace(cache.start, expert_state=state)
+                self.calls = self.calls + Calls(n, 0)
         return cache.start
 
     def _read_inputs(self, examples: Tensor) -> _ModelStates:
         batch = self.examples.select(examples)
         return _ModelStates(examples, self.predictor.start(batch.inputs)[0], self.expert.start(batch))
-
-    def _ask_expert_once(self, started: _ModelStates) -> _ModelStates:
-        """Make a lazy expert read its inputs now, so that all copies of its state share them."""
-        _, expert_state = self.expert.next(started.expert_state, torch.arange(len(started.ids), device=self.device))
-        self.calls = self.calls + Calls(len(started.ids), 0)
-        return _ModelStates(started.ids, started.state, expert_state)
 
     def _link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
         table = self.nodes
@@ -365,8 +356,7 @@ def enumerate_trees(
 ) -> DecisionTrees:
     """Return trees with all their nodes, made level by level from live states: no prefix is replayed.
 
-    The default batches fit a processor's cache or fill a GPU, unless the expert's `examples_at_once` is smaller.
-    """
+    The default batches fit a processor's cache or fill a GPU, unless the expert's `examples_at_once` is smaller."""
     if task.spec.length > MAX_ENUMERATED_LENGTH:
         raise OptionError(
             f"cannot enumerate 2^{task.spec.length} decisions per example: "

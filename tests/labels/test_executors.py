@@ -84,7 +84,7 @@ def test_a_worker_uses_the_threads_it_is_given(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert environment.n_threads() == 7
     threads = torch.get_num_threads()
-    source = TaskSource.of(ENTRY, ToyOptions(), tmp_path, "cpu", 3)
+    source = TaskSource(ENTRY, ToyOptions(), tmp_path, "cpu", 3)
     try:
         assert isinstance(source.load(), HeldToy)
         assert (environment.n_threads(), torch.get_num_threads()) == (3, 3)
@@ -111,7 +111,7 @@ def test_relative_paths_start_at_the_folder_of_the_driver(tmp_path: Path, monkey
     monkeypatch.setenv(THREADS_VARIABLE, "1")
     monkeypatch.chdir(tmp_path)
     entry = dataclasses.replace(ENTRY, prepare=look)
-    source = TaskSource.of(entry, ToyOptions(), Path("out"), "cpu", torch.get_num_threads())
+    source = TaskSource(entry, ToyOptions(), Path("out").resolve(), "cpu", torch.get_num_threads())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     source.load()

@@ -14,7 +14,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -45,11 +45,9 @@ JobResults = Generator[JobResult, None, None]
 
 
 class Executor(Protocol):
-    """Runs jobs."""
+    """Runs jobs and yields their results in any order. Closing the generator ends the workers."""
 
-    def run(self, jobs: Sequence[Job]) -> JobResults:
-        """Yield the results in any order. Closing the generator ends the workers."""
-        ...
+    def run(self, jobs: Sequence[Job]) -> JobResults: ...
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,7 @@ class TaskSource:
     folder: Path
     device: str
     threads: int = 1
-    home: Path = Path()  # relative paths among the options start here
-
-    @classmethod
-    def of(cls, entry: TaskEntry, options: Any, folder: Path, device: str, threads: int) -> TaskSource:
-        return cls(entry, options, folder.resolve(), device, threads, Path.cwd())
+    home: Path = field(default_factory=Path.cwd)  # relative paths among the options start here
 
     def load(self) -> Task:
         os.chdir(self.home)
@@ -76,9 +70,7 @@ class TaskSource:
 
 def default_workers(device: str) -> int:
     """Return one worker per GPU, or per core that this process may use."""
-    if choose_device(device).type == "cuda":
-        return torch.cuda.device_count()
-    return n_cores()
+    return torch.cuda.device_count() if choose_device(device).type == "cuda" else n_cores()
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,8 @@ class _Pool:
         worker.end()
         index, shard = worker.index, self.jobs[worker.index].name
         self.deaths[index] += 1
-        name = f"worker ({_exit_reason(worker.process.exitcode)})"
+        status = worker.process.exitcode or 0
+        name = f"worker ({f'signal {-status}' if status < 0 else f'status {status}'})"
         if self.deaths[index] == MAX_ATTEMPTS:
             raise lost_worker(name, shard)
         message = f"a {name} died on shard {shard}; it is replaced, and the shard is made again"
@@ -132,15 +133,10 @@ class _Pool:
         self.start_worker(worker.number)
 
 
-def _exit_reason(exitcode: int | None) -> str:
-    return f"signal {-exitcode}" if exitcode is not None and exitcode < 0 else f"status {exitcode}"
-
-
 def _assign_gpu(source: TaskSource, number: int) -> TaskSource:
     """Spread workers over the GPUs where the device is `cuda`."""
-    if choose_device(source.device) != torch.device("cuda"):
-        return source
-    return replace(source, device=f"cuda:{number % torch.cuda.device_count()}")
+    is_any_gpu = choose_device(source.device) == torch.device("cuda")
+    return replace(source, device=f"cuda:{number % torch.cuda.device_count()}") if is_any_gpu else source
 
 
 @contextmanager

@@ -62,9 +62,8 @@ class RayExecutor:
 
     @property
     def _actor_resources(self) -> dict[str, float]:
-        if choose_device(self.source.device).type == "cuda":
-            return {"num_gpus": 1, "num_cpus": self.source.threads}
-        return {"num_cpus": self.source.threads}
+        gpus = {"num_gpus": 1} if choose_device(self.source.device).type == "cuda" else {}
+        return {**gpus, "num_cpus": self.source.threads}
 
     def _max_workers(self, ray: Any) -> int:
         """Return how many actors the cluster has room for."""
@@ -89,11 +88,10 @@ def _cluster(ray: Any, address: str | None, local_resources: dict[str, int]) -> 
         yield
         return
     local = {"address": "local", "include_dashboard": False, **local_resources}
+    where = local if address is None else {"address": address}
     try:
         with _silence_stderr():
-            ray.init(
-                **(local if address is None else {"address": address}), log_to_driver=False, logging_level=logging.ERROR
-            )
+            ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise OptionError(
             f"cannot reach a Ray cluster at {address or 'this machine'}: {error}; start one (ray start --head), or "
@@ -132,8 +130,7 @@ def _stream(
     context.execution_no_progress_timeout_s = -1  # a shard may take long
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     items = [{"index": index, "job": bytes(ForkingPickler.dumps(job))} for index, job in enumerate(jobs)]
-    # The counter runs beside the driver, so that losing another machine does not lose it. If it does restart, calls
-    # wait for it.
+    # The counter runs beside the driver, so that it is not lost with another machine. Calls wait while it restarts.
     beside_driver = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=True
     )

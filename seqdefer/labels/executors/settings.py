@@ -45,7 +45,7 @@ class ExecutorSettings:
         """Return the executor for a task that has been prepared in `folder`; None for this process."""
         if self.engine is None:
             return None
-        source = TaskSource.of(entry, options, folder, device, self.threads)
+        source = TaskSource(entry, options, folder.resolve(), device, self.threads)
         if self.engine == "local":
             from seqdefer.labels.executors.processes import ProcessExecutor
 
