@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from seqdefer.remote.cancellation import Patience
+from seqdefer.remote.cancellation import CancelScope
 from seqdefer.server.guarding import Caller, ExpertTimeout
 
 Result = TypeVar("Result")
@@ -89,18 +89,18 @@ class WaitingCaller(Caller):
 
     def __init__(self, seconds: float | None, turns: Turns) -> None:
         super().__init__(seconds)
-        self.turns, self.patience = turns, Patience()
+        self.turns, self.scope = turns, CancelScope()
 
     def __call__(self, call: Callable[[], Result]) -> Result:
         return self.turns.wait(lambda: self._within_time(call))
 
     def _within_time(self, call: Callable[[], Result]) -> Result:
         try:
-            return Caller.__call__(self, lambda: self.patience.run(call))
+            return Caller.__call__(self, lambda: self.scope.run(call))
         except ExpertTimeout:
-            self.patience.end()
+            self.scope.cancel()
             raise
 
     def close(self) -> None:
-        self.patience.end()
+        self.scope.cancel()
         super().close()

@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("openai", reason="needs the official client: pip install openai")
 
 from seqdefer.interfaces import NextTokenExpert
-from seqdefer.remote.cancellation import ends_with
+from seqdefer.remote.cancellation import on_cancel
 from seqdefer.server.limits import Limits
 from seqdefer.server.turns import Abandoned, Turns
 from seqdefer.types import Examples, Sequences, SequenceSpec
@@ -67,7 +67,7 @@ class Elsewhere(NextTokenExpert[Any]):
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         self.waiting.release()
-        with ends_with(self._note):
+        with on_cancel(self._note):
             assert self.door.wait(20)
         self.at_once -= 1
 

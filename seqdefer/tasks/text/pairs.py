@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import BRANCHES, NextTokenExpert, Predictor
-from seqdefer.remote.client import Completions
+from seqdefer.remote.client import EndpointClient
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
@@ -210,7 +210,7 @@ class RemotePair:
 
     @classmethod
     def of(
-        cls, predictor: TextModel, client: Completions, *, prompt: str, by_token: bool = False, shown: str = "states"
+        cls, predictor: TextModel, client: EndpointClient, *, prompt: str, by_token: bool = False, shown: str = "states"
     ) -> RemotePair:
         writer = TextPredictor(predictor, shown=shown)
         if writer.end is None:

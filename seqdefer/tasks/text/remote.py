@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import DraftExpert, NextTokenExpert
-from seqdefer.remote.client import Ask, Completion, Completions
+from seqdefer.remote.client import EndpointClient, EndpointCompletion, EndpointRequest
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
@@ -62,7 +62,7 @@ class Script:
             tail = whole[len(given) :] if whole.startswith(given) else tail
         return head + tail.rstrip(HALF)
 
-    def tokens(self, inputs: Tokens, written: Tokens, answer: Completion) -> list[int]:
+    def tokens(self, inputs: Tokens, written: Tokens, answer: EndpointCompletion) -> list[int]:
         """What the answer adds, up to the end, which is not counted."""
         text = answer.text if answer.is_finished else answer.text.rstrip(HALF)
         if self.model.is_encoder_decoder and not self._text(written):  # a text by itself begins without a space
@@ -109,7 +109,7 @@ class _Remote(DraftExpert):
     waits = True
     batch_size = DOCUMENTS
 
-    def __init__(self, script: Script, client: Completions) -> None:
+    def __init__(self, script: Script, client: EndpointClient) -> None:
         self.script, self.client = script, client
         endpoint = client.endpoint
         self.name = f"{endpoint.model} at {endpoint.url}"
@@ -123,7 +123,7 @@ class _Remote(DraftExpert):
         places = [place for place in range(len(rows)) if not is_over[place]]
         prompts = [self.script.prompt(inputs[place], rows[place]) for place in places]
         lefts = [spec.length - len(rows[place]) for place in places]
-        answers = self.client.ask_all([Ask(*ask) for ask in zip(prompts, lefts, strict=True)])
+        answers = self.client.complete_all([EndpointRequest(*ask) for ask in zip(prompts, lefts, strict=True)])
         for place, answer in zip(places, answers, strict=True):
             begun = self._begun(rows[place])
             new = self.script.tokens(inputs[place], begun, answer)
@@ -193,8 +193,8 @@ class RemoteTokenExpert(_Remote, NextTokenExpert[Asked]):
             named = {place: first for place, (_, written) in enumerate(places) if not written}
         for n_tokens in (1, LETTER):
             unnamed = [place for place in range(len(places)) if place not in named]
-            asks = [Ask(self.script.prompt(*places[place]), n_tokens) for place in unnamed]
-            for place, answer in zip(unnamed, self.client.ask_all(asks), strict=True):
+            asks = [EndpointRequest(self.script.prompt(*places[place]), n_tokens) for place in unnamed]
+            for place, answer in zip(unnamed, self.client.complete_all(asks), strict=True):
                 tokens = self.script.tokens(*places[place], answer)
                 if tokens or answer.is_finished or n_tokens == LETTER:
                     named[place] = tokens[0] if tokens else self.script.end

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
-from seqdefer.remote.client import Completions, Endpoint, check_url, is_url, require_extra
+from seqdefer.remote.client import Endpoint, EndpointClient, check_url, is_url, require_extra
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.options import check_ranges, option
@@ -331,7 +331,7 @@ def _remote_pair(predictor: TextModel, options: TextOptions) -> RemotePair:
             ExpertCallsWarning,
             stacklevel=4,
         )
-    client = Completions(options.endpoint())
+    client = EndpointClient(options.endpoint())
     return RemotePair.of(
         predictor, client, prompt=options.expert_prompt, by_token=options.expert_by_token, shown=options.shown
     )

@@ -27,7 +27,8 @@ from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.rejectors.networks import DraftMLP, LSTMRejector, Sizes, load_rejector, step_inputs
-from seqdefer.remote.client import KEY, Completion, Completions, Endpoint
+from seqdefer.remote.client import KEY_VARIABLE as KEY
+from seqdefer.remote.client import Endpoint, EndpointClient, EndpointCompletion
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import RemotePair, TextPair
 from seqdefer.tasks.text.remote import DOCUMENTS, PROMPT, ExpertCallsWarning, RemoteTokenExpert, Script
@@ -68,7 +69,7 @@ def made_of(kind: str, family: str, n_layers: int, seed: int) -> TextModel:
 def remote_pair(
     url: str, predictor: TextModel, *, by_token: bool = False, prompt: str = PROMPT, **patience: Any
 ) -> RemotePair:
-    client = Completions(Endpoint(url, "toy", **patience))
+    client = EndpointClient(Endpoint(url, "toy", **patience))
     return RemotePair.of(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
 
 
@@ -141,7 +142,7 @@ def test_tokens_read_on_as_the_expert_wrote(data: st.DataObject) -> None:
     piece = st.integers(3, 59)
     inputs, written = (tuple(data.draw(st.lists(piece, min_size=1, max_size=6))) for _ in range(2))
     text = data.draw(st.lists(st.sampled_from(["w", " w", "7", "41", " w3", " w25"]), min_size=1, max_size=5))
-    answer = Completion("".join(text), is_finished=True)
+    answer = EndpointCompletion("".join(text), is_finished=True)
     before, new = read(script, inputs, written), script.tokens(inputs, written, answer)
     added = answer.text.lstrip() if script.model.is_encoder_decoder and not before else answer.text
     assert read(script, inputs, (*written, *new)) == before + added
@@ -159,19 +160,19 @@ def test_a_text_begins_where_the_prompt_ends(kind: str, family: str) -> None:
     script, tokenizer = Script(model, 1), model.tokenizer
     inputs = tuple(tokenizer("w3 w41")["input_ids"])
     assert script.prompt(inputs, ()) == "w3 w41"
-    begun = tuple(script.tokens(inputs, (), Completion(" w25 w7", is_finished=False)))
+    begun = tuple(script.tokens(inputs, (), EndpointCompletion(" w25 w7", is_finished=False)))
     assert script._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
     assert script.prompt(inputs, begun) == "w3 w41 w25 w7"
-    new = tuple(script.tokens(inputs, begun, Completion("8 w3", is_finished=False)))
+    new = tuple(script.tokens(inputs, begun, EndpointCompletion("8 w3", is_finished=False)))
     assert script.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
 
 
 def test_half_letters_and_ends_in_a_text() -> None:
     script = Script(made_of_once("bytes", "gpt2"), 1)
-    assert script.tokens((13,), (), Completion("\ufffd", is_finished=False)) == []
-    assert script._text(script.tokens((13,), (), Completion("7\ufffd", is_finished=False))) == "7"
-    assert script._text(script.tokens((13,), (), Completion("7</s>8", is_finished=True))) == "7"
-    assert script.tokens((13,), (), Completion("", is_finished=True)) == []
+    assert script.tokens((13,), (), EndpointCompletion("\ufffd", is_finished=False)) == []
+    assert script._text(script.tokens((13,), (), EndpointCompletion("7\ufffd", is_finished=False))) == "7"
+    assert script._text(script.tokens((13,), (), EndpointCompletion("7</s>8", is_finished=True))) == "7"
+    assert script.tokens((13,), (), EndpointCompletion("", is_finished=True)) == []
 
 
 def test_a_prompt_of_ones_own() -> None:
@@ -230,7 +231,7 @@ def test_next_tokens_are_the_beginnings_of_the_experts(endpoint: str, expert: Te
     assert isinstance(pair.expert, RemoteTokenExpert)
     served, script = served_of(pair), pair.expert.script
     examples = served.codec.encode(TEXTS)
-    calls, state = spy(Completions, "_post"), pair.expert.start(examples)
+    calls, state = spy(EndpointClient, "_post"), pair.expert.start(examples)
     rows = torch.tensor([4, 0, 4])
     for _ in range(3):
         named, state = pair.expert.next(state, rows)
@@ -253,7 +254,7 @@ def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
     task = TextTask("text", TextOptions(length=LENGTH, input_tokens=40), pair, thirds)
     examples = task.split("train")
     drafted = draft(task.predictor, examples, task.spec)
-    calls = spy(Completions, "_post")
+    calls = spy(EndpointClient, "_post")
     table, counted = hand_off_table(task, examples, drafted)
     assert len(calls) == int(drafted.sequences.lengths.sum()) == counted.made
     plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
@@ -264,7 +265,7 @@ def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
 
 def test_sequences_that_all_begin_alike_still_do(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
     """BART's first token is always the same: nobody is asked about it."""
-    calls, model = spy(Completions, "_post"), tiny_text_model("bart", 1, 1)
+    calls, model = spy(EndpointClient, "_post"), tiny_text_model("bart", 1, 1)
     pair = remote_pair(server.url, model, by_token=True)
     assert isinstance(pair.expert, RemoteTokenExpert)
     server.behaviours = [completion("w9 w8")] * 2
@@ -321,7 +322,7 @@ def test_fit_calibrate_and_generate(
     place: Path, endpoint: str, tmp_path: Path, spy: Spy, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY, SECRET)
-    calls, out = spy(Completions, "_post"), tmp_path / "model"
+    calls, out = spy(EndpointClient, "_post"), tmp_path / "model"
     with pytest.warns(ExpertCallsWarning, match=r"may call http.* 184 times \(8 hand-offs of 23 documents\)"):
         assert cli.main(fit(place, out, endpoint)) == 0
     assert 23 < len(calls) <= 184
