@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, capsys: Capture, monkey
     assert run("table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures") == 2
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
-    assert "No space left on device; mend that and run again" in told.err
+    assert "No space left on device; correct that and run again" in told.err
 
 
 def test_what_is_set_reaches_the_task_as_its_own_type(tmp_path: Path, capsys: Capture) -> None:
@@ -195,7 +195,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
         patch.setattr(experiment, "fit_cost", stop)
         assert run(*arguments) == 130
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")
+    assert (told.out, told.err) == ("", "seqdefer: stopped; the same command resumes from what is finished\n")
     assert cells_of(tmp_path)
     assert not (tmp_path / "table1.json").exists()
     assert run(*arguments) == 0
