@@ -22,7 +22,7 @@ from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import Bench
 from seqdefer.errors import MissingExtraError
 from seqdefer.evaluation.splits import label_task
-from seqdefer.labels.executors.settings import EngineSettings
+from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.tasks.tsp.task import ENTRY, TSPOptions
 
 MEMORY_FACTORS = (1, 4, 16)
@@ -72,7 +72,7 @@ def _timed(bench: Bench) -> list[Row]:
     def by(engine: str, workers: int) -> Callable[[], dict[str, bytes]]:
         def way() -> dict[str, bytes]:
             store = folder / f"labels-{next(number)}"
-            how = EngineSettings(engine, workers=workers, shard_size=max(1, n // TIMED_SHARDS), labels=store)
+            how = ExecutorSettings(engine, workers=workers, shard_size=max(1, n // SHARDS), labels=store)
             label_task(ENTRY, options, folder, ["train"], how, seeds=1, instances=1, rollouts=2, device="cpu")
             return {path.name: path.read_bytes() for path in store.iterdir()}
 

@@ -32,8 +32,8 @@ from seqdefer.engine.drafts import draft
 from seqdefer.environment import machine
 from seqdefer.interfaces import Task
 from seqdefer.labels.branches import branch_out
-from seqdefer.labels.exploration import grow_along, toss
-from seqdefer.labels.jobs import Part, calls_in, cut, label
+from seqdefer.labels.exploration import draw_decisions, grow_along
+from seqdefer.labels.jobs import LabelPart, make_jobs, run_job, unpack_calls
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.progress import Silent
 from seqdefer.storage.files import read_json, write_json, write_text
@@ -133,9 +133,8 @@ def count_hand_offs(task: Task, examples: Examples, model: Any) -> dict[str, Any
 
 @torch.no_grad()
 def count_trees(task: Task, examples: Examples, rollouts: int) -> dict[str, float]:
-    """Count the nodes of explored trees."""
-    trees = grow_along(task, examples, toss(0, len(examples), rollouts, task.spec.length))
-    return {"rollouts": rollouts, "length": task.spec.length, **_node_counts(trees.tensors()["tokens"], len(trees))}
+    trees = grow_along(task, examples, draw_decisions(0, len(examples), rollouts, task.spec.length))
+    return {"rollouts": rollouts, "length": task.spec.length, **_of_nodes(trees.tensors()["tokens"], len(trees))}
 
 
 def _node_counts(tokens: Tensor, n: int) -> dict[str, float]:
@@ -188,13 +187,13 @@ def _timed_task(task: Task, n: int, *, rollouts: int = 0) -> dict[str, Any]:
     """Return seconds and bytes per example: its draft with all hand-offs, and its tree (explored, or enumerated if
     `rollouts` is 0)."""
     rows = torch.arange(n)
-    (table,) = cut(task, Part("hand-offs", "train", rows), n)
-    (explored,) = cut(task, Part("trees", "train", rows, rollouts), n)
-    labels, tabling = timed(lambda: label(task, table))
+    (table,) = make_jobs(task, LabelPart("hand-offs", "train", rows), n)
+    (explored,) = make_jobs(task, LabelPart("trees", "train", rows, rollouts), n)
+    labels, tabling = timed(lambda: run_job(task, table))
     trees, growing = timed(
-        lambda: label(task, explored) if rollouts else enumerate_trees(task, _first(task, n)).tensors()
+        lambda: run_job(task, explored) if rollouts else enumerate_trees(task, _first(task, n)).tensors()
     )
-    calls, _ = calls_in(labels)
+    calls, _ = unpack_calls(labels)
     return {
         "name": task.name, "examples": n, "length": task.spec.length, "rollouts": rollouts,
         "hand_offs": per(n, tabling), "runs": calls.made / n, "naive_runs": (calls.made + calls.saved) / n,

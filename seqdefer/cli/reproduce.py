@@ -7,18 +7,14 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from seqdefer.cli.common import names, progress
-from seqdefer.cli.labelling import add_engine, chosen_engine
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, names
+from seqdefer.cli.labelling import add_executor, chosen_executor
+from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
 from seqdefer.storage.files import writable_folder
 
-if TYPE_CHECKING:
-    pass
-
-
-REPRODUCED = """\
+EXAMPLES = f"""\
 names:
   table1           all methods on the three tasks: the paper's table of results
   figure-curves    deferral curves of the three tasks
@@ -28,53 +24,49 @@ names:
   all              all of these, and a verdict on each of the paper's claims
 
 examples:
-  seqdefer reproduce all --preset quick      nine minutes on two cores; data and models are made on the spot
+  seqdefer reproduce all --preset quick      about nine minutes on two quiet cores, without downloads
   seqdefer reproduce table1                  the paper's size: hours on a CPU, well under one on a GPU
   seqdefer reproduce all --set xsum.predictor=small --set xsum.expert=large --set xsum.train=my.jsonl
 
-Each writes NAME.json, .csv, .tex, .pdf and .svg, and verdicts.*. Labels and rejectors are shared between studies and
-kept: what was stopped goes on, with the same command, where it was.
+Each writes NAME.json, .csv, .tex, .pdf and .svg, and verdicts.*. Studies share stored labels and rejectors: after an
+interruption, the same command resumes. {DEFAULTS_NOTE}
 """
 
 
-def add_reproduce(commands: Any) -> None:
-    parser = commands.add_parser(
-        "reproduce",
-        help="make the paper's tables and figures again, ours beside the paper's",
-        description="Makes a table or figure of the paper again and judges the paper's claims by paired intervals.",
-        epilog=REPRODUCED,
+def _parser() -> Parser:
+    parser = Parser(
+        prog="seqdefer reproduce",
+        description="Reproduce a table or figure of the paper, and judge the paper's claims by paired intervals.",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", help="what to make again; see below")
+    parser.add_argument("name", metavar="NAME", help="table or figure; see below")
     parser.add_argument("--preset", default="paper", metavar="paper|quick", help="sizes (paper)")
     parser.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances (5; quick: 2)")
-    parser.add_argument("--instances", type=int, metavar="N", help="test instances a run (100)")
-    parser.add_argument("--tasks", type=names, metavar="A,B", help="only these of the tasks (all)")
-    words = "an option of a task, as in: seqdefer run TASK --help; may be given again"
+    parser.add_argument("--instances", type=int, metavar="N", help="test instances per run (100)")
+    parser.add_argument("--tasks", type=names, metavar="A,B", help="tasks to study (all)")
+    words = "set an option of a task (see seqdefer run TASK --help); repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help=words)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/reproduce-PRESET)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU where there is one (auto)")
-    parser.add_argument(
-        "--no-figures", action="store_true", help="no PDF and SVG, for which the extra 'figures' is needed"
-    )
-    parser.add_argument("--json", action="store_true", help="print the studies as JSON, one a line, instead of tables")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    add_engine(parser, store="TASK/labels, in the folder of --out")
-    parser.set_defaults(command=_reproduce)
+    parser.add_argument("--no-figures", action="store_true", help="no PDF and SVG, which need the extra 'figures'")
+    add_common(parser, "the studies as JSON, one per line, instead of tables")
+    add_executor(parser, store="TASK/labels, in the folder of --out")
+    return parser
 
 
-def _reproduce(chosen: argparse.Namespace) -> int:
+def reproduce(arguments: list[str]) -> int:
     from rich.console import Console
 
     from seqdefer.paper.records import Judgements, Study
     from seqdefer.paper.render.files import tables_of
-    from seqdefer.paper.reproduce import Choices, reproduce
+    from seqdefer.paper.reproduce import Choices
+    from seqdefer.paper.reproduce import reproduce as reproduce_paper
     from seqdefer.storage.records import to_plain
 
+    chosen = _parser().parse_args(arguments)
     choices = Choices(
         chosen.preset, chosen.seeds, chosen.instances, chosen.tasks, _set_options(chosen.set), chosen.device,
-        figures=not chosen.no_figures, labelling=chosen_engine(chosen),
+        figures=not chosen.no_figures, labelling=chosen_executor(chosen),
     )  # fmt: skip
     folder = chosen.out or Path("runs") / f"reproduce-{chosen.preset}"
 
@@ -86,17 +78,17 @@ def _reproduce(chosen: argparse.Namespace) -> int:
             with console.capture() as shown:
                 for table in tables_of(record, console.width):
                     console.print(table)
-            print(shown.get(), end="", flush=True)  # a console would write past the bars, and they over it
+            print(shown.get(), end="", flush=True)  # a console would print over the progress bars
         print("written: " + " ".join(str(path) for path in paths), file=sys.stderr)
 
-    command = f"seqdefer {shlex.join(chosen.arguments)}"
-    with writable_folder(folder), progress(quiet=chosen.quiet) as meter:
-        reproduce(chosen.name, folder, choices, command=command, meter=meter, written=show)
+    command = f"seqdefer reproduce {shlex.join(arguments)}"
+    with writable_folder(folder), show_progress(quiet=chosen.quiet) as meter:
+        reproduce_paper(chosen.name, folder, choices, command=command, meter=meter, written=show)
     return 0
 
 
 def _set_options(given: list[str]) -> dict[str, dict[str, str]]:
-    """{'xsum': {'train': 'my.jsonl'}} from 'xsum.train=my.jsonl'."""
+    """Return {'xsum': {'train': 'my.jsonl'}} for 'xsum.train=my.jsonl'."""
     options: dict[str, dict[str, str]] = {}
     for text in given:
         name, is_set, value = text.partition("=")
@@ -105,3 +97,6 @@ def _set_options(given: list[str]) -> dict[str, dict[str, str]]:
             raise OptionError(f"--set {text}: it must be TASK.OPTION=VALUE, such as weather.data=my.csv")
         options.setdefault(task, {})[option] = value
     return options
+
+
+REPRODUCE = Command("reproduce", "make the paper's tables and figures again, ours beside the paper's", reproduce)

@@ -51,9 +51,9 @@ from seqdefer.evaluation.results import (
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import NextTokenExpert, Task
-from seqdefer.labels.label_store import Labels
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, require_learning_data
-from seqdefer.labels.manifest import described_options
+from seqdefer.labels.manifest import describe_options
 from seqdefer.methods.base import FitContext, Method
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.registry import RANK, all_methods, get_method
@@ -86,7 +86,7 @@ class Experiment:
         *,
         splits: Splits | None = None,
         variant: str = "",
-        labels: Labels | None = None,
+        labels: LabelStore | None = None,
     ) -> None:
         self.task, self.settings, self.folder, self.variant = task, settings, Path(folder), variant
         self.clock, length = clock or Clock(), task.spec.length
@@ -223,7 +223,7 @@ class Experiment:
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
     ) -> Results:
-        settings = {**asdict(self.settings), "task": described_options(self.task)}
+        settings = {**asdict(self.settings), "task": describe_options(self.task)}
         calls = self.splits.calls
         described = self.task.describe()
         models = {key: text for key, text in described.items() if key in ("predictor", "expert")}

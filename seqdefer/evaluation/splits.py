@@ -14,11 +14,11 @@ from torch import Tensor
 from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, unknown
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
-from seqdefer.labels.executors.settings import EngineSettings
-from seqdefer.labels.hand_offs import Calls, asked_for
-from seqdefer.labels.jobs import Part as Rows
-from seqdefer.labels.jobs import calls_in, hand_offs_in, trees_in
-from seqdefer.labels.label_store import Labels, Made, open_labels
+from seqdefer.labels.executors.settings import ExecutorSettings
+from seqdefer.labels.hand_offs import Calls, select_hand_offs
+from seqdefer.labels.jobs import LabelPart as Rows
+from seqdefer.labels.jobs import unpack_calls, unpack_hand_offs, unpack_trees
+from seqdefer.labels.label_store import LabellingResult, LabelStore, open_labels
 from seqdefer.labels.labelled import LearningData, TestData
 from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
 from seqdefer.progress import Clock, Meter, Silent
@@ -46,12 +46,12 @@ class Splits:
         rollouts: int = 8,
         by_token: bool = True,
         kept: Sequence[int] | None = None,
-        labels: Labels | None = None,
+        labels: LabelStore | None = None,
     ) -> None:
         self.task, self.clock = task, clock or Clock()
-        self.labels = labels or Labels(task, Store(folder / "labels"))
+        self.labels = labels or LabelStore(task, Store(folder / "labels"))
         self.seeds, self.instances, self.rollouts, self.by_token = seeds, instances, rollouts, by_token
-        self.kept = asked_for(kept, task.spec.length)
+        self.kept = select_hand_offs(kept, task.spec.length)
         self.table_calls = Calls()
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
 
@@ -68,7 +68,7 @@ class Splits:
         """Test data always has trees: the oracle and the sweeps of confidence need them."""
         return self._label(TestData, "test")
 
-    def make(self, names: Sequence[SplitName]) -> list[Made]:
+    def make(self, names: Sequence[SplitName]) -> list[LabellingResult]:
         """Make all labels of these splits that can be stored, without reading them. Several workers are busier then
         than with one split after the other."""
         parts = [part for name in names for part in self._parts(name)]
@@ -77,7 +77,7 @@ class Splits:
 
     def make_by_engine(self, *names: SplitName) -> None:
         """Make the labels of these splits ahead of their use, where an executor shares out the work."""
-        if self.labels.engine is not None:
+        if self.labels.executor is not None:
             self.make(names)
 
     @property
@@ -138,15 +138,15 @@ class Splits:
         examples = hand_offs.examples(self.task)
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
             shards = self.labels.read(hand_offs, advance)
-        drafted, table = hand_offs_in(shards)
-        self.table_calls = sum((calls_in(shard)[0] for shard in shards), start=self.table_calls)
+        drafted, table = unpack_hand_offs(shards)
+        self.table_calls = sum((unpack_calls(shard)[0] for shard in shards), start=self.table_calls)
         grown = self._trees(name, examples, *trees) if self._has_trees(name) else None
         return kind(examples, drafted, table, grown)
 
     def _trees(self, name: SplitName, examples: Examples, kept: Rows | None = None) -> DecisionTrees:
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
             if kept is not None:
-                trees = trees_in(self.task, kept, self.labels.read(kept, advance))
+                trees = unpack_trees(self.task, kept, self.labels.read(kept, advance))
             elif self.searches:
                 trees = DecisionTrees(self.task, examples, progress=advance)
             else:
@@ -160,14 +160,14 @@ def label_task(
     options: Any,
     folder: Path,
     names: Sequence[SplitName],
-    labelling: EngineSettings,
+    labelling: ExecutorSettings,
     *,
     seeds: int,
     instances: int,
     rollouts: int,
     device: str = "auto",
     meter: Meter | None = None,
-) -> list[Made]:
+) -> list[LabellingResult]:
     """Run `seqdefer label`: prepare the task in `folder` and make what `run` will need of these splits."""
     for name in names:
         if name not in get_args(SplitName):

@@ -1,16 +1,17 @@
-"""Labelling: the dear part of learning to defer, cut into jobs, made by any number of workers, kept in shards.
+"""Labelling: cut a task into jobs, run them with any number of workers, and keep the results in shards.
 
-    jobs.py       what a shard holds, and its name: a pure function of the task and some rows
-    manifests.py  what a labelling consists of; written when all its shards are there
-    labels.py     the labels of a task: found in a store, and what is missing is made
-    engines.py    who makes them: this process, processes of this machine, Ray
-    processes.py  processes of this machine
-    on_ray.py     actors on a Ray cluster
-    caches.py     what a store holds: listed, verified, removed
+    hand_offs.py    hand-off tables, for one-time deferral
+    branches.py     all hand-offs of a draft in one pass
+    trees.py        decision trees, for token-level deferral
+    exploration.py  decision trees of long sequences, along a few rollouts
+    jobs.py         jobs and what their shards hold
+    manifest.py     the list of shards that make up a finished labelling
+    label_store.py  the labels of a task: read from a store, or made and stored
+    inventory.py    the contents of a store: listed, verified, removed
+    executors/      where jobs run: this process, local processes, Ray
 
-Whoever makes a shard, its bytes are the same. The driver alone writes: workers need to read the data, the models and
-the work folder, under the same paths as the driver, and no disk is shared for writing. Whatever is killed, the same
-command makes what is not there yet.
+A shard has the same bytes whichever executor makes it. Only the driver writes: workers read the data, the models and
+the work folder under the driver's paths. After an interruption, the same command makes what is missing.
 """
 
 from seqdefer.renames import names_moved

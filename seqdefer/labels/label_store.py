@@ -1,9 +1,9 @@
-"""The labels of a task: those that a store has are read, those that are missing are made by an engine and kept."""
+"""The labels of a task: shards that a store has are read, missing ones are made by an executor and stored."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,66 +13,62 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import Task, TaskEntry
-from seqdefer.labels.executors.base import Engine, in_process
-from seqdefer.labels.executors.settings import EngineSettings
-from seqdefer.labels.jobs import Job, Part, calls_in, cut, label
+from seqdefer.labels.executors.base import Executor, run_in_process
+from seqdefer.labels.executors.settings import ExecutorSettings
+from seqdefer.labels.jobs import Job, LabelPart, make_jobs, run_job, unpack_calls
 from seqdefer.labels.manifest import Manifest, find_manifest, write_manifest
 from seqdefer.progress import Progress
 from seqdefer.storage.files import writable_folder
 from seqdefer.storage.shards import Store
 
-Shards = list[dict[str, Tensor]]
-
 
 @dataclass(frozen=True)
-class Made:
-    """What a labelling came to."""
+class LabellingResult:
+    """The manifest of a part, and where its shards came from."""
 
     manifest: Manifest
-    found: int  # shards that were there
-    made: int  # shards that were made now
+    found: int  # shards that were in the store
+    made: int  # shards made by this call
 
 
-class Labels:
-    """Of one task, in one store. Without an engine this process makes them. Labels of an expert that has no name are
-    made whenever they are asked for, and not kept."""
+class LabelStore:
+    """The labels of one task in one store of shards. Without an executor, this process makes missing labels.
 
-    def __init__(self, task: Task, store: Store, engine: Engine | None = None, shard_size: int | None = None) -> None:
-        self.task, self.store, self.engine, self.shard_size = task, store, engine, shard_size
-        if engine is not None:
-            require_name(task)
+    If the expert has no fingerprint, its labels are made on every read and not stored."""
 
-    def jobs(self, part: Part) -> list[Job]:
-        """As it was cut the last time, unless a size was asked for: who learns from labels need not know it."""
-        size = self.shard_size
-        if size is None and self.task.expert.fingerprint:
-            found = find_manifest(self.task, part, self.store)
-            size = None if found is None else found.shard_size
-        return cut(self.task, part, size)
+    def __init__(
+        self, task: Task, store: Store, executor: Executor | None = None, shard_size: int | None = None
+    ) -> None:
+        self.task, self.store, self.executor, self.shard_size = task, store, executor, shard_size
+        if executor is not None:
+            require_fingerprint(task)
 
-    def has(self, part: Part) -> bool:
-        """Whether somebody has made all of it."""
-        return bool(self.task.expert.fingerprint) and find_manifest(self.task, part, self.store) is not None
+    def jobs(self, part: LabelPart) -> list[Job]:
+        """Cut a part into jobs: by `shard_size` if given, else as the store's manifest did."""
+        found = find_manifest(self.task, part, self.store) if self.shard_size is None else None
+        return make_jobs(self.task, part, self.shard_size if found is None else found.shard_size)
 
-    def read(self, part: Part, progress: Progress = lambda _: None) -> Shards:
-        """The shards of a part, in order."""
-        if not self.task.expert.fingerprint:
-            return list(self._made_anew(self.jobs(part), progress))
-        before, (done,) = self.task.expert.unproven, self.make([part], progress)
-        shards = [self.store.open(shard.name).tensors for shard in done.manifest.shards]
-        # Whoever made them, and whenever: those of stored answers count, too.
-        self.task.expert.unproven = before + sum(calls_in(shard)[1] for shard in shards)
+    def has(self, part: LabelPart) -> bool:
+        """Return whether a part has been labelled completely."""
+        return find_manifest(self.task, part, self.store) is not None
+
+    def read(self, part: LabelPart, progress: Progress = lambda _: None) -> list[dict[str, Tensor]]:
+        """Return the shards of a part in order; make the missing ones."""
+        expert, shards = self.task.expert, []
+        if not expert.fingerprint:
+            for job in self.jobs(part):
+                shards.append(run_job(self.task, job))
+                progress(len(job.rows))
+            return shards
+        before, (result,) = expert.unproven, self.make([part], progress)
+        shards = [self.store.open(shard.name).tensors for shard in result.manifest.shards]
+        # Count the unproven answers of stored shards too, whichever run made them.
+        expert.unproven = before + sum(unpack_calls(shard)[1] for shard in shards)
         return shards
 
-    def _made_anew(self, jobs: Sequence[Job], progress: Progress) -> Iterator[dict[str, Tensor]]:
-        for job in jobs:
-            yield label(self.task, job)
-            progress(len(job.rows))
-
-    def make(self, parts: Sequence[Part], progress: Progress = lambda _: None) -> list[Made]:
-        """Makes the shards of all parts that are missing or damaged, then the manifests. No more than the shards in
-        flight are in memory."""
-        require_name(self.task)
+    def make(self, parts: Sequence[LabelPart], progress: Progress = lambda _: None) -> list[LabellingResult]:
+        """Make all missing or damaged shards of the parts, then write the manifests."""
+        require_fingerprint(self.task)
         plans = [self.jobs(part) for part in parts]
         missing: dict[str, Job] = {}  # parts may share rows
         for job in (job for jobs in plans for job in jobs):
@@ -82,37 +78,39 @@ class Labels:
                 progress(len(job.rows))
         if missing:
             self._make(list(missing.values()), progress)
-        done = []
+        results = []
         for part, jobs in zip(parts, plans, strict=True):
             made = sum(job.name in missing for job in jobs)
-            done.append(Made(write_manifest(self.task, part, jobs, self.store), len(jobs) - made, made))
-        return done
+            manifest = write_manifest(self.task, part, jobs, self.store)
+            results.append(LabellingResult(manifest, len(jobs) - made, made))
+        return results
 
     def _make(self, jobs: Sequence[Job], progress: Progress) -> None:
-        results = in_process(self.task, jobs) if self.engine is None else self.engine.run(jobs)
-        with closing(results):  # whatever fails here, the workers end
+        results = run_in_process(self.task, jobs) if self.executor is None else self.executor.run(jobs)
+        with closing(results):  # ends the workers if anything fails here
             for result in results:
-                job = jobs[result.place]
+                job = jobs[result.index]
                 self.store.write(job.name, result.packed)
-                for words, kind in result.warnings:
-                    warnings.warn(words, kind, stacklevel=2)
+                for message, category in result.warnings:
+                    warnings.warn(message, category, stacklevel=2)
                 progress(len(job.rows))
 
 
 def open_labels(
-    settings: EngineSettings, entry: TaskEntry, options: Any, task: Task, folder: Path, device: str
-) -> Labels:
-    """The labels of a task that was prepared in `folder` with these options, as the settings say."""
-    engine, store = settings.start(entry, options, folder, device), settings.store_in(folder)
+    settings: ExecutorSettings, entry: TaskEntry, options: Any, task: Task, folder: Path, device: str
+) -> LabelStore:
+    """Open the labels of a task that was prepared in `folder` with these options."""
+    executor, store = settings.start(entry, options, folder, device), settings.store_in(folder)
     if settings.labels is not None:
-        with writable_folder(store, option="--labels"):  # told before anything is labelled
+        with writable_folder(store, option="--labels"):  # fail before anything is labelled
             pass
-    return Labels(task, Store(store), engine, settings.shard_size)
+    return LabelStore(task, Store(store), executor, settings.shard_size)
 
 
-def require_name(task: Task) -> None:
+def require_fingerprint(task: Task) -> None:
+    """Raise if the task's expert has no fingerprint."""
     if not task.expert.fingerprint:
         raise OptionError(
-            f"the expert of task {task.name!r} has no name (Expert.fingerprint), so its labels cannot be kept: "
-            "give it one that says all that its answers depend on"
+            f"the expert of task {task.name!r} has no fingerprint, so its labels cannot be stored; "
+            "set Expert.fingerprint to a text that names all that its answers depend on"
         )

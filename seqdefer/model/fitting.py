@@ -16,7 +16,7 @@ from seqdefer.errors import OptionError
 from seqdefer.evaluation.experiment import Experiment, applies
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import NextTokenExpert, Served, Task, TaskEntry
-from seqdefer.labels.executors.settings import EngineSettings
+from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.model.deferring_model import DeferringModel
@@ -41,7 +41,7 @@ def fit_model(
     method: str | None = None,
     device: str = "auto",
     meter: Meter | None = None,
-    labelling: EngineSettings | None = None,
+    labelling: ExecutorSettings | None = None,
 ) -> DeferringModel:
     """Fit, calibrate and save. `method` is TokenwiseModel by default, or OneTimeCost where the expert only completes.
     Nothing is reported on, so all data is for learning."""
@@ -52,7 +52,7 @@ def fit_model(
     clock, work = Clock(meter or Silent()), folder / WORK_FOLDER
     task = entry.prepare(options, work, choose_device(device), clock)
     method = _method_for(task, method)
-    labels = open_labels(labelling or EngineSettings(), entry, options, task, work, device)
+    labels = open_labels(labelling or ExecutorSettings(), entry, options, task, work, device)
     experiment = Experiment(task, replace(settings, methods=(method,), seeds=1), work, clock, labels=labels)
     splits = experiment.splits
     splits.make_by_engine("train", "validation")

@@ -29,7 +29,7 @@ from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
 from seqdefer.labels.hand_offs import Calls
-from seqdefer.labels.label_store import Labels
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LearningData, require_learning_data
 from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.paper.plan import ablated_settings
@@ -92,7 +92,7 @@ class Lab:
         folder: Path,
         clock: Clock,
         inputs: str = DEFAULT_INPUTS,
-        labels: Labels | None = None,
+        labels: LabelStore | None = None,
     ) -> None:
         self.entry, self.task, self.settings, self.folder, self.clock = entry, task, settings, folder, clock
         self.inputs = inputs

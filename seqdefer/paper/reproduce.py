@@ -13,9 +13,9 @@ from seqdefer import __version__
 from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, InputError, OptionError, unknown
 from seqdefer.evaluation.results import ExpertCalls, Provenance
-from seqdefer.labels.executors.settings import EngineSettings
+from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
-from seqdefer.labels.manifest import described_options
+from seqdefer.labels.manifest import describe_options
 from seqdefer.paper.claims import judge
 from seqdefer.paper.lab import DEFAULT_INPUTS, Lab
 from seqdefer.paper.plan import STUDIES, ReproductionPlan, get_plan, settings_of
@@ -40,7 +40,7 @@ class Choices:
     options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # by task, as text
     device: str = "auto"
     figures: bool = True  # PDF and SVG
-    labelling: EngineSettings = dataclasses.field(default_factory=EngineSettings)
+    labelling: ExecutorSettings = dataclasses.field(default_factory=ExecutorSettings)
 
     @property
     def plan(self) -> ReproductionPlan:
@@ -174,7 +174,7 @@ def _provenance(lab: Lab, command: str) -> Provenance:
         machine=lab.machine,
         seconds={key: round(value, 1) for key, value in lab.seconds.items()},
         expert_calls=ExpertCalls(lab.facts.calls.made, lab.facts.calls.saved),
-        settings={**dataclasses.asdict(lab.settings), "task": described_options(lab.task)},
+        settings={**dataclasses.asdict(lab.settings), "task": describe_options(lab.task)},
     )
 
 

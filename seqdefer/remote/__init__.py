@@ -1,4 +1,4 @@
-"""Experts behind an OpenAI-compatible endpoint, and how their calls are cancelled."""
+"""Experts behind an OpenAI-compatible endpoint (`client`), and how their calls are cancelled (`cancellation`)."""
 
 from seqdefer.renames import names_moved
 

@@ -1,8 +1,8 @@
-"""Calls that wait for others, and how whoever gave them time ends them, from another thread.
+"""Cancelling calls from another thread.
 
-patience = Patience()
-patience.run(call)      # in one thread; what the call waits for registers with `ends_with`
-patience.end()          # in another: what is waited for is called off
+scope = CancelScope()
+scope.run(call)       # in one thread; what the call waits for registers with `on_cancel`
+scope.cancel()        # in another thread
 """
 
 from __future__ import annotations
@@ -13,50 +13,53 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 Result = TypeVar("Result")
-_running = threading.local()
+_current = threading.local()
 
 
-class Patience:
+class CancelScope:
+    """Calls that can be cancelled together."""
+
     def __init__(self) -> None:
-        self._lock, self._is_over = threading.Lock(), False
-        self._call_off: list[Callable[[], object]] = []
+        self._lock, self._is_cancelled = threading.Lock(), False
+        self._callbacks: list[Callable[[], object]] = []
 
     def run(self, call: Callable[[], Result]) -> Result:
-        before = getattr(_running, "patience", None)
-        _running.patience = self
+        """Return `call()`, run in this thread within the scope."""
+        before = getattr(_current, "scope", None)
+        _current.scope = self
         try:
             return call()
         finally:
-            _running.patience = before
+            _current.scope = before
 
-    def end(self) -> None:
-        """From any thread, as often as you like. What registers later is called off at once."""
+    def cancel(self) -> None:
+        """Call all registered callbacks. Safe from any thread, any number of times; later callbacks run at once."""
         with self._lock:
-            waiting = [] if self._is_over else list(self._call_off)
-            self._is_over = True
-        for call_off in waiting:
-            call_off()
+            callbacks = [] if self._is_cancelled else list(self._callbacks)
+            self._is_cancelled = True
+        for callback in callbacks:
+            callback()
 
     @contextmanager
-    def _ending(self, call_off: Callable[[], object]) -> Iterator[None]:
+    def _registered(self, callback: Callable[[], object]) -> Iterator[None]:
         with self._lock:
-            self._call_off.append(call_off)
-            is_over = self._is_over
-        if is_over:
-            call_off()
+            self._callbacks.append(callback)
+            is_cancelled = self._is_cancelled
+        if is_cancelled:
+            callback()
         try:
             yield
         finally:
             with self._lock:
-                self._call_off.remove(call_off)
+                self._callbacks.remove(callback)
 
 
 @contextmanager
-def ends_with(call_off: Callable[[], object]) -> Iterator[None]:
-    """Within, `call_off` is called when the patience that this thread runs with ends; without one, never."""
-    patience: Patience | None = getattr(_running, "patience", None)
-    if patience is None:
+def on_cancel(callback: Callable[[], object]) -> Iterator[None]:
+    """Register a callback with the scope that this thread runs in, if any, for the time of the block."""
+    scope: CancelScope | None = getattr(_current, "scope", None)
+    if scope is None:
         yield
         return
-    with patience._ending(call_off):
+    with scope._registered(callback):
         yield

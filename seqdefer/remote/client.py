@@ -1,12 +1,12 @@
-"""A client of one completions endpoint as OpenAI, vLLM and llama.cpp serve it: POST URL/completions, text in, text out.
+"""A client of a completions endpoint as OpenAI, vLLM and llama.cpp serve it: POST URL/completions, text in, text out.
 
-    client = Completions(Endpoint("https://host/v1", "my-model"))
-    client.ask_all([Ask("Once upon a", 8), Ask("The cat", 8)])
+    client = EndpointClient(Endpoint("https://host/v1", "my-model"))
+    client.complete_all([EndpointRequest("Once upon a", 8), EndpointRequest("The cat", 8)])
 
-It knows nothing of tasks. What may pass is tried again (no connection, no answer in time, 408, 409, 429, 5xx), later
-each time; what will not pass fails at once. A call takes at most (retries + 1) x seconds, and the waits between;
-whoever has less time runs it with a `seqdefer.remote.cancellation.Patience`, and ends that.
-The key is read from the environment for each call, and is nowhere else: not in an object, a file, a log or an error.
+Transient failures (no connection, a timeout, 408, 409, 429, 5xx) are retried with growing delays; other failures raise
+at once. A call takes at most (retries + 1) x seconds plus the delays; to cancel it earlier, run it in a
+`seqdefer.remote.cancellation.CancelScope`. The API key is read from the environment for each call and never stored: it
+is in no object, file, log or error.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from seqdefer.errors import OptionError, SeqdeferError, missing_extra
-from seqdefer.remote.cancellation import ends_with
+from seqdefer.remote.cancellation import on_cancel
 
 if TYPE_CHECKING:
     import httpx
 
-KEY = "SEQDEFER_EXPERT_KEY"
-PASSING = (408, 409, 429)  # and all from 500 on
-LARGEST = 2**22  # bytes of an answer
-FIRST_WAIT, LAST_WAIT = 0.5, 8.0  # seconds before the second try, doubled before each further one, up to the last
-LONGEST_WAIT = 60.0  # that a server may ask for
-SHOWN = 200  # letters of what a server says
+KEY_VARIABLE = "SEQDEFER_EXPERT_KEY"
+TRANSIENT_STATUSES = (408, 409, 429)  # and all from 500 on
+MAX_RESPONSE_BYTES = 2**22
+FIRST_DELAY, MAX_DELAY = 0.5, 8.0  # seconds before the first retry, doubled for each further one up to the maximum
+MAX_RETRY_AFTER = 60.0  # seconds that a server may ask to wait
+MAX_QUOTED_LETTERS = 200  # of a server's message
 Result = TypeVar("Result")
 
 
 class EndpointError(SeqdeferError):
-    """An endpoint did not give what was asked for."""
+    """An endpoint failed, or its response is not a completion."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a model answers, and how patient we are with it."""
+    """The address of a model, with the limits of its calls."""
 
     url: str  # up to /v1
     model: str
-    seconds: float = 30.0  # for one try
+    seconds: float = 30.0  # per attempt
     retries: int = 4
-    at_once: int = 8  # calls under way together
+    at_once: int = 8  # concurrent calls
 
     def __post_init__(self) -> None:
         check_url(self.url)
         if not self.model:
-            raise OptionError(f"no model is named at {self.url}; name one that it serves")
+            raise OptionError(f"no model is named for {self.url}; name one that it serves")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise OptionError(f"{self.seconds} seconds for a call; it must be more than 0")
+            raise OptionError(f"seconds per call is {self.seconds}; it must be more than 0")
         if self.retries < 0 or self.at_once < 1:
-            raise OptionError(f"{self.retries} retries and {self.at_once} calls at once; at least 0 and 1 are needed")
+            raise OptionError(f"{self.retries} retries and {self.at_once} concurrent calls; give at least 0 and 1")
 
     @property
     def address(self) -> str:
@@ -70,7 +70,7 @@ class Endpoint:
 
 
 def require_extra() -> None:
-    """Before anything is loaded that takes long."""
+    """Raise MissingExtraError if httpx is not installed."""
     try:
         import httpx  # noqa: F401
     except ImportError as error:
@@ -82,43 +82,48 @@ def is_url(name: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    if any(sign in url for sign in "@?#"):  # said without it: it may hold a password
-        raise OptionError(f"the address of an endpoint holds more than a host and a path; give a key in {KEY} alone")
+    """Raise OptionError if `url` is not the address of an endpoint. The message quotes no password."""
+    if any(sign in url for sign in "@?#"):
+        raise OptionError(f"the endpoint's address has more than a host and a path; pass a key in {KEY_VARIABLE} only")
     try:
         parts = urlsplit(url)
         is_whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         is_whole = False
     if not (is_whole and is_url(url) and url.isprintable()) or " " in url:
-        raise OptionError(f"{url!r:.80} is no address of an endpoint; give one like https://host/v1")
+        raise OptionError(f"{url!r:.80} is not the address of an endpoint; give one like https://host/v1")
     if "/chat" in parts.path:
-        raise OptionError(f"{url:.80} is for chats, which cannot go on within a text; give the address up to /v1")
+        raise OptionError(f"{url:.80} is a chat endpoint, which cannot continue a text; give the address up to /v1")
 
 
 @dataclass(frozen=True)
-class Ask:
+class EndpointRequest:
+    """A text to continue."""
+
     prompt: str
     max_tokens: int
 
 
 @dataclass(frozen=True)
-class Completion:
+class EndpointCompletion:
+    """What an endpoint wrote."""
+
     text: str
-    is_finished: bool  # the model ended it; else it has all the tokens it may have, or was cut otherwise
+    is_finished: bool  # the model ended it; otherwise it was cut, by max_tokens or a filter
 
 
-class _Passing(Exception):
-    """What may pass: why a try failed, and how long the server wants us to wait, if it says so."""
+class _TransientError(Exception):
+    """Why an attempt failed, and the seconds that the server asks to wait, if it does."""
 
     def __init__(self, reason: str, wait: float | None = None) -> None:
         super().__init__(reason)
         self.wait = wait
 
 
-class Completions:
-    """Calls to an endpoint, from any thread. Connections are opened when they are needed, and kept.
+class EndpointClient:
+    """Calls to an endpoint, from any thread. Connections open on first use and are reused.
 
-    `sleep`, `jitter` (0 to 1) and `now` are for those who have no time to wait."""
+    `sleep`, `jitter` (0 to 1) and `now` can be replaced in tests."""
 
     def __init__(
         self,
@@ -130,139 +135,139 @@ class Completions:
     ) -> None:
         self.endpoint, self.sleep, self.jitter, self.now = endpoint, sleep, jitter, now
         self._opening = threading.Lock()
-        self._line: _Line | None = None
+        self._session: _Session | None = None
 
-    def ask_all(self, asks: Sequence[Ask]) -> list[Completion]:
-        """The answers in the order of what was asked, `at_once` at a time. The first that fails ends all."""
-        if not asks:
+    def complete_all(self, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
+        """Return the completions in order, `at_once` calls at a time. The first failure cancels the rest."""
+        if not requests:
             return []
-        _key()  # a bad one is said before anything is sent
+        _read_key()  # a bad key fails before anything is sent
         with self._opening:
-            self._line = self._line or _Line(self.endpoint.at_once)
-        return self._line.run(self._ask_all(self._line, asks))
+            self._session = self._session or _Session(self.endpoint.at_once)
+        return self._session.run(self._complete_all(self._session, requests))
 
-    async def _ask_all(self, line: _Line, asks: Sequence[Ask]) -> list[Completion]:
+    async def _complete_all(self, session: _Session, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._in_turn(line, ask)) for ask in asks]
+                tasks = [group.create_task(self._complete(session, request)) for request in requests]
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _in_turn(self, line: _Line, ask: Ask) -> Completion:
-        async with line.turns:
-            tries, reason = self.endpoint.retries + 1, ""
-            for number in range(1, tries + 1):
+    async def _complete(self, session: _Session, request: EndpointRequest) -> EndpointCompletion:
+        async with session.slots:
+            attempts, reason = self.endpoint.retries + 1, ""
+            for number in range(1, attempts + 1):
                 try:
-                    return self._completion(await self._try(line.http, ask))
-                except _Passing as failed:
-                    reason, wait = str(failed), self._wait(number, failed.wait)
-                if wait > LONGEST_WAIT:
-                    raise self._error(f"{reason}; it asks to wait {wait:.0f} seconds", "ask again then")
-                if number < tries:
-                    await self.sleep(wait)
-        times = "1 try" if tries == 1 else f"{tries} tries"
-        raise self._error(
-            f"gave no answer in {times}: {reason}",
-            "ask again later, or allow more time and tries: --expert-seconds, --expert-retries",
-        )
+                    return self._parse(await self._attempt(session.http, request))
+                except _TransientError as failed:
+                    reason, delay = str(failed), self._delay(number, failed.wait)
+                if delay > MAX_RETRY_AFTER:
+                    raise self._error(f"{reason}; it asks to wait {delay:.0f} seconds", "try again then")
+                if number < attempts:
+                    await self.sleep(delay)
+        what = f"gave no answer in {attempts} attempt{'s' if attempts > 1 else ''}: {reason}"
+        raise self._error(what, "try again later, or allow more time: --expert-seconds, --expert-retries")
 
-    def _wait(self, number: int, asked: float | None) -> float:
-        """What the server asks for; else longer each time, and not the same for all who were sent away together."""
-        if asked is not None:
-            return asked
-        return min(LAST_WAIT, FIRST_WAIT * 2.0 ** (number - 1)) * (1 + self.jitter()) / 2
+    def _delay(self, number: int, requested: float | None) -> float:
+        """Return the server's Retry-After, or an exponential delay with jitter."""
+        if requested is not None:
+            return requested
+        return min(MAX_DELAY, FIRST_DELAY * 2.0 ** (number - 1)) * (1 + self.jitter()) / 2
 
-    async def _try(self, http: httpx.AsyncClient, ask: Ask) -> bytes:
+    async def _attempt(self, http: httpx.AsyncClient, request: EndpointRequest) -> bytes:
         import httpx
 
         try:
             async with asyncio.timeout(self.endpoint.seconds):
-                return await self._post(http, ask)
+                return await self._post(http, request)
         except TimeoutError:
-            raise _Passing(f"no answer within {self.endpoint.seconds:g} seconds") from None
-        # From None: these errors know the request, and so the key.
+            raise _TransientError(f"no answer within {self.endpoint.seconds:g} seconds") from None
+        # `from None`: these errors hold the request, and so the key.
         except httpx.InvalidURL as error:
-            raise self._error(f"cannot be called: {self._said(str(error))}", "mend the address") from None
+            raise self._error(f"cannot be called: {self._quote(str(error))}", "correct the address") from None
         except httpx.HTTPError as error:
-            said = self._said(str(error) or type(error).__name__)
-            if "CERTIFICATE_VERIFY_FAILED" in said:
-                raise self._error(f"cannot be trusted: {said}", "mend its certificate, or trust its issuer") from None
-            raise _Passing(said) from None
+            message = self._quote(str(error) or type(error).__name__)
+            if "CERTIFICATE_VERIFY_FAILED" in message:
+                raise self._error(f"cannot be trusted: {message}", "fix its certificate, or trust its issuer") from None
+            raise _TransientError(message) from None
 
-    async def _post(self, http: httpx.AsyncClient, ask: Ask) -> bytes:
-        body = {"model": self.endpoint.model, "prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0}
-        key = _key()
+    async def _post(self, http: httpx.AsyncClient, request: EndpointRequest) -> bytes:
+        body = {"model": self.endpoint.model, **vars(request), "temperature": 0}
+        key = _read_key()
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
-        async with http.stream("POST", self.endpoint.address, content=json.dumps(body), headers=headers) as answer:
-            if answer.headers.get("content-encoding", "identity") != "identity":  # a small one may unpack to any size
-                raise self._error("answers with packed bytes, which nobody asked for", "give another address")
+        async with http.stream("POST", self.endpoint.address, content=json.dumps(body), headers=headers) as response:
+            if response.headers.get("content-encoding", "identity") != "identity":  # could expand to any size
+                raise self._error("sends a compressed response, which was not requested", "give another address")
             content = bytearray()
-            async for part in answer.aiter_raw():
+            async for part in response.aiter_raw():
                 content += part
-                if len(content) > LARGEST:
-                    raise self._error(f"answers with more than {LARGEST >> 20} MiB", "give another address")
-        if answer.status_code != 200:
-            raise self._refused(answer, bytes(content))
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise self._error(f"sends more than {MAX_RESPONSE_BYTES >> 20} MiB", "give another address")
+        if response.status_code != 200:
+            raise self._status_error(response, bytes(content))
         return bytes(content)
 
-    # -- what comes back -------------------------------------------------------------------------------------------
-
-    def _refused(self, answer: httpx.Response, content: bytes) -> Exception:
-        status, said = answer.status_code, self._said(_message(content))
-        if status in PASSING or status >= 500:
-            return _Passing(f"status {status}, {said}", _asked_wait(answer.headers.get("retry-after"), self.now()))
+    def _status_error(self, response: httpx.Response, content: bytes) -> Exception:
+        status, message = response.status_code, self._quote(_error_message(content))
+        if status in TRANSIENT_STATUSES or status >= 500:
+            wait = _parse_retry_after(response.headers.get("retry-after"), self.now())
+            return _TransientError(f"status {status}, {message}", wait)
         if 300 <= status < 400:
-            place = self._said(answer.headers.get("location", "nowhere"))
-            return self._error(f"sends calls on to {place}, where they do not go", "if you trust that, give it instead")
-        key = f"the key in {KEY} is not taken" if _key() else f"set the key: {KEY}"
+            target = self._quote(response.headers.get("location", "nowhere"))
+            return self._error(f"redirects to {target}, which is not followed", "if you trust that, give it instead")
+        key = f"the key in {KEY_VARIABLE} is not accepted" if _read_key() else f"set the key: {KEY_VARIABLE}"
         address = "the address (it usually ends in /v1)" if status == 404 else "the address"
-        mend = key if status in (401, 403) else f"check {address} and the model's name"
-        return self._error(f"refused the call for {self.endpoint.model!r:.80} (status {status}, {said})", mend)
+        action = key if status in (401, 403) else f"check {address} and the model's name"
+        return self._error(f"refused the call for {self.endpoint.model!r:.80} (status {status}, {message})", action)
 
-    def _completion(self, content: bytes) -> Completion:
+    def _parse(self, content: bytes) -> EndpointCompletion:
         try:
             choice = json.loads(content)["choices"][0]
             text, reason = choice["text"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             text, reason = None, None
         if not isinstance(text, str):
-            said = self._said(content[: 2 * SHOWN].decode(errors="replace"))
-            raise self._error(f"gave an answer that is no completion: {said}", "give the address up to /v1")
-        # Half a surrogate pair, which JSON can spell, is no text.
-        return Completion(text.encode(errors="replace").decode(), reason == "stop")
+            found = self._quote(_decode_start(content))
+            raise self._error(f"sent a response that is not a completion: {found}", "give the address up to /v1")
+        # JSON can spell half a surrogate pair, which is not valid text.
+        return EndpointCompletion(text.encode(errors="replace").decode(), reason == "stop")
 
-    def _said(self, text: str) -> str:
-        """What a server says, without our key, in one line and not too long."""
-        key = _key()
+    def _quote(self, text: str) -> str:
+        """Quote a server's message in one short line, without our key."""
+        key = _read_key()
         text = " ".join((text.replace(key, "***") if key else text).split())
-        return repr(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…")
+        return repr(text if len(text) <= MAX_QUOTED_LETTERS else f"{text[: MAX_QUOTED_LETTERS - 1]}…")
 
-    def _error(self, what: str, mend: str) -> EndpointError:
-        return EndpointError(f"{self.endpoint.url} {what}; {mend}")
+    def _error(self, what: str, action: str) -> EndpointError:
+        return EndpointError(f"{self.endpoint.url} {what}; {action}")
 
 
-def _key() -> str:
-    key = os.environ.get(KEY, "")
-    if not (key.isascii() and key.isprintable()) or " " in key:  # what sends it would show it in its complaint
-        raise OptionError(f"the key in {KEY} holds a space or a letter that no key has; give it without")
+def _read_key() -> str:
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not (key.isascii() and key.isprintable()) or " " in key:  # the HTTP client would quote it in its error
+        raise OptionError(f"the key in {KEY_VARIABLE} has a space or a letter that no key has; remove it")
     return key
 
 
-def _message(content: bytes) -> str:
-    """What an error's body says, in the forms of OpenAI and others; else the body."""
+def _decode_start(content: bytes) -> str:
+    return content[: 2 * MAX_QUOTED_LETTERS].decode(errors="replace")
+
+
+def _error_message(content: bytes) -> str:
+    """Return the message in an error's body, in the forms of OpenAI and others; else the body."""
     try:
         body: Any = json.loads(content)
     except (ValueError, RecursionError):
-        return content[: 2 * SHOWN].decode(errors="replace")
+        return _decode_start(content)
     for name in ("error", "message", "detail"):
         if isinstance(body, dict) and name in body:
             body = body[name]
     return body if isinstance(body, str) else json.dumps(body)
 
 
-def _asked_wait(header: str | None, now: float) -> float | None:
-    """Seconds of a Retry-After, which may also be a date."""
+def _parse_retry_after(header: str | None, now: float) -> float | None:
+    """Return the seconds of a Retry-After header, which may be a number or a date."""
     if header is None:
         return None
     try:
@@ -275,47 +280,44 @@ def _asked_wait(header: str | None, now: float) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-# -- connections -----------------------------------------------------------------------------------------------------
-
-
-class _Line:
-    """An event loop in a thread of its own, with connections that outlive calls. Callers may be anywhere (a notebook
-    has a loop already), and who waits hears Ctrl-C. It ends when nobody holds it."""
+class _Session:
+    """An HTTP client on an event loop in its own thread, shared by all calls. Callers may have a loop (notebooks
+    do), and Ctrl-C still interrupts them. The thread ends when the session is garbage-collected."""
 
     def __init__(self, at_once: int) -> None:
-        self.turns = asyncio.Semaphore(at_once)
+        self.slots = asyncio.Semaphore(at_once)
         opened: Future[tuple[asyncio.AbstractEventLoop, httpx.AsyncClient, asyncio.Event]] = Future()
-        thread = threading.Thread(target=_hold, args=(at_once, opened), name="seqdefer-remote", daemon=True)
+        thread = threading.Thread(target=_run_loop, args=(at_once, opened), name="seqdefer-remote", daemon=True)
         thread.start()
-        self.loop, self.http, over = opened.result()
-        weakref.finalize(self, self.loop.call_soon_threadsafe, over.set)
+        self.loop, self.http, closed = opened.result()
+        weakref.finalize(self, self.loop.call_soon_threadsafe, closed.set)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            with ends_with(future.cancel):
+            with on_cancel(future.cancel):
                 return future.result()
         finally:
-            future.cancel()  # of a caller that was interrupted, the calls end with it
+            future.cancel()  # if the caller was interrupted, its calls end too
 
 
-def _hold(at_once: int, opened: Future[Any]) -> None:
+def _run_loop(at_once: int, opened: Future[Any]) -> None:
     try:
-        asyncio.run(_open(at_once, opened))
-    except Exception as error:  # httpx is absent, or cannot read a setting of the environment
+        asyncio.run(_hold_open(at_once, opened))
+    except Exception as error:  # httpx is missing, or cannot read a setting of the environment
         if opened.done():
             raise
         opened.set_exception(error)
 
 
-async def _open(at_once: int, opened: Future[Any]) -> None:
+async def _hold_open(at_once: int, opened: Future[Any]) -> None:
     require_extra()
     import httpx
 
-    over = asyncio.Event()
-    # asyncio.timeout bounds a try as a whole, which httpx's own limits on each of its parts do not.
+    closed = asyncio.Event()
+    # asyncio.timeout bounds a whole attempt; httpx's own timeouts bound only its parts.
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     headers = {"accept": "application/json", "accept-encoding": "identity"}
     async with httpx.AsyncClient(headers=headers, timeout=None, limits=limits, follow_redirects=False) as http:
-        opened.set_result((asyncio.get_running_loop(), http, over))
-        await over.wait()
+        opened.set_result((asyncio.get_running_loop(), http, closed))
+        await closed.wait()

@@ -10,7 +10,7 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import Results, save_results
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import TaskEntry
-from seqdefer.labels.executors.settings import EngineSettings
+from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.report.html import write_report
@@ -28,12 +28,12 @@ def run_task(
     command: str = "",
     device: str = "auto",
     meter: Meter | None = None,
-    labelling: EngineSettings | None = None,
+    labelling: ExecutorSettings | None = None,
 ) -> Results:
     """Prepare the task, run the experiment, and write results.json and report.html into `folder`."""
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
-    labels = open_labels(labelling or EngineSettings(), entry, options, task, folder, device)
+    labels = open_labels(labelling or ExecutorSettings(), entry, options, task, folder, device)
     experiment = Experiment(task, settings, folder, clock, labels=labels)
     results = experiment.run(preset=preset, command=command)
     save_results(results, folder)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.interfaces import Expert, NextTokenExpert
-from seqdefer.remote.cancellation import Patience
+from seqdefer.remote.cancellation import CancelScope
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 Result = TypeVar("Result")
@@ -212,18 +212,18 @@ class WaitingExpertCaller(ExpertCaller):
 
     def __init__(self, seconds: float | None, thread: CooperativeThread) -> None:
         super().__init__(seconds)
-        self.thread, self.patience = thread, Patience()
+        self.thread, self.scope = thread, CancelScope()
 
     def __call__(self, call: Callable[[], Result]) -> Result:
         return self.thread.wait(lambda: self._with_timeout(call))
 
     def _with_timeout(self, call: Callable[[], Result]) -> Result:
         try:
-            return ExpertCaller.__call__(self, lambda: self.patience.run(call))
+            return ExpertCaller.__call__(self, lambda: self.scope.run(call))
         except ExpertTimeout:
-            self.patience.end()
+            self.scope.cancel()
             raise
 
     def close(self) -> None:
-        self.patience.end()
+        self.scope.cancel()
         super().close()

@@ -1,10 +1,10 @@
-"""Fakes to test with, and checks that tell the author of a task, an expert, a policy or a loss whether it is right.
+"""Fakes for tests, and contract checks for authors of tasks, predictors, experts, policies and losses.
 
     ToyTask, FunctionPredictor, FunctionExpert                            tiny, exact, instant
-    check_task, check_predictor, check_expert, check_policy, check_loss   None, or a ContractError
+    check_task, check_predictor, check_expert, check_policy, check_loss   return None, or raise ContractError
 
-A check stops at the first rule that is broken; its message is one line: what, the value, what to do. No check can see
-whether the predictor was trained on the examples of a split: that is the author's to see to.
+A check stops at the first broken rule; its one-line message says what happened, the value, and what to do. No check can
+see whether the predictor was trained on the examples of a split: that is up to the author.
 
 >>> check_task(ToyTask())
 """

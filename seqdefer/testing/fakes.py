@@ -1,4 +1,4 @@
-"""Fakes to test with: tiny, exact, instant.
+"""Fakes for tests: tiny, exact, instant.
 
 >>> task = ToyTask(n=10)
 >>> task.expert.complete(task.split("test"), blank_prefixes(task.split("test"), task.spec), task.spec).lengths
@@ -19,9 +19,9 @@ from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 
 def mix(*parts: Tensor | int) -> Tensor:
-    """A number in 0..2^31-1 that looks random but depends on the integers `parts` alone; element by element."""
+    """Hash the integers `parts` to a number in 0..2^31-1, element by element."""
     value = torch.zeros((), dtype=torch.long)
-    for part in parts:  # multiply by odd constants and shift; int64 overflow wraps around, which is meant
+    for part in parts:  # multiply by odd constants and shift; int64 overflow wraps around on purpose
         value = (value ^ part) * 0x9E3779B97F4A7C1 + 0x7F4A7C15
         value = (value ^ (value >> 29)) * 0x58476D1CE4E5B9
         value = value ^ (value >> 32)
@@ -30,7 +30,7 @@ def mix(*parts: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True)
 class ToyState:
-    """Where a toy model stands: everything it says is a function of the input and the prefix."""
+    """The state of a toy model: its answers are a function of the input and the prefix."""
 
     inputs: Tensor  # int64 (B,)
     prefix: Tensor  # int64 (B,) a hash of the tokens so far
@@ -48,12 +48,12 @@ class ToyState:
 
 
 class ToyTask(Task):
-    """Integer tokens, sequences of different lengths, all by hashing: equal questions get exactly equal answers.
+    """A task of integer tokens and different lengths, made by hashing: equal questions get exactly equal answers.
 
     Each input has a target of 1 to `length` tokens, the end token last (or none, where the target is cut off). The
-    predictor strays from it at about every second token, and its features tell where it may, not quite reliably; the
-    expert strays at about one in eight. Where they stray hangs on input and prefix, so another prefix changes all that
-    follows. Losses and costs are multiples of 1/4: sums are exact in any order.
+    predictor errs at about every second token, and its features show where, not quite reliably; the expert errs at
+    about one in eight. Errors depend on input and prefix, so another prefix changes all that follows. Losses and costs
+    are multiples of 1/4: sums are exact in any order.
     Each split has `n` examples; `ends=False` makes all sequences `length` tokens long.
     """
 
@@ -61,7 +61,7 @@ class ToyTask(Task):
     loss_unit = "weighted errors"
 
     def __init__(self, n: int = 32, length: int = 5, vocabulary: int = 5, seed: int = 0, *, ends: bool = True) -> None:
-        # The end token is not 0, so that padding cannot pass for it: 0 is a token like any other.
+        # The end token is not 0, so that padding cannot be mistaken for it.
         self.spec = SequenceSpec(length, end=vocabulary - 1 if ends else None)
         self.n, self.vocabulary, self.seed = n, vocabulary, seed
         self.predictor, self.expert = ToyPredictor(self), ToyExpert(self)
@@ -74,18 +74,18 @@ class ToyTask(Task):
         return Examples(inputs, targets, ids)
 
     def target(self, inputs: Tensor, position: int) -> Tensor:
-        """The right token: the end token from the target's end on. (B,)"""
+        """Return the right token at a position; the end token from the target's end on. (B,)"""
         words = mix(inputs, position, 1) % (self.vocabulary - 1)
         if self.spec.end is None:
             return words
         return torch.where(self.words(inputs) <= position, self.spec.end, words)
 
     def words(self, inputs: Tensor) -> Tensor:
-        """How many tokens of the target come before its end. (B,)"""
+        """Count the tokens of the target before its end. (B,)"""
         return mix(inputs, 2) % (self.spec.length + 1)
 
     def stray(self, state: ToyState, often: int, salt: int) -> Tensor:
-        """The right token, but any token in `often` of 8 cases. (B,)"""
+        """Return the right token, but any token in `often` of 8 cases. (B,)"""
         draw = mix(state.inputs, state.prefix, salt)
         right = self.target(state.inputs, state.position)
         return torch.where(draw % 8 < often, (draw >> 3) % self.vocabulary, right)
@@ -96,10 +96,10 @@ class ToyTask(Task):
         return (tokens != right) * (1 + mix(examples.inputs, positions, 3) % 4 / 4)
 
     def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
-        return self.token_loss(examples, prefixes, tokens) + 1 / 4  # asking has a price
+        return self.token_loss(examples, prefixes, tokens) + 1 / 4  # a price per expert token
 
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
-        """Token losses of what is written, and 1 for each token of the target that is missing."""
+        """Add up the token losses, and 1 for each missing token of the target."""
         rows, positions = sequences.mask().nonzero(as_tuple=True)
         loss = torch.zeros(sequences.tokens.shape, device=rows.device)
         prefixes, tokens = Sequences(sequences.tokens[rows], positions), sequences.tokens[rows, positions]
@@ -113,7 +113,7 @@ class ToyTask(Task):
 
 
 class ToyPredictor(Predictor[ToyState]):
-    """Strays in 5 of 8 cases; what it feels about that is right in 7 of 8."""
+    """A predictor that errs in 5 of 8 cases, with features that are right about it in 7 of 8."""
 
     def __init__(self, task: ToyTask) -> None:
         self.task = task
@@ -140,7 +140,7 @@ class ToyPredictor(Predictor[ToyState]):
 
 
 class ToyExpert(NextTokenExpert[ToyState]):
-    """Strays in 1 of 8 cases."""
+    """An expert that errs in 1 of 8 cases."""
 
     def __init__(self, task: ToyTask) -> None:
         self.task = task
@@ -159,10 +159,10 @@ class ToyExpert(NextTokenExpert[ToyState]):
 
 
 class FunctionExpert(Expert):
-    """An expert that only completes: `function(input, prefix)` gives the whole sequence that begins with the prefix.
+    """An expert that only completes: `function(input, prefix)` returns the whole sequence that starts with the prefix.
 
-    `input` is one row of `Examples.inputs`; prefix and answer are lists of tokens, the end token included. It is not
-    asked about prefixes that have ended.
+    `input` is one row of `Examples.inputs`; prefix and answer are lists of tokens, the end token included. The function
+    is not called for prefixes that have ended.
     """
 
     def __init__(self, function: Callable[[Tensor, list[Any]], Sequence[Any]], *, deterministic: bool = True) -> None:
@@ -185,7 +185,7 @@ class _Written:
 
 
 class FunctionPredictor(Predictor[_Written]):
-    """A predictor by `function(input, prefix) -> (token, uncertainty)`, asked row by row.
+    """A predictor from `function(input, prefix) -> (token, uncertainty)`, called row by row.
 
     Its only feature is the uncertainty; the context is the input, flattened.
     """
@@ -197,9 +197,9 @@ class FunctionPredictor(Predictor[_Written]):
         return _Written(inputs, ((),) * len(inputs)), inputs.reshape(len(inputs), -1).float()
 
     def propose(self, state: _Written) -> Proposal:
-        said = [self.function(one, list(prefix)) for one, prefix in zip(state.inputs, state.prefixes, strict=True)]
-        uncertainty = torch.tensor([float(doubt) for _, doubt in said])
-        return Proposal(torch.tensor([token for token, _ in said]), uncertainty[:, None], uncertainty)
+        proposals = [self.function(one, list(prefix)) for one, prefix in zip(state.inputs, state.prefixes, strict=True)]
+        uncertainty = torch.tensor([float(doubt) for _, doubt in proposals])
+        return Proposal(torch.tensor([token for token, _ in proposals]), uncertainty[:, None], uncertainty)
 
     def append(self, state: _Written, tokens: Tensor) -> _Written:
         pairs = zip(state.prefixes, tokens.tolist(), strict=True)
@@ -210,7 +210,7 @@ class FunctionPredictor(Predictor[_Written]):
 
 
 def blank_prefixes(examples: Examples, spec: SequenceSpec) -> Sequences:
-    """Prefixes of no tokens: completing them is the expert alone. Real tokens where the targets are real."""
+    """Return empty prefixes, which make `complete` the expert alone; of floats where the targets are floats."""
     is_real = spec.end is None and examples.targets.is_floating_point()
     dtype = examples.targets.dtype if is_real else torch.long
     tokens = torch.zeros(len(examples), spec.length, dtype=dtype, device=examples.ids.device)

@@ -1,4 +1,4 @@
-"""Is a predictor right?"""
+"""The contract check of predictors, and walks along their sequences."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from seqdefer.testing.rules import (
     EVERY_PART,
     NEW_STATE,
     ONE_BY_ONE,
-    name_of,
     require,
     require_loss,
     require_same,
     require_tensor,
     require_text,
+    require_tuple,
     shuffled,
+    type_name,
 )
 from seqdefer.types import Proposal, Sequences, SequenceSpec
 
@@ -29,51 +30,49 @@ from seqdefer.types import Proposal, Sequences, SequenceSpec
 def check_predictor(
     predictor: Predictor[Any], inputs: Tensor, spec: SequenceSpec, *, paths: Sequences | None = None
 ) -> None:
-    """Walks along what it proposes itself, or along `paths`: sequences that another author wrote for these inputs.
+    """Check a predictor along its own proposals, or along `paths`: sequences of another author for these inputs.
 
-    Shapes, dtypes and finite values; a text as fingerprint; proposing twice gives the same; select picks rows, and
-    commutes with append; no method changes a state it was given; a batch equals its rows one by one.
+    Shapes, dtypes and finite values; a fingerprint; proposing twice gives the same; select picks rows and commutes with
+    append; no method changes a state it was given; a batch equals its rows one by one.
     """
-    require_text(getattr(predictor, "fingerprint", None), f"{name_of(predictor)}.fingerprint")
-    stops: list[Stop] = []
-    for stop in walk(predictor, inputs, spec, paths):
-        _check_proposal(predictor, stop, spec, stops[0].proposal if stops else stop.proposal)
-        _check_state(predictor, stop)
-        stops.append(stop)
-    for row in range(len(inputs)):
-        _check_row_alone(predictor, inputs, spec, paths, stops, row)
+    require_text(getattr(predictor, "fingerprint", None), f"{type_name(predictor)}.fingerprint")
+    steps: list[WalkStep] = []
+    for step in walk(predictor, inputs, spec, paths):
+        _check_proposal(predictor, step, spec, steps[0].proposal if steps else step.proposal)
+        _check_state(predictor, step)
+        steps.append(step)
+    for row in torch.arange(len(inputs), device=inputs.device).split(1):
+        alone = walk(predictor, inputs[row], spec, None if paths is None else paths.select(row))
+        _check_row(type_name(predictor), int(row), steps, alone)
 
 
 @dataclass(frozen=True)
-class Stop:
-    """The predictor at one position of a walk. Rows that have ended are not there any more."""
+class WalkStep:
+    """The predictor at one position of a walk, without rows that have ended."""
 
     position: int
     rows: Tensor
     state: Any
     proposal: Proposal
-    tokens: Tensor  # what it reads next
-    stay: Tensor  # the indices (into rows) that go on after that
+    tokens: Tensor  # to read next
+    stay: Tensor  # indices into rows that continue after that
 
 
 def walk(
     predictor: Predictor[Any], inputs: Tensor, spec: SequenceSpec, path: Sequences | None = None
-) -> Iterator[Stop]:
-    """Leads a predictor along `path`, or along its own proposals."""
+) -> Iterator[WalkStep]:
+    """Walk a predictor along `path`, or along its own proposals."""
     state, _ = start(predictor, inputs)
     rows = torch.arange(len(inputs), device=inputs.device)
     for position in range(spec.length):
-        proposal = predictor.propose(state)
-        require(
-            isinstance(proposal, Proposal),
-            f"{name_of(predictor)}.propose gave a {name_of(proposal)}",
-            "give a Proposal",
-        )
-        own = require_tensor(proposal.tokens, f"{name_of(predictor)}: proposal.tokens", "token", len(rows))
+        proposal, who = predictor.propose(state), type_name(predictor)
+        is_proposal = isinstance(proposal, Proposal)
+        require(is_proposal, f"{who}.propose returned a {type_name(proposal)}", "return a Proposal")
+        own = require_tensor(proposal.tokens, f"{who}: proposal.tokens", "token", len(rows))
         tokens = own if path is None else path.tokens[rows, position]
         goes_on = ~spec.is_end(tokens) if path is None else position + 1 < path.lengths[rows]
         stay = (goes_on & (position + 1 < spec.length)).nonzero().squeeze(1)
-        yield Stop(position, rows, state, proposal, tokens, stay)
+        yield WalkStep(position, rows, state, proposal, tokens, stay)
         if not len(stay):
             return
         rows, state = rows[stay], predictor.append(predictor.select(state, stay), tokens[stay])
@@ -81,39 +80,38 @@ def walk(
 
 def start(predictor: Predictor[Any], inputs: Tensor) -> tuple[Any, Tensor]:
     started = predictor.start(inputs)
-    is_pair = isinstance(started, tuple) and len(started) == 2
-    require(is_pair, f"{name_of(predictor)}.start gave a {name_of(started)}", "give a pair: state, context (B, C)")
-    context = require_tensor(started[1], f"the context of {name_of(predictor)}.start", "float", len(inputs), None)
+    require_tuple(started, 2, f"{type_name(predictor)}.start", "a pair: state, context (B, C)")
+    context = require_tensor(started[1], f"the context of {type_name(predictor)}.start", "float", len(inputs), None)
     return started[0], context
 
 
-def _check_proposal(predictor: Predictor[Any], stop: Stop, spec: SequenceSpec, first: Proposal) -> None:
-    who, n, proposal = f"{name_of(predictor)}: proposal", len(stop.rows), stop.proposal
+def _check_proposal(predictor: Predictor[Any], step: WalkStep, spec: SequenceSpec, first: Proposal) -> None:
+    who, n, proposal = f"{type_name(predictor)}: proposal", len(step.rows), step.proposal
     is_vocabulary = spec.end is None or not proposal.tokens.is_floating_point()
-    require(is_vocabulary, f"{who}.tokens are real numbers, but the end token is {spec.end}", "give int64")
+    require(is_vocabulary, f"{who}.tokens are floats, but the end token is {spec.end}", "use int64")
     require_tensor(proposal.features, f"{who}.features", "float", n, first.features.shape[-1])
     require_loss(proposal.uncertainty, f"{who}.uncertainty", n)
-    came_and_went = (proposal.entropy is None) != (first.entropy is None)
-    require(not came_and_went, f"{who}.entropy is there at some positions alone", "give it always or never")
+    is_mixed = (proposal.entropy is None) != (first.entropy is None)
+    require(not is_mixed, f"{who}.entropy is None at some positions only", "set it always or never")
     if proposal.entropy is not None:
         require_tensor(proposal.entropy, f"{who}.entropy", "float", n)
 
 
-def _check_state(predictor: Predictor[Any], stop: Stop) -> None:
-    who, said, state, rows = name_of(predictor), stop.proposal, stop.state, shuffled(stop.rows)
+def _check_state(predictor: Predictor[Any], step: WalkStep) -> None:
+    who, proposal, state, rows = type_name(predictor), step.proposal, step.state, shuffled(step.rows)
     again = predictor.propose(state)
-    _require_same_proposal(again, said, f"{who}.propose asked twice", "let it depend on the state alone")
+    _require_same_proposal(again, proposal, f"{who}.propose called twice", "make it depend on the state only")
     picked = predictor.propose(predictor.select(state, rows))
-    _require_same_proposal(picked, said.select(rows), f"{who}.select of rows {rows.tolist()}", EVERY_PART)
-    _require_same_proposal(predictor.propose(state), said, f"{who}.select changed the state it was given", NEW_STATE)
-    if not len(stop.stay):
+    _require_same_proposal(picked, proposal.select(rows), f"{who}.select of rows {rows.tolist()}", EVERY_PART)
+    again = predictor.propose(state)
+    _require_same_proposal(again, proposal, f"{who}.select changed the state it was given", NEW_STATE)
+    if not len(step.stay):
         return
-    staying, tokens = predictor.select(state, stop.stay), stop.tokens[stop.stay]
+    staying, tokens = predictor.select(state, step.stay), step.tokens[step.stay]
     before, after = predictor.propose(staying), predictor.append(staying, tokens)
-    _require_same_proposal(
-        predictor.propose(staying), before, f"{who}.append changed the state it was given", NEW_STATE
-    )
-    rows = shuffled(stop.stay)
+    again = predictor.propose(staying)
+    _require_same_proposal(again, before, f"{who}.append changed the state it was given", NEW_STATE)
+    rows = shuffled(step.stay)
     branched = predictor.propose(predictor.append(predictor.select(staying, rows), tokens[rows]))
     expected = predictor.propose(after).select(rows)
     _require_same_proposal(branched, expected, f"{who}: append after select is not select after append", EVERY_PART)
@@ -126,12 +124,8 @@ def _require_same_proposal(got: Proposal, expected: Proposal, what: str, remedy:
             require_same(left, right, f"{what}: {field.name}", remedy)
 
 
-def _check_row_alone(
-    predictor: Predictor[Any], inputs: Tensor, spec: SequenceSpec, path: Sequences | None, stops: list[Stop], row: int
-) -> None:
-    only = torch.tensor([row], device=inputs.device)
-    alone = walk(predictor, inputs[only], spec, None if path is None else path.select(only))
-    for stop, single in zip(stops, alone, strict=False):  # the batch goes on as long as its longest row
-        place = (stop.rows == row).nonzero().squeeze(1)
-        what = f"{name_of(predictor)}: row {row} in a batch is not row {row} alone at position {stop.position}"
-        _require_same_proposal(stop.proposal.select(place), single.proposal, what, ONE_BY_ONE)
+def _check_row(who: str, row: int, steps: list[WalkStep], alone: Iterator[WalkStep]) -> None:
+    for step, single in zip(steps, alone, strict=False):  # the batch lasts as long as its longest row
+        place = (step.rows == row).nonzero().squeeze(1)
+        what = f"{who}: row {row} in a batch is not row {row} alone at position {step.position}"
+        _require_same_proposal(step.proposal.select(place), single.proposal, what, ONE_BY_ONE)

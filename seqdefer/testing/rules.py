@@ -1,4 +1,4 @@
-"""What the checks share: requirements, each a line in a ContractError when it does not hold."""
+"""Requirements that the checks share. Each raises a one-line ContractError when it does not hold."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from seqdefer.errors import ContractError
 from seqdefer.types import Sequences
 
-NEW_STATE = "states are values: return a new one and leave the old one as it is"
-EVERY_PART = "select every part of the state, in the order asked for, repeats included"
+NEW_STATE = "states are values: return a new one and leave the old one unchanged"
+EVERY_PART = "select every part of the state, in the given order, repeats included"
 ONE_BY_ONE = "compute each row from itself alone"
 
 
-def name_of(thing: object) -> str:
+def type_name(thing: object) -> str:
     return type(thing).__name__
 
 
@@ -28,33 +28,38 @@ def require(holds: bool | Tensor, what: str, remedy: str) -> None:
         fail(what, remedy)
 
 
+def require_tuple(value: object, size: int, who: str, parts: str) -> None:
+    is_tuple = isinstance(value, tuple) and len(value) == size
+    require(is_tuple, f"{who} returned a {type_name(value)}", f"return {parts}")
+
+
 def require_text(text: object, what: str) -> None:
-    require(isinstance(text, str) and bool(text), f"{what} is {text!r}", "give a text that is not empty")
+    require(isinstance(text, str) and bool(text), f"{what} is {text!r}", "use a string that is not empty")
 
 
 def require_tensor(value: object, what: str, kind: str, *shape: int | None) -> Tensor:
-    """kind: 'float', 'int64', 'bool' or 'token' (float or int64). A None in the shape fits any size."""
+    """Require a finite tensor of a kind ('float', 'int64', 'bool' or 'token': float or int64) and shape (None: any)."""
     if not isinstance(value, Tensor):
-        fail(f"{what} is a {name_of(value)}", "give a tensor")
+        fail(f"{what} is a {type_name(value)}", "use a tensor")
     fits = value.ndim == len(shape) and all(want in (None, got) for got, want in zip(value.shape, shape, strict=True))
     wanted = ", ".join("any" if size is None else str(size) for size in shape)
-    require(fits, f"{what} has shape {tuple(value.shape)}", f"give ({wanted})")
+    require(fits, f"{what} has shape {tuple(value.shape)}", f"use ({wanted})")
     found = "float" if value.is_floating_point() else str(value.dtype).removeprefix("torch.")
     kinds = ("float", "int64") if kind == "token" else (kind,)
-    require(found in kinds, f"{what} has dtype {found}", f"give {' or '.join(kinds)}")
+    require(found in kinds, f"{what} has dtype {found}", f"use {' or '.join(kinds)}")
     is_bad = ~value.isfinite()
-    require(~is_bad.any(), f"{what} holds {value[is_bad][:1].tolist()}", "give finite numbers")
+    require(~is_bad.any(), f"{what} holds {value[is_bad][:1].tolist()}", "use finite numbers")
     return value
 
 
 def require_loss(value: object, what: str, n: int) -> Tensor:
     loss = require_tensor(value, what, "float", n)
-    require((loss >= 0).all(), f"{what} is {float(loss.min()):.6g}", "give 0 or more")
+    require((loss >= 0).all(), f"{what} is {float(loss.min()):.6g}", "it must be 0 or more")
     return loss
 
 
 def require_same(got: Tensor, expected: Tensor, what: str, remedy: str) -> None:
-    """Integers must be equal; real numbers may differ by what another order of summation does."""
+    """Require equal integers; floats may differ by the order of summation."""
     require(got.shape == expected.shape, f"{what}: shape {tuple(got.shape)} is not {tuple(expected.shape)}", remedy)
     expected = expected.to(got)
     is_same = torch.isclose(got, expected, rtol=1e-4, atol=1e-5) if got.is_floating_point() else got == expected
@@ -70,7 +75,7 @@ def require_same_sequences(got: Sequences, expected: Sequences, what: str, remed
 
 
 def shuffled(rows: Tensor) -> Tensor:
-    """Indices into `rows` out of order, the first one twice: what a batch that branches asks for. (B + 1,)"""
+    """Return indices into `rows` in reverse, the first one twice, as a batch that branches selects. (B + 1,)"""
     indices = torch.arange(len(rows), device=rows.device)
     return torch.cat([indices.flip(0), indices[:1]])
 
@@ -80,5 +85,5 @@ def indices_of(rows: Tensor) -> Tensor:
 
 
 def cuts(length: int) -> list[int]:
-    """How many tokens of a sequence to keep: all of 0..length, or five of them where that would be many."""
+    """Return prefix lengths to check: all of 0..length, or five of them for long sequences."""
     return list(range(length + 1)) if length <= 8 else [0, 1, length // 2, length - 1, length]

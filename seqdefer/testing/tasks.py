@@ -1,4 +1,4 @@
-"""Is a task right?"""
+"""The contract check of tasks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from seqdefer.testing.predictors import check_predictor
 from seqdefer.testing.rules import (
     ONE_BY_ONE,
     fail,
-    name_of,
     require,
     require_loss,
     require_same,
     require_tensor,
     require_text,
     shuffled,
+    type_name,
 )
 from seqdefer.types import Draft, Examples, Sequences, SequenceSpec
 
@@ -30,21 +30,20 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 @torch.no_grad()
 def check_task(task: Task, *, n: int = 4) -> None:
-    """Everything about a task, with `n` examples of each split.
+    """Check everything about a task, with `n` examples of each split.
 
-    Splits share no example and hold fields of one length; the predictor and the expert pass their checks on their own
-    and on each other's sequences; losses are finite, 0 or more, (B,), and look neither at padding nor at other rows;
-    token losses exist where the expert names next tokens, and do not vanish together with token costs; the short-cuts
-    of labelling change nothing.
+    Splits share no example and have fields of equal length; predictor and expert pass their checks on their own and on
+    each other's sequences; losses are finite, 0 or more, (B,), and depend neither on padding nor on other rows; token
+    losses exist where the expert names next tokens; the short-cuts of labelling change nothing.
     """
-    who = name_of(task)
+    who = type_name(task)
     require_text(getattr(task, "name", None), f"{who}.name")
     require_text(getattr(task, "loss_unit", None), f"{who}.loss_unit")
     spec, described = getattr(task, "spec", None), task.describe()
     is_spec = isinstance(spec, SequenceSpec) and spec.length >= 1
-    require(is_spec, f"{who}.spec is {spec!r}", "give a SequenceSpec of length 1 or more")
+    require(is_spec, f"{who}.spec is {spec!r}", "use a SequenceSpec of length 1 or more")
     is_text = all(isinstance(text, str) for pair in described.items() for text in pair)
-    require(is_text, f"{who}.describe gave {described!r}", "give texts by name")
+    require(is_text, f"{who}.describe returned {described!r}", "return a dict of strings")
     _check_splits(task)
     for name in SPLITS:
         examples = task.split(name)
@@ -55,18 +54,18 @@ def check_task(task: Task, *, n: int = 4) -> None:
 def _check_splits(task: Task) -> None:
     seen: dict[int, SplitName] = {}
     for name in SPLITS:
-        where, examples = f"split {name!r} of {name_of(task)}", task.split(name)
-        require(isinstance(examples, Examples), f"{where} is a {name_of(examples)}", "give Examples")
+        where, examples = f"split {name!r} of {type_name(task)}", task.split(name)
+        require(isinstance(examples, Examples), f"{where} is a {type_name(examples)}", "return Examples")
         ids = require_tensor(examples.ids, f"ids of {where}", "int64", None)
-        require(len(ids) > 0, f"{where} has no examples", "give it some")
+        require(len(ids) > 0, f"{where} has no examples", "add some")
         sizes = {"inputs": len(examples.inputs), "targets": len(examples.targets), "ids": len(ids)}
-        require(len(set(sizes.values())) == 1, f"{where} has {sizes}", "give as many of each")
+        require(len(set(sizes.values())) == 1, f"{where} has {sizes}", "make them equally long")
         for one in ids.tolist():
             what = f"id {one} of {where} is also in split {seen.get(one)!r}"
-            require(one not in seen, what, "give each example an id of its own, and put it into one split")
+            require(one not in seen, what, "give each example its own id and put it into one split")
             seen[one] = name
         again = task.split(name).ids
-        require(torch.equal(again, ids), f"{where} is another one when asked twice", "split by a fixed seed")
+        require(torch.equal(again, ids), f"{where} differs between two calls", "split with a fixed seed")
 
 
 def _check_models(task: Task, examples: Examples) -> None:
@@ -85,31 +84,31 @@ def _check_models(task: Task, examples: Examples) -> None:
 
 
 def _check_sequence_loss(task: Task, examples: Examples, sequences: Sequences) -> None:
-    who = f"{name_of(task)}.sequence_loss"
+    who = f"{type_name(task)}.sequence_loss"
     loss = require_loss(task.sequence_loss(examples, sequences), who, len(examples))
-    # Padding may hold anything: here, the last token again.
+    # Padding may hold anything: here, the last token.
     last = sequences.tokens.gather(1, sequences.lengths[:, None] - 1)
     padded = replace(sequences, tokens=torch.where(sequences.mask(), sequences.tokens, last))
-    what = f"{who} changes with what stands after the end"
-    require_same(task.sequence_loss(examples, padded), loss, what, "look at sequences.mask() or sequences.lengths")
+    what = f"{who} depends on tokens after the end"
+    require_same(task.sequence_loss(examples, padded), loss, what, "use sequences.mask() or sequences.lengths")
     rows = shuffled(examples.ids)
     picked = task.sequence_loss(examples.select(rows), sequences.select(rows))
     require_same(picked, loss[rows], f"{who} of rows {rows.tolist()}", ONE_BY_ONE)
 
 
 def _check_token_losses(task: Task, examples: Examples, sequences: Sequences) -> None:
-    rows, positions = sequences.mask().nonzero(as_tuple=True)  # the positions differ within the batch
+    rows, positions = sequences.mask().nonzero(as_tuple=True)  # positions differ within the batch
     batch, tokens = examples.select(rows), sequences.tokens[rows, positions]
-    prefixes = Sequences(sequences.tokens[rows], positions)  # what follows a prefix stands there and means nothing
+    prefixes = Sequences(sequences.tokens[rows], positions)  # tokens after a prefix are meaningless
     order = shuffled(rows)
     for name in ("token_loss", "token_cost"):
         loss = _token_loss(task, name, batch, prefixes, tokens)
         picked = _token_loss(task, name, batch.select(order), prefixes.select(order), tokens[order])
-        require_same(picked, loss[order], f"{name_of(task)}.{name} of rows in another order", ONE_BY_ONE)
+        require_same(picked, loss[order], f"{type_name(task)}.{name} of rows in another order", ONE_BY_ONE)
         bare = replace(prefixes, tokens=prefixes.tokens.masked_fill(~prefixes.mask(), 0))
-        what = f"{name_of(task)}.{name} changes with what stands after a prefix"
+        what = f"{type_name(task)}.{name} depends on tokens after a prefix"
         require_same(
-            _token_loss(task, name, batch, bare, tokens), loss, what, "look at prefixes.mask() or prefixes.lengths"
+            _token_loss(task, name, batch, bare, tokens), loss, what, "use prefixes.mask() or prefixes.lengths"
         )
 
 
@@ -118,15 +117,15 @@ def _token_loss(task: Task, name: str, examples: Examples, prefixes: Sequences, 
         loss = getattr(task, name)(examples, prefixes, tokens)
     except NotImplementedError as error:
         fail(
-            f"{name_of(task.expert)} names next tokens, but {error}",
-            "define token_loss, or give an Expert that completes",
+            f"{type_name(task.expert)} names next tokens, but {error}",
+            "define token_loss, or use an Expert that only completes",
         )
-    return require_loss(loss, f"{name_of(task)}.{name}", len(tokens))
+    return require_loss(loss, f"{type_name(task)}.{name}", len(tokens))
 
 
 def _check_shortcuts(task: Task, examples: Examples, drafted: Draft) -> None:
     if task.expert.deterministic:
         short, plain = (hand_off_table(task, examples, drafted, shortcut=choice)[0] for choice in (True, False))
-        what = f"{name_of(task)}: the loss of a hand-off by the short-cuts of labelling"
-        remedy = f"let deterministic and reads_prefix of {name_of(task.expert)} say what it does"
+        what = f"{type_name(task)}: the loss of a hand-off with the short-cuts of labelling"
+        remedy = f"correct deterministic or reads_prefix of {type_name(task.expert)}"
         require_same(short.loss, plain.loss, what, remedy)

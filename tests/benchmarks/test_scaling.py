@@ -51,7 +51,7 @@ from seqdefer.errors import OptionError
 from seqdefer.interfaces import NextTokenExpert, Predictor, SplitName, Task
 from seqdefer.labels.branches import branch_out
 from seqdefer.labels.exploration import explore_trees
-from seqdefer.labels.jobs import Part, cut, label
+from seqdefer.labels.jobs import LabelPart, make_jobs, run_job
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.tasks.text.pairs import DEFAULT_BATCH
 from seqdefer.testing.fakes import ToyState, ToyTask, mix
@@ -284,11 +284,11 @@ def size_of(tensors: dict[str, Tensor]) -> int:
 def test_shards_have_the_predicted_bytes() -> None:
     task = ToyTask(n=16, ends=False)
     task.expert.fingerprint = "toy"
-    (table,) = cut(task, Part("hand-offs", "train", torch.arange(16)))
-    (trees,) = cut(task, Part("trees", "train", torch.arange(16), rollouts=4))
+    (table,) = make_jobs(task, LabelPart("hand-offs", "train", torch.arange(16)))
+    (trees,) = make_jobs(task, LabelPart("trees", "train", torch.arange(16), rollouts=4))
     corpus = replace(CORPUS, length=task.spec.length, features=3, context=2)
-    assert size_of(label(task, table)) == 16 * hand_off_bytes(corpus)
-    grown = label(task, trees)
+    assert size_of(run_job(task, table)) == 16 * hand_off_bytes(corpus)
+    grown = run_job(task, trees)
     assert size_of(grown) == pytest.approx(16 * tree_bytes(corpus, len(grown["example"]) / 16))
     assert node_bytes(3) == 56 + 4 * 7
 

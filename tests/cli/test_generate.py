@@ -1,4 +1,4 @@
-"""`seqdefer calibrate` and `seqdefer generate`: what goes where, colours or brackets, one line for what is wrong."""
+"""`seqdefer generate` and `seqdefer calibrate`: output, colours or brackets, one line for every error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Capture, fails_with, run
 from rich.console import Console
 from toy_pair import LetterCodec, Toy, numbers
 
-from seqdefer import cli
+from seqdefer.errors import DataError
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.model import folders
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
@@ -26,11 +27,10 @@ from seqdefer.model.folders import Pairing
 from seqdefer.report.terminal import written_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-Capture = pytest.CaptureFixture[str]
 
 
 class TypedCodec(LetterCodec):
-    """Numbers as they are typed."""
+    """Accepts numbers as text."""
 
     def encode(self, inputs: Any) -> Any:
         return super().encode([int(one) if isinstance(one, str) and one.strip().isdigit() else one for one in inputs])
@@ -62,20 +62,6 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return model.save_pretrained(tmp_path / "model")
 
 
-def run(*arguments: str | Path | int) -> int:
-    return cli.main([str(argument) for argument in arguments])
-
-
-def refused(capsys: Capture, *arguments: str | Path | int) -> str:
-    """The one line that a command ends with."""
-    capsys.readouterr()
-    assert run(*arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1, err
-    return err.removeprefix("seqdefer: ").rstrip("\n")
-
-
 # -- generate ------------------------------------------------------------------------------------------------------
 
 
@@ -91,12 +77,12 @@ def test_json_is_one_object_a_line_and_nothing_else(folder: Path, capsys: Captur
     assert err == ""
 
 
-def test_a_budget_and_a_threshold_are_two_answers_to_one_question(folder: Path, capsys: Capture) -> None:
-    told = refused(capsys, "generate", folder, 13, "--budget", 0.4, "--threshold", 0.1)
-    assert told == "--budget and --threshold both decide what the expert writes; give one of them"
+def test_a_budget_and_a_threshold_exclude_each_other(folder: Path, capsys: Capture) -> None:
+    error = fails_with(capsys, "generate", folder, 13, "--budget", 0.4, "--threshold", 0.1)
+    assert error == "--budget and --threshold exclude each other; give one of them"
 
 
-def test_the_name_of_a_file_may_have_been_meant_for_its_content(
+def test_an_input_that_is_the_name_of_a_file(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -104,13 +90,13 @@ def test_the_name_of_a_file_may_have_been_meant_for_its_content(
     assert run("generate", folder, 13, 14, "0" * 300, "--json") == 0
     out, err = capsys.readouterr()
     assert err.splitlines() == [
-        f"13 is a file here: what is read is its name; to read what is in it: seqdefer generate {folder} - < 13"
+        f"13 is a file, but its name is used as the input; to use its content: seqdefer generate {folder} - < 13"
     ]
     assert run("generate", folder, 13, 14, "0" * 300, "--json", "--budget", 0.2) == 0
     assert capsys.readouterr().out == out
 
 
-def test_without_a_terminal_brackets_tell_authors_apart(folder: Path, capsys: Capture) -> None:
+def test_without_a_terminal_brackets_show_authors(folder: Path, capsys: Capture) -> None:
     assert run("generate", folder, *numbers(6), "--budget", 0.4) == 0
     out, err = capsys.readouterr()
     model = DeferringModel.from_pretrained(folder)
@@ -125,8 +111,10 @@ def test_without_a_terminal_brackets_tell_authors_apart(folder: Path, capsys: Ca
     assert out.splitlines()[::2] == expected
     assert any("[" in text for text in expected)
     first = written.switches[0]
-    told = f"{written.expert_tokens[0]} of {len(written.sources[0])} tokens by the expert (in brackets), {first} switch"
-    assert out.splitlines()[1].startswith(told)
+    start = (
+        f"{written.expert_tokens[0]} of {len(written.sources[0])} tokens by the expert (in brackets), {first} switch"
+    )
+    assert out.splitlines()[1].startswith(start)
     assert "\x1b" not in out
     assert err == ""
 
@@ -151,7 +139,7 @@ def test_a_terminal_gets_colours_and_no_brackets(folder: Path, monkeypatch: pyte
     assert "(coloured)" in shown
 
 
-def test_no_color_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_respected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     shown = shown_on_a_terminal(monkeypatch, "generate", folder, *numbers(6), "--budget", 0.4)
     assert "\x1b" not in shown
@@ -159,7 +147,7 @@ def test_no_color_is_heard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "[" in shown
 
 
-def test_long_texts_are_not_broken_and_escapes_are_not_obeyed() -> None:
+def test_long_texts_are_not_broken_and_escapes_are_shown() -> None:
     tokens = [{"text": "word " * 100, "source": "predictor"}, {"text": "\x1b[31mred\x07", "source": "expert"}]
     row = {"tokens": tokens, "expert_tokens": 1, "predictor_tokens": 1, "switches": 1}
     console = Console(width=40, soft_wrap=True, file=StringIO(), highlight=False)
@@ -179,7 +167,7 @@ def test_a_dash_reads_standard_input(folder: Path, capsys: Capture, monkeypatch:
 
 def test_a_threshold_instead_of_a_budget(folder: Path, capsys: Capture) -> None:
     (folder / "calibration.json").unlink()
-    assert "were not measured; do that with inputs like yours" in refused(capsys, "generate", folder, 13)
+    assert "were not measured; do that with inputs like yours" in fails_with(capsys, "generate", folder, 13)
     assert run("generate", folder, 13, "--threshold", "inf", "--json") == 0
     assert json.loads(capsys.readouterr().out)["expert_tokens"] == 0
     assert run("generate", folder, 13, "--threshold=-inf", "--json") == 0
@@ -187,8 +175,7 @@ def test_a_threshold_instead_of_a_budget(folder: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("folder", ["OneTimeModel"], indirect=True)
-def test_a_budget_that_cannot_be_met_is_told(folder: Path, capsys: Capture) -> None:
-    """As a warning, which the command puts on stderr in one line."""
+def test_a_budget_that_cannot_be_met_is_a_warning(folder: Path, capsys: Capture) -> None:
     with pytest.warns(BudgetWarning, match="a budget of 1 cannot be met: the nearest that this rejector comes is 0"):
         assert run("generate", folder, 13, "--budget", 1, "--json") == 0
     assert json.loads(capsys.readouterr().out)["output"]
@@ -207,17 +194,17 @@ def test_a_budget_that_cannot_be_met_is_told(folder: Path, capsys: Capture) -> N
         ([13, "--bugdet", 0.2], "unrecognized arguments: --bugdet"),
     ],
 )
-def test_choices_that_cannot_be(arguments: list[Any], message: str, folder: Path, capsys: Capture) -> None:
-    assert message in refused(capsys, "generate", folder, *arguments)
+def test_bad_options(arguments: list[Any], message: str, folder: Path, capsys: Capture) -> None:
+    assert message in fails_with(capsys, "generate", folder, *arguments)
 
 
 def test_folders_without_a_model(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     nowhere = tmp_path / "nowhere"
-    assert refused(capsys, "generate", nowhere, 13) == (
+    assert fails_with(capsys, "generate", nowhere, 13) == (
         f"no deferring model in {nowhere}: it has no deferral.json; make one: seqdefer fit TASK"
     )
     (tmp_path / "data.txt").write_text("13\n14\n")
-    assert "no deferring model in" in refused(capsys, "calibrate", nowhere, "--data", tmp_path / "data.txt")
+    assert "no deferring model in" in fails_with(capsys, "calibrate", nowhere, "--data", tmp_path / "data.txt")
     assert not nowhere.exists()
 
 
@@ -225,13 +212,13 @@ def test_folders_without_a_model(folder: Path, tmp_path: Path, capsys: Capture) 
 
 
 def write_numbers(path: Path, n: int) -> Path:
-    lines = "".join(json.dumps({"number": number}) + "\n\n" for number in numbers(n))  # empty lines are no inputs
+    lines = "".join(json.dumps({"number": number}) + "\n\n" for number in numbers(n))  # empty lines are skipped
     path.write_bytes(gzip.compress(lines.encode()) if path.suffix == ".gz" else lines.encode())
     return path
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz", "own.ndjson"])
-def test_budgets_are_measured_printed_and_kept(name: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_budgets_are_measured_printed_and_stored(name: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
     data = write_numbers(tmp_path / name, 50)
     assert run("calibrate", folder, "--data", data, "--json") == 0
     out, err = capsys.readouterr()
@@ -264,41 +251,43 @@ def test_budgets_are_checked_on_other_inputs(folder: Path, tmp_path: Path, capsy
     assert (folder / "calibration.json").read_bytes() == before
     assert run("calibrate", folder, "--check", tmp_path / "others.jsonl", "--quiet") == 0
     assert "of 70 other inputs" in capsys.readouterr().out
-    said = refused(capsys, "calibrate", folder)
-    assert "nothing to do: give --data FILE to calibrate with, --check FILE to see if budgets hold" in said
+    error = fails_with(capsys, "calibrate", folder)
+    assert "nothing to do; give --data FILE to calibrate with, or --check FILE" in error
 
 
-def test_budgets_are_measured_and_checked_in_one_go(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_budgets_are_measured_and_checked_together(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     data = write_numbers(tmp_path / "own.jsonl", 50)
     assert run("calibrate", folder, "--data", data, "--check", data, "--quiet") == 0
     out = capsys.readouterr().out
     assert "budgets and what they spend" in out
-    assert "off by" not in out  # on the very inputs they were calibrated with
+    assert "off by" not in out  # on the inputs of the calibration
 
 
-def test_plain_text_has_one_input_a_line(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_plain_text_has_one_input_per_line(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "own.txt").write_text("\ufeff13\r\n\r\n14\n15\n", encoding="utf-8")
     before = (folder / "rejector" / "model.safetensors").stat().st_mtime_ns
     assert run("calibrate", folder, "--data", tmp_path / "own.txt", "--inputs", 2) == 0
     shown = capsys.readouterr().out
     assert "of 2 inputs" in " ".join(shown.split())
     assert "never" in shown
-    assert (folder / "rejector" / "model.safetensors").stat().st_mtime_ns == before  # weights are left alone
+    assert (folder / "rejector" / "model.safetensors").stat().st_mtime_ns == before  # the weights are not written
 
 
 def test_another_field(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     data = write_numbers(tmp_path / "own.jsonl", 5)
     data.write_text(data.read_text().replace("number", "n"))
-    said = refused(capsys, "calibrate", folder, "--data", data)
-    assert said == "own.jsonl, line 1: there is no 'number'; the fields are: 'n'; choose one with --field"
+    error = fails_with(capsys, "calibrate", folder, "--data", data)
+    assert error == f"{data}, line 1: there is no 'number'; the fields are: 'n'; choose one with --field"
     assert run("calibrate", folder, "--data", data, "--field", "n", "--quiet") == 0
 
 
-def test_a_calibration_of_other_weights_is_refused_and_mended(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_calibration_of_another_rejector_is_refused(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
     path = folder / "calibration.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rejector": "0123"}))
-    said = refused(capsys, "generate", folder, 13)
-    assert said == f"{path} belongs to another rejector; measure it again: seqdefer calibrate {folder} --data FILE"
+    error = fails_with(capsys, "generate", folder, 13)
+    assert error == f"{path} belongs to another rejector; measure it again: seqdefer calibrate {folder} --data FILE"
     assert run("calibrate", folder, "--data", write_numbers(tmp_path / "own.jsonl", 9), "--quiet") == 0
     capsys.readouterr()
     assert run("generate", folder, 13) == 0
@@ -321,39 +310,39 @@ def test_a_calibration_of_other_weights_is_refused_and_mended(folder: Path, tmp_
 def test_data_that_cannot_be_used(content: bytes, message: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
     before = (folder / "calibration.json").read_bytes()
     (tmp_path / "own.jsonl").write_bytes(content)
-    assert message in refused(capsys, "calibrate", folder, "--data", tmp_path / "own.jsonl")
+    assert message in fails_with(capsys, "calibrate", folder, "--data", tmp_path / "own.jsonl")
     assert (folder / "calibration.json").read_bytes() == before
 
 
 def test_files_that_cannot_be_read(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"number": 3}\n' * 1000)[:40])
-    for path in (tmp_path / "nowhere.jsonl", tmp_path, cut):
-        said = refused(capsys, "calibrate", folder, "--data", path)
-        assert said.startswith(f"cannot read {path}")
-        assert said.endswith("; give JSONL or one input a line, plain or gzip")
-    said = refused(capsys, "calibrate", folder, "--data", cut, "--inputs", 1)
-    assert said == "--inputs is 1; it must be at least 2"
+    plain = tmp_path / "plain.jsonl.gz"
+    plain.write_bytes(b'{"number": 3}\n')
+    for path in (tmp_path / "nowhere.jsonl", tmp_path, cut, plain):
+        error = fails_with(capsys, "calibrate", folder, "--data", path)
+        assert error.startswith(f"cannot read {path}: ")
+        assert error.endswith("; give JSONL or a text, plain or gzip")
+    error = fails_with(capsys, "calibrate", folder, "--data", plain, "--inputs", 1)
+    assert error == "--inputs is 1; it must be at least 2"
 
 
-# -- what help teaches ---------------------------------------------------------------------------------------------
+def test_numbers_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    """Once those of the lines that are not empty."""
+    path = tmp_path / "own.jsonl"
+    path.write_text('\n{"a": 1}\n\n{"b": 2}\n')
+    assert read_lines(path) == [(2, '{"a": 1}'), (4, '{"b": 2}')]
+    with pytest.raises(DataError, match="line 4: there is no 'a'"):
+        inputs_in(read_lines(path), path, "a")
 
 
-def help_of(command: str, capsys: Capture) -> str:
-    with pytest.raises(SystemExit, match="0"):
-        run(command, "--help")
-    return capsys.readouterr().out
-
-
-def test_commands_on_a_model_begin_alike(capsys: Capture) -> None:
-    for command in ("calibrate", "generate", "serve"):
-        shown = help_of(command, capsys)
-        assert "what seqdefer fit wrote" in shown
-        assert "In parentheses: what is used if an option is not given." in " ".join(shown.split())
+# -- help ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_examples_of_serve_can_be_copied(capsys: Capture) -> None:
-    shown = help_of("serve", capsys)
+    with pytest.raises(SystemExit, match="0"):
+        run("serve", "--help")
+    shown = capsys.readouterr().out
     (body,) = re.findall(r"-d '(.*)'", shown)
     assert json.loads(body) == {"model": "pronounce@0.20", "prompt": "onomatopoeia"}
     code = shown.split("(pip install openai):\n")[1].split("\nThe number")[0]

@@ -1,4 +1,4 @@
-"""The commands on labels: `label`, `cache`, and the options with which `run`, `fit` and `reproduce` label."""
+"""`seqdefer label` and `seqdefer cache`, and the labelling options of `run`, `fit` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Capture
 from labelling_toy import ENTRY, HeldToy, ToyOptions, files_in
 
 from seqdefer.cli import main
 from seqdefer.evaluation.results import load_results
-from seqdefer.labels.jobs import Part
-from seqdefer.labels.manifest import name_of_all
+from seqdefer.labels.jobs import LabelPart
+from seqdefer.labels.manifest import labelling_name
 from seqdefer.tasks.tsp.experts import SearchExpert
 
 pytest.importorskip("numba", reason="needs the extra 'tsp'")
 Spy = Callable[[Any, str], list[Any]]
-Said = pytest.CaptureFixture[str]
 
 SIZES = ["--cities", "8", "--train", "12", "--validation", "4", "--test", "6", "--expert", "search", "--effort", "0"]
 TESTED = ["--seeds", "1", "--instances", "6"]
@@ -37,43 +37,42 @@ def run(out: Path, *more: str) -> int:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, capsys: Said) -> Path:
-    """Of a run that was labelled: train 3 shards, validation 1, test 2."""
+def folder(tmp_path: Path, capsys: Capture) -> Path:
+    """The folder of a labelled run: 3 shards of train, 1 of validation, 2 of test."""
     assert labelled(tmp_path / "run") == 0
     capsys.readouterr()
     return tmp_path / "run"
 
 
-def said_json(capsys: Said) -> Any:
+def printed_json(capsys: Capture) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_labels_are_told(tmp_path: Path, capsys: Said) -> None:
+def test_output_of_label(tmp_path: Path, capsys: Capture) -> None:
     assert labelled(tmp_path, "--json") == 0
-    told = said_json(capsys)
-    assert told["labels"] == str(tmp_path / "labels")
-    assert {part["split"]: part["rows"] for part in told["parts"]} == PARTS
-    assert [(part["kind"], part["found"], part["made"]) for part in told["parts"]] == [
+    printed = printed_json(capsys)
+    assert printed["labels"] == str(tmp_path / "labels")
+    assert {part["split"]: part["rows"] for part in printed["parts"]} == PARTS
+    assert [(part["kind"], part["found"], part["made"]) for part in printed["parts"]] == [
         ("hand-offs", 0, 3), ("hand-offs", 0, 1), ("hand-offs", 0, 2),
     ]  # fmt: skip
-    assert all(part["expert_calls"] > part["rows"] for part in told["parts"])
-    assert told["seconds"] > 0
+    assert all(part["expert_calls"] > part["rows"] for part in printed["parts"])
+    assert printed["seconds"] > 0
     sizes = [path.stat().st_size for path in (tmp_path / "labels").glob("*.safetensors")]
-    assert sum(part["bytes"] for part in told["parts"]) == sum(sizes)
+    assert sum(part["bytes"] for part in printed["parts"]) == sum(sizes)
     assert labelled(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"labels in {tmp_path / 'labels'}"
     assert lines[1].split()[:3] == ["split", "kind", "rows"]
-    first = told["parts"][0]
+    first = printed["parts"][0]
     assert lines[2].split() == [
         "train", "hand-offs", "12", "3", "0", f"{first['bytes']:,}", f"{first['expert_calls']:,}",
     ]  # fmt: skip
 
 
-def test_labels_are_where_a_run_looks_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spy: Spy, capsys: Said
+def test_run_finds_labels_in_the_default_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spy: Spy, capsys: Capture
 ) -> None:
-    """Whatever the preset, and without a word about the folder."""
     monkeypatch.chdir(tmp_path)
     sizes = [*SIZES, *TESTED, "--preset", "paper", "--quiet"]
     assert main(["label", "tsp", *sizes]) == 0
@@ -83,25 +82,22 @@ def test_labels_are_where_a_run_looks_for_them(
 
 
 @pytest.mark.parametrize(("seeds", "instances"), [(1, 4), (3, 2)])
-def test_test_data_is_what_the_runs_will_need(seeds: int, instances: int, tmp_path: Path, capsys: Said) -> None:
+def test_test_instances_of_all_runs_are_labelled(seeds: int, instances: int, tmp_path: Path, capsys: Capture) -> None:
     few = ["--seeds", str(seeds), "--instances", str(instances), "--splits", "test", "--out", str(tmp_path)]
     assert main(["label", "tsp", *SIZES, *few, "--quiet", "--json"]) == 0
-    assert [part["rows"] for part in said_json(capsys)["parts"]] == [seeds * instances]
+    assert [part["rows"] for part in printed_json(capsys)["parts"]] == [seeds * instances]
 
 
-def test_trees_have_the_rollouts_that_were_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
+def test_rollouts_reach_the_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr("seqdefer.registry.load_task", lambda _: ENTRY)
     some = ["--rollouts", "4", "--splits", "train", "--out", str(tmp_path), "--quiet", "--json"]
     assert main(["label", "toy", *some]) == 0
-    assert sorted(part["kind"] for part in said_json(capsys)["parts"]) == ["hand-offs", "trees"]
-    name = name_of_all(HeldToy(ToyOptions()), Part("trees", "train", torch.arange(20), 4))
+    assert sorted(part["kind"] for part in printed_json(capsys)["parts"]) == ["hand-offs", "trees"]
+    name = labelling_name(HeldToy(ToyOptions()), LabelPart("trees", "train", torch.arange(20), 4))
     assert (tmp_path / "labels" / f"{name}.json").is_file()
 
 
-def test_a_run_finds_what_was_labelled(folder: Path, spy: Spy, capsys: Said) -> None:
-    """However it was cut: a run need not be told."""
+def test_run_finds_labels_of_any_shard_size(folder: Path, spy: Spy, capsys: Capture) -> None:
     before, asked = files_in(folder / "labels"), spy(SearchExpert, "_hand_offs")
     assert run(folder) == 0
     assert asked == []
@@ -109,18 +105,18 @@ def test_a_run_finds_what_was_labelled(folder: Path, spy: Spy, capsys: Said) -> 
     assert load_results(folder).provenance.expert_calls.made > 22
 
 
-def test_labels_may_live_elsewhere(folder: Path, tmp_path: Path, spy: Spy, capsys: Said) -> None:
+def test_labels_in_another_folder(folder: Path, tmp_path: Path, spy: Spy, capsys: Capture) -> None:
     asked = spy(SearchExpert, "_hand_offs")
     assert run(tmp_path / "other", "--labels", str(folder / "labels")) == 0
     assert asked == []
     assert not (tmp_path / "other" / "labels").exists()
     capsys.readouterr()
     assert labelled(tmp_path / "other", "--labels", str(folder / "labels"), "--json") == 0
-    told = said_json(capsys)
-    assert (told["labels"], sum(part["made"] for part in told["parts"])) == (str(folder / "labels"), 0)
+    printed = printed_json(capsys)
+    assert (printed["labels"], sum(part["made"] for part in printed["parts"])) == (str(folder / "labels"), 0)
 
 
-def test_a_run_by_workers_is_the_same_run(folder: Path, tmp_path: Path, capsys: Said) -> None:
+def test_a_run_with_workers_is_the_same_run(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run(tmp_path / "alone") == 0
     assert run(tmp_path / "many", "--engine", "local", "--workers", "2") == 0
     capsys.readouterr()
@@ -131,29 +127,28 @@ def test_a_run_by_workers_is_the_same_run(folder: Path, tmp_path: Path, capsys: 
     assert "label" in many.provenance.seconds
 
 
-def test_a_fit_by_workers_labels_what_is_learned_from(tmp_path: Path, capsys: Said) -> None:
-    """And nothing else: with an engine all splits of a run are labelled at once."""
+def test_a_fit_with_workers_labels_no_test_data(tmp_path: Path, capsys: Capture) -> None:
     small = ["--draft-architecture", "draft_mlp", "--method", "OneTimeCost", "--quiet"]
     by = ["--engine", "local", "--workers", "1", "--labels", str(tmp_path / "labels")]
     assert main(["fit", "tsp", *SIZES, *small, *by, "--out", str(tmp_path / "model")]) == 0
     assert main(["cache", "ls", str(tmp_path / "labels"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert sorted(one["split"] for one in told["labellings"]) == ["train", "validation"]
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert sorted(one["split"] for one in printed["labellings"]) == ["train", "validation"]
 
 
-def test_some_splits_alone(tmp_path: Path, capsys: Said) -> None:
+def test_chosen_splits(tmp_path: Path, capsys: Capture) -> None:
     assert labelled(tmp_path, "--splits", "validation", "--json") == 0
-    assert [part["split"] for part in said_json(capsys)["parts"]] == ["validation"]
+    assert [part["split"] for part in printed_json(capsys)["parts"]] == ["validation"]
     assert labelled(tmp_path, "--splits", "validation,both") == 2
     assert "unknown split 'both'; available: test, train, validation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["label", "run", "fit"])
-def test_choices_are_refused_in_one_line(command: str, tmp_path: Path, capsys: Said) -> None:
+def test_bad_options(command: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").write_text("")
     for more, message in {
         ("--engine", "dask"): "unknown engine 'dask'; available: local, ray",
-        ("--workers", "2"): "--workers 2 needs an engine: --engine local, or --engine ray",
+        ("--workers", "2"): "--workers 2 needs an engine; add --engine local or --engine ray",
         ("--shard-size", "0"): "--shard-size is 0; it must be at least 1",
         ("--threads", "0"): "--threads is 0; it must be at least 1",
         ("--device", "abacus"): "abacus",
@@ -165,82 +160,80 @@ def test_choices_are_refused_in_one_line(command: str, tmp_path: Path, capsys: S
         assert message in line
 
 
-def test_without_ray_nothing_is_begun(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was told after the task had been prepared."""
+def test_without_ray_nothing_is_prepared(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["label", "tsp", *SIZES, "--out", str(tmp_path / "out"), "--engine", "ray"]) == 2
     assert "-m pip install 'seqdefer[ray]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_labels_of_a_fitted_model_are_found(tmp_path: Path, capsys: Said) -> None:
-    """In its folder there seemed to be none, and all of them whole."""
+def test_cache_finds_the_labels_of_a_fitted_model(tmp_path: Path, capsys: Capture) -> None:
+    """Regression: it listed none, and verified all of them."""
     assert labelled(tmp_path / "model" / "work", "--splits", "validation") == 0
     capsys.readouterr()
     for folder in ("model", "model/work", "model/work/labels"):
         assert main(["cache", "ls", str(tmp_path / folder), "--json"]) == 0
-        told = said_json(capsys)
-        assert [one["split"] for one in told["labellings"]] == ["validation"]
-        assert told["labels"] == str(tmp_path / "model" / "work" / "labels")
+        printed = printed_json(capsys)
+        assert [one["split"] for one in printed["labellings"]] == ["validation"]
+        assert printed["labels"] == str(tmp_path / "model" / "work" / "labels")
 
 
 @pytest.mark.parametrize("arguments", [["label", "tsp"], ["run", "tsp"], ["fit", "tsp"], ["reproduce"]])
-def test_help_tells_of_engines(arguments: list[str], capsys: Said) -> None:
+def test_help_lists_labelling_options(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--help"])
     assert end.value.code == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for option in ("--engine local|ray", "--workers N", "--address HOST:PORT", "--shard-size N", "--labels DIR"):
-        assert option in told
+        assert option in printed
 
 
 # -- cache ---------------------------------------------------------------------------------------------------------
 
 
-def test_ls(folder: Path, capsys: Said) -> None:
+def test_ls(folder: Path, capsys: Capture) -> None:
     assert main(["cache", "ls", str(folder), "--json"]) == 0
-    told = said_json(capsys)
-    assert {one["split"]: one["rows"] for one in told["labellings"]} == PARTS
-    assert all((one["task"], one["kind"], one["missing"]) == ("tsp", "hand-offs", 0) for one in told["labellings"])
-    assert told["unfinished"] == {"shards": 0, "bytes": 0, "half_written": 0}
-    one, other, *_ = told["labellings"]
+    printed = printed_json(capsys)
+    assert {one["split"]: one["rows"] for one in printed["labellings"]} == PARTS
+    assert all((one["task"], one["kind"], one["missing"]) == ("tsp", "hand-offs", 0) for one in printed["labellings"])
+    assert printed["unfinished"] == {"shards": 0, "bytes": 0, "half_written": 0}
+    one, other, *_ = printed["labellings"]
     sizes = [path.stat().st_size for path in (folder / "labels").glob("*.safetensors")]
-    assert sum(each["bytes"] for each in told["labellings"]) == sum(sizes)
+    assert sum(each["bytes"] for each in printed["labellings"]) == sum(sizes)
     (folder / "labels" / f"{one['name']}.json").unlink()
     for half in ("safetensors", "json"):
         (folder / "labels" / f".{'0' * 16}.{half}.half").touch()
-    assert main(["cache", "ls", str(folder / "labels")]) == 0  # the store itself will do, too
+    assert main(["cache", "ls", str(folder / "labels")]) == 0  # the store itself works too
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 2
     assert f"{other['bytes']:,}" in lines[2].split()
-    parts = f"{one['shards']} shards ({one['bytes']:,} bytes), 2 half written"
-    assert last == f"of no labelling: {parts}; a labelling that goes on finds its shards"
+    assert last.startswith(f"unfinished: {one['shards']} shards ({one['bytes']:,} bytes), 2 partial files; ")
 
 
-def test_ls_counts_what_is_missing(folder: Path, capsys: Said) -> None:
+def test_ls_counts_missing_shards(folder: Path, capsys: Capture) -> None:
     for path in sorted((folder / "labels").glob("*.safetensors"))[:2]:
         path.unlink()
     assert main(["cache", "ls", str(folder), "--json"]) == 0
-    told = said_json(capsys)
-    assert sum(one["missing"] for one in told["labellings"]) == 2
-    assert told["unfinished"] == {"shards": 0, "bytes": 0, "half_written": 0}
+    printed = printed_json(capsys)
+    assert sum(one["missing"] for one in printed["labellings"]) == 2
+    assert printed["unfinished"] == {"shards": 0, "bytes": 0, "half_written": 0}
     (folder / "labels" / f".{'0' * 16}.json.half").touch()
     assert main(["cache", "ls", str(folder)]) == 0
-    assert "of no labelling: 0 shards (0 bytes), 1 half written" in capsys.readouterr().out
+    assert "unfinished: 0 shards (0 bytes), 1 partial files" in capsys.readouterr().out
 
 
-def test_verify(folder: Path, capsys: Said) -> None:
+def test_verify(folder: Path, capsys: Capture) -> None:
     assert main(["cache", "verify", str(folder)]) == 0
-    assert capsys.readouterr().out == f"all 6 shards in {folder / 'labels'} are as they were written\n"
+    assert capsys.readouterr().out == f"all 6 shards in {folder / 'labels'} are intact\n"
     path = sorted((folder / "labels").glob("*.safetensors"))[2]
     path.write_bytes(path.read_bytes()[:-1])
     assert main(["cache", "verify", str(folder)]) == 1
     assert capsys.readouterr().out.startswith(f"{path} is damaged: ")
     assert main(["cache", "verify", str(folder), "--json"]) == 1
-    assert list(said_json(capsys)["damaged"]) == [str(path)]
+    assert list(printed_json(capsys)["damaged"]) == [str(path)]
 
 
-def test_rm(folder: Path, capsys: Said) -> None:
+def test_rm(folder: Path, capsys: Capture) -> None:
     path = sorted((folder / "labels").glob("*.safetensors"))[2]
     whole = files_in(folder / "labels")
     path.write_bytes(b"damaged")
@@ -250,23 +243,23 @@ def test_rm(folder: Path, capsys: Said) -> None:
     assert files_in(folder / "labels") == whole
     capsys.readouterr()
     assert main(["cache", "rm", str(folder), "--unfinished"]) == 0
-    assert capsys.readouterr().out == "there was nothing of that\n"
+    assert capsys.readouterr().out == "nothing was removed\n"
     name = next((folder / "labels").glob("*.json")).stem
     assert main(["cache", "rm", str(folder), name[:12], "--json"]) == 0
-    assert str(folder / "labels" / f"{name}.json") in said_json(capsys)["removed"]
+    assert str(folder / "labels" / f"{name}.json") in printed_json(capsys)["removed"]
     next((folder / "labels").glob("*.safetensors")).write_bytes(b"damaged")
     (folder / "labels" / f".{'0' * 16}.json.half").touch()
     assert main(["cache", "rm", str(folder), "--damaged", "--unfinished", "--json"]) == 0
-    assert len(said_json(capsys)["removed"]) == 2
+    assert len(printed_json(capsys)["removed"]) == 2
     assert main(["cache", "rm", str(folder), "--all"]) == 0
     assert list((folder / "labels").iterdir()) == []
 
 
-def test_what_cannot_be_done_is_told(folder: Path, tmp_path: Path, capsys: Said) -> None:
+def test_bad_cache_commands(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     for arguments, message in {
-        ("rm", str(folder)): "nothing was named to remove; give names (seqdefer cache ls shows them), or --damaged",
+        ("rm", str(folder)): "nothing to remove; give names (seqdefer cache ls lists them), or --damaged",
         ("rm", str(folder), "zz"): "unknown labelling 'zz'; available: ",
-        ("ls", str(tmp_path / "nowhere")): f"no folder {tmp_path / 'nowhere'}; give the one that --labels named",
+        ("ls", str(tmp_path / "nowhere")): f"no folder {tmp_path / 'nowhere'}; give the folder of --labels",
     }.items():
         assert main(["cache", *arguments]) == 2
         assert message in capsys.readouterr().err

@@ -20,8 +20,7 @@ from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import SplitName, Task
 from seqdefer.labels import jobs
 from seqdefer.labels.hand_offs import hand_off_table
-from seqdefer.labels.label_store import Labels
-from seqdefer.labels.labelled import LabelledData, LearningData, TestData, require_learning_data
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.progress import Clock
 from seqdefer.storage.shards import Store
@@ -104,10 +103,10 @@ def test_whole_trees_of_an_expert_with_a_name_are_kept(tmp_path: Path, spy: Call
     """By shards, here of three: in another order, and otherwise the same."""
     task = ToyTask(n=10, length=4)
     task.expert.fingerprint = "toy expert"
-    made = split_toy(tmp_path, task, seeds=1, instances=7, labels=Labels(task, Store(tmp_path), shard_size=3))
+    made = split_toy(tmp_path, task, seeds=1, instances=7, labels=LabelStore(task, Store(tmp_path), shard_size=3))
     parts = [made.train, made.test]
     asked = [spy(task.expert, "start"), spy(task.predictor, "start")]
-    found = split_toy(tmp_path, task, seeds=1, instances=7, labels=Labels(task, Store(tmp_path)))
+    found = split_toy(tmp_path, task, seeds=1, instances=7, labels=LabelStore(task, Store(tmp_path)))
     for part, again in zip(parts, [found.train, found.test], strict=True):
         assert part.trees is not None
         assert again.trees is not None

@@ -1,4 +1,4 @@
-"""Engines: the same files whoever labels, and whatever is killed meanwhile."""
+"""Executors: the same files from every executor, and what happens when workers fail."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from seqdefer.environment import THREADS_VARIABLE
 from seqdefer.errors import ContractError, DataError, LostWorkerError, MissingExtraError, OptionError
 from seqdefer.evaluation.splits import label_task
 from seqdefer.labels.executors import processes
-from seqdefer.labels.executors.base import Failure, Result, Source, attempt
-from seqdefer.labels.executors.processes import LostWorkerWarning, Processes
-from seqdefer.labels.executors.settings import EngineSettings
-from seqdefer.labels.jobs import Part, cut, label
-from seqdefer.labels.label_store import Labels
+from seqdefer.labels.executors.base import JobFailure, JobResult, TaskSource, try_job
+from seqdefer.labels.executors.processes import LostWorkerWarning, ProcessExecutor
+from seqdefer.labels.executors.settings import ExecutorSettings
+from seqdefer.labels.jobs import LabelPart, make_jobs, run_job
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.registry import load_task
 from seqdefer.storage.files import read_json
 from seqdefer.storage.shards import Store
 
-needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
 
 Spy = Callable[[Any, str], list[Any]]
@@ -42,10 +42,10 @@ def test_a_labelling_is_its_shards_and_a_manifest(toy_labels: dict[str, bytes]) 
     assert (suffixes.count("safetensors"), suffixes.count("json")) == (HAND_OFFS + TREES, 5)
 
 
-# -- whoever labels ------------------------------------------------------------------------------------------------
+# -- equal files ---------------------------------------------------------------------------------------------------
 
 
-def test_workers_make_what_this_process_makes(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+def test_processes_make_the_same_files(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
     label_toy(tmp_path, engine="local", workers=2)
     assert files_in(tmp_path / "labels") == toy_labels
     assert multiprocessing.active_children() == []
@@ -53,25 +53,25 @@ def test_workers_make_what_this_process_makes(toy_labels: dict[str, bytes], tmp_
     assert [(one.found, one.made) for one in made] == [(4, 0)] * 5
 
 
-def test_only_what_is_missing_is_made(toy_labels: dict[str, bytes], tmp_path: Path, spy: Spy) -> None:
+def test_only_missing_shards_are_made(toy_labels: dict[str, bytes], tmp_path: Path, spy: Spy) -> None:
     label_toy(tmp_path)
     lost = sorted((tmp_path / "labels").glob("*.safetensors"))[::7]
     for path in lost:
         path.unlink()
     started = spy(BaseProcess, "start")
     made = label_toy(tmp_path, engine="local", workers=5)
-    assert sum(one.made for one in made) == len(lost) == len(started) == 3  # more workers would have nothing to do
+    assert sum(one.made for one in made) == len(lost) == len(started) == 3  # no more workers than jobs
     assert files_in(tmp_path / "labels") == toy_labels
 
 
-def test_tours_of_the_local_search(tmp_path: Path) -> None:
-    """A real predictor and a real solver, which takes its threads from the worker."""
+def test_tours_are_equal_from_a_process(tmp_path: Path) -> None:
+    """A real predictor and solver; the solver takes its threads from the worker."""
     pytest.importorskip("numba", reason="needs the extra 'tsp'")
     entry = load_task("tsp")
     options = dataclasses.replace(entry.presets["quick"], cities=9, train=12, validation=6, test=6, effort=1)
     found = []
     for engine in (None, "local"):
-        how = EngineSettings(engine=engine, workers=engine and 2, shard_size=6, labels=tmp_path / str(engine))
+        how = ExecutorSettings(engine=engine, workers=engine and 2, shard_size=6, labels=tmp_path / str(engine))
         sizes = {"seeds": 1, "instances": 6, "rollouts": 2}
         label_task(entry, options, tmp_path, ["train", "test"], how, **sizes, device="cpu")
         found.append(files_in(tmp_path / str(engine)))
@@ -84,7 +84,7 @@ def test_a_worker_uses_the_threads_it_is_given(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert environment.n_threads() == 7
     threads = torch.get_num_threads()
-    source = Source.of(ENTRY, ToyOptions(), tmp_path, "cpu", 3)
+    source = TaskSource(ENTRY, ToyOptions(), tmp_path, "cpu", 3)
     try:
         assert isinstance(source.load(), HeldToy)
         assert (environment.n_threads(), torch.get_num_threads()) == (3, 3)
@@ -100,8 +100,8 @@ def test_a_worker_uses_the_threads_it_is_given(tmp_path: Path, monkeypatch: pyte
             environment.n_threads()
 
 
-def test_paths_among_the_options_begin_where_the_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers may be started elsewhere, as those of Ray are."""
+def test_relative_paths_start_at_the_folder_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers may start elsewhere, as those of Ray do."""
     found = []
 
     def look(options: ToyOptions, folder: Path, *_: object) -> HeldToy:
@@ -111,48 +111,48 @@ def test_paths_among_the_options_begin_where_the_driver_is(tmp_path: Path, monke
     monkeypatch.setenv(THREADS_VARIABLE, "1")
     monkeypatch.chdir(tmp_path)
     entry = dataclasses.replace(ENTRY, prepare=look)
-    source = Source.of(entry, ToyOptions(), Path("out"), "cpu", torch.get_num_threads())
+    source = TaskSource(entry, ToyOptions(), Path("out").resolve(), "cpu", torch.get_num_threads())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     source.load()
     assert found == [(tmp_path / "data.csv", tmp_path / "out")]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not say which cores may be used")
-def test_cores_are_those_that_this_process_may_use() -> None:
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
+def test_cores_respect_affinity() -> None:
     code = (
         "import os; from seqdefer.environment import n_cores\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(n_cores())"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "1\n"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "1\n"
 
 
-def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_spread_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    sources = {device: Source(ENTRY, ToyOptions(), Path(), device) for device in ("cuda", "cuda:1", "cpu")}
+    sources = {device: TaskSource(ENTRY, ToyOptions(), Path(), device) for device in ("cuda", "cuda:1", "cpu")}
     devices = {
-        device: [processes._on_its_device(source, number).device for number in range(4)]
+        device: [processes._assign_gpu(source, number).device for number in range(4)]
         for device, source in sources.items()
     }
     assert devices == {"cuda": ["cuda:0", "cuda:1"] * 2, "cuda:1": ["cuda:1"] * 4, "cpu": ["cpu"] * 4}
 
 
-# -- what goes wrong in a worker -----------------------------------------------------------------------------------
+# -- failing workers ---------------------------------------------------------------------------------------------
 
 
-def test_an_error_of_a_worker_is_an_error_here(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+def test_an_error_in_a_worker_is_raised_in_the_driver(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the first validation example cannot be measured; give another") as raised:
         label_toy(tmp_path, ToyOptions(fails="error"), engine="local", workers=1)
-    assert "in _fail" in str(raised.value.__cause__)  # where it arose
+    assert "in _fail" in str(raised.value.__cause__)
     assert multiprocessing.active_children() == []
     kept = files_in(tmp_path / "labels")
-    assert kept.items() <= toy_labels.items()  # what was finished stays, and no manifest says more
+    assert kept.items() <= toy_labels.items()  # finished shards stay, without a manifest
     assert len(kept) == 8
 
 
-def test_an_error_of_the_driver_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_driver_ends_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(store: Store, name: str, packed: bytes) -> None:
         raise OSError("no room")
 
@@ -160,7 +160,7 @@ def test_an_error_of_the_driver_ends_the_workers(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="no room") as raised:
         label_toy(tmp_path, engine="local", workers=2)
     assert multiprocessing.active_children() == []
-    assert raised.traceback  # while somebody looks at what happened, too
+    assert raised.traceback  # even while the traceback is alive
 
 
 def unloadable(options: ToyOptions, *more: Any) -> HeldToy:
@@ -169,84 +169,85 @@ def unloadable(options: ToyOptions, *more: Any) -> HeldToy:
     return prepare(options, *more)
 
 
-def test_a_task_that_a_worker_cannot_load_is_told(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_load_the_task_reports_why(tmp_path: Path) -> None:
     entry = dataclasses.replace(ENTRY, prepare=unloadable)
     sizes = {"seeds": 1, "instances": 5, "rollouts": 2, "device": "cpu"}
     with pytest.raises(DataError, match="this machine has no such data; copy it there"):
-        label_task(entry, ToyOptions(), tmp_path, ["test"], EngineSettings(engine="local", workers=1), **sizes)  # type: ignore[arg-type]
+        label_task(entry, ToyOptions(), tmp_path, ["test"], ExecutorSettings(engine="local", workers=1), **sizes)  # type: ignore[arg-type]
 
 
-class Odd(Exception):
-    """Can be sent, and not received."""
+class Unpicklable(Exception):
+    """Pickles, but does not unpickle."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
 
 
-def test_an_error_that_cannot_be_sent_is_told_in_words() -> None:
-    failure = Failure.of(Odd("what happened", "and more"))
+def test_an_error_that_cannot_be_pickled_is_reported_as_text() -> None:
+    failure = JobFailure.of(Unpicklable("what happened", "and more"))
     assert failure.error is None
-    with pytest.raises(RuntimeError, match=r"in a worker:\n(.*\n)*.*Odd: what happened"):
+    with pytest.raises(RuntimeError, match=r"in a worker:\n(.*\n)*.*Unpicklable: what happened"):
         failure.throw()
 
 
-def test_warnings_of_a_worker_are_told_here(tmp_path: Path) -> None:
-    with pytest.raises(UserWarning, match="the first validation example is odd"):  # an error, as tests have it
+def test_warnings_of_a_worker_are_raised_in_the_driver(tmp_path: Path) -> None:
+    with pytest.raises(UserWarning, match="the first validation example is odd"):
         label_toy(tmp_path, ToyOptions(fails="warning"), engine="local", workers=1)
-    assert len(files_in(tmp_path / "labels")) == 8 + 1  # what it is about was kept first
+    assert len(files_in(tmp_path / "labels")) == 8 + 1  # its shard was stored first
 
 
 def test_every_shard_comes_with_its_warnings() -> None:
-    """Whatever a worker's own filters are: the driver's decide."""
+    """The filters of the driver apply, not those of the worker."""
     task = HeldToy(ToyOptions(fails="warning"))
-    (job, *_) = cut(task, Part("hand-offs", "validation", torch.arange(5)))
+    (job, *_) = make_jobs(task, LabelPart("hand-offs", "validation", torch.arange(5)))
     for action in ("error", "ignore", "once"):
         with warnings.catch_warnings():
             warnings.simplefilter(action)  # type: ignore[arg-type]
-            for place in (3, 4):
-                told = attempt(task, place, job)
-                assert isinstance(told, Result)
-                assert set(told.warnings) == {("the first validation example is odd", UserWarning)}
-                assert told.place == place
+            for index in (3, 4):
+                result = try_job(task, index, job)
+                assert isinstance(result, JobResult)
+                assert set(result.warnings) == {("the first validation example is odd", UserWarning)}
+                assert result.index == index
 
 
 @needs_signals
 def test_a_shard_that_kills_its_workers_is_given_up(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    said = (
-        r"a worker died \(signal 9\) at shard [0-9a-f]{16}, 3 times so far; if memory was short, take fewer --workers"
-    )
-    with pytest.warns(LostWorkerWarning, match="it is replaced") as told, pytest.raises(LostWorkerError, match=said):
+    error = r"a worker \(signal 9\) died on shard [0-9a-f]{16} in 3 attempts; if memory ran out, use fewer --workers"
+    with (
+        pytest.warns(LostWorkerWarning, match="it is replaced") as caught,
+        pytest.raises(LostWorkerError, match=error),
+    ):
         label_toy(tmp_path, ToyOptions(fails="death"), engine="local", workers=1)
-    assert len(told) == 2  # the third time is the error
+    assert len(caught) == 2  # the third death is the error
     assert files_in(tmp_path / "labels").items() <= toy_labels.items()
 
 
-def test_workers_may_die_at_many_shards(
+def test_workers_may_die_on_many_shards(
     toy_labels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deaths are counted by shard: where there are many shards, three may be lost."""
+    """Regression: deaths are counted per shard, not in total."""
     monkeypatch.setenv(GATE, str(Gate.closed(tmp_path / "gate", stop=-1).folder))
-    options, how = ToyOptions(fails="exits"), EngineSettings(engine="local", workers=2)
-    with pytest.warns(LostWorkerWarning, match=r"a worker died \(status 3\) at shard") as told:
+    options, how = ToyOptions(fails="exits"), ExecutorSettings(engine="local", workers=2)
+    with pytest.warns(LostWorkerWarning, match=r"a worker \(status 3\) died on shard") as caught:
         label_task(ENTRY, options, tmp_path, ["test"], how, seeds=1, instances=20, rollouts=3, device="cpu")
-    assert len(told) == 4
+    assert len(caught) == 4
     shards = {name: content for name, content in files_in(tmp_path / "labels").items() if "safetensors" in name}
     assert shards.items() <= toy_labels.items()
     assert len(shards) == 4
 
 
-def test_a_worker_that_has_loaded_something_else_refuses(tmp_path: Path) -> None:
-    """As on a machine of a cluster that does not see the same folder."""
+def test_a_worker_with_another_task_refuses(tmp_path: Path) -> None:
+    """A machine of a cluster may see another folder."""
     ours, theirs = HeldToy(ToyOptions()), HeldToy(ToyOptions())
     theirs.predictor.fingerprint = "trained elsewhere"
     for kind in ("hand-offs", "trees"):
-        (job, *_) = cut(ours, Part(kind, "train", torch.arange(20), 3))  # type: ignore[arg-type]
-        label(ours, job)
-        with pytest.raises(ContractError, match=f"shard {job.name} was asked for, .* let all workers read the same"):
-            label(theirs, job)
+        (job, *_) = make_jobs(ours, LabelPart(kind, "train", torch.arange(20), 3))  # type: ignore[arg-type]
+        run_job(ours, job)
+        with pytest.raises(ContractError, match=f"the job is for shard {job.name}, .* let all workers read the same"):
+            run_job(theirs, job)
 
 
-# -- choices -------------------------------------------------------------------------------------------------------
+# -- settings ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,23 +257,23 @@ def test_a_worker_that_has_loaded_something_else_refuses(tmp_path: Path) -> None
         ({"engine": "local", "workers": 0}, "--workers is 0; it must be at least 1"),
         ({"threads": 0}, "--threads is 0; it must be at least 1"),
         ({"shard_size": -1}, "--shard-size is -1; it must be at least 1"),
-        ({"engine": "local", "address": "host:1"}, "--address is for --engine ray; the engine is local"),
-        ({"workers": 2}, "--workers 2 needs an engine: --engine local, or --engine ray"),
+        ({"engine": "local", "address": "host:1"}, "--address needs --engine ray; the engine is local"),
+        ({"workers": 2}, "--workers 2 needs an engine; add --engine local or --engine ray"),
     ],
 )
-def test_choices_that_make_no_sense_are_refused(given: dict[str, object], message: str) -> None:
+def test_bad_settings(given: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        EngineSettings(**given)  # type: ignore[arg-type]
+        ExecutorSettings(**given)  # type: ignore[arg-type]
 
 
-def test_an_engine_is_as_it_was_chosen(tmp_path: Path) -> None:
-    chosen = EngineSettings(engine="local", threads=3).start(ENTRY, ToyOptions(), tmp_path, "cpu")
-    assert isinstance(chosen, Processes)
+def test_settings_start_their_executor(tmp_path: Path) -> None:
+    chosen = ExecutorSettings(engine="local", threads=3).start(ENTRY, ToyOptions(), tmp_path, "cpu")
+    assert isinstance(chosen, ProcessExecutor)
     assert (chosen.workers, chosen.source.threads) == (environment.n_cores(), 3)
-    assert EngineSettings(workers=1).start(ENTRY, ToyOptions(), tmp_path, "cpu") is None  # this process is one
+    assert ExecutorSettings(workers=1).start(ENTRY, ToyOptions(), tmp_path, "cpu") is None  # this process
 
 
-def test_without_ray_the_line_that_installs_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
         MissingExtraError, match=r"needs the package 'ray'; install it with: .* -m pip install 'seqdefer\[ray\]'"
@@ -281,15 +282,15 @@ def test_without_ray_the_line_that_installs_it_is_told(tmp_path: Path, monkeypat
     assert not (tmp_path / "labels").exists()
 
 
-def test_an_expert_without_a_name_has_no_use_for_workers(tmp_path: Path) -> None:
+def test_an_expert_without_a_fingerprint_is_refused(tmp_path: Path) -> None:
     entry = dataclasses.replace(ENTRY, prepare=nameless)
     sizes = {"seeds": 1, "instances": 5, "rollouts": 2}
-    for how in (EngineSettings(), EngineSettings(engine="local")):
-        with pytest.raises(OptionError, match=r"the expert of task 'toy' has no name .* so its labels cannot be kept"):
+    for how in (ExecutorSettings(), ExecutorSettings(engine="local")):
+        with pytest.raises(OptionError, match="the expert of task 'toy' has no fingerprint"):
             label_task(entry, ToyOptions(), tmp_path, ["test"], how, **sizes)
-    engine = Processes(Source(entry, ToyOptions(), tmp_path, "cpu"), 1)
-    with pytest.raises(OptionError, match="has no name"):
-        Labels(nameless(ToyOptions()), Store(tmp_path), engine)
+    executor = ProcessExecutor(TaskSource(entry, ToyOptions(), tmp_path, "cpu"), 1)
+    with pytest.raises(OptionError, match="has no fingerprint"):
+        LabelStore(nameless(ToyOptions()), Store(tmp_path), executor)
 
 
 def nameless(options: ToyOptions, *_: object) -> HeldToy:
@@ -301,10 +302,10 @@ def nameless(options: ToyOptions, *_: object) -> HeldToy:
 def test_unknown_splits_are_refused(tmp_path: Path) -> None:
     sizes = {"seeds": 1, "instances": 5, "rollouts": 2}
     with pytest.raises(OptionError, match="unknown split 'all'; available: test, train, validation"):
-        label_task(ENTRY, ToyOptions(), tmp_path, ["all"], EngineSettings(), **sizes)  # type: ignore[arg-type, list-item]
+        label_task(ENTRY, ToyOptions(), tmp_path, ["all"], ExecutorSettings(), **sizes)  # type: ignore[arg-type, list-item]
 
 
-def test_a_manifest_tells_what_it_is(tmp_path: Path) -> None:
+def test_content_of_a_manifest(tmp_path: Path) -> None:
     (made, *_) = label_toy(tmp_path)
     plain = read_json(tmp_path / "labels" / f"{made.manifest.name}.json")
     assert (plain["task"], plain["split"], plain["kind"], plain["rows"]) == ("toy", "train", "hand-offs", 20)

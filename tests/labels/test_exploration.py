@@ -1,4 +1,4 @@
-"""Explored trees: a few paths of long sequences, the same whatever the batches, kept on disk, closed for training."""
+"""Explored trees: a few paths of long sequences, equal for all batch sizes, stored, and closed for training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import Calls
-from seqdefer.labels.jobs import Part, trees_in
-from seqdefer.labels.label_store import Labels
+from seqdefer.labels.jobs import LabelPart, unpack_trees
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.trees import END, UNKNOWN, DecisionTrees, join_trees
 from seqdefer.rejectors.confidence import Confidence
-from seqdefer.storage.shards import DamagedShardWarning, Store
+from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
 
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -33,14 +33,14 @@ toys = toy_tasks(longest=14)
 
 
 def named(**sizes: Any) -> ToyTask:
-    """The toy with an expert that has a name, so that its labels are kept."""
+    """Return a toy task whose expert has a fingerprint, so that its labels are stored."""
     task = ToyTask(**{"n": 7, "length": 14, **sizes})
     task.expert.fingerprint = "toy expert"
     return task
 
 
 def prefixes(trees: DecisionTrees) -> list[tuple[int, Prefix]]:
-    """The example of every node and the tokens before it."""
+    """Return the example of every node and the tokens before it."""
     table = trees.nodes
     found: list[tuple[int, Prefix]] = []
     for node in range(table.size):
@@ -54,7 +54,7 @@ def prefixes(trees: DecisionTrees) -> list[tuple[int, Prefix]]:
 
 
 def by_prefix(trees: DecisionTrees) -> dict[tuple[int, Prefix], list[Any]]:
-    """All that is known of every node, whatever its number."""
+    """Return the content of every node, keyed by example and prefix."""
     places, table = prefixes(trees), trees.nodes
     columns = ("tokens", "losses", "features", "uncertainty", "entropy", "position")
     return {
@@ -69,7 +69,7 @@ def _named(child: int, places: list[tuple[int, Prefix]]) -> Any:
 
 
 def lazily(task: ToyTask, prefix: Prefix, row: int) -> tuple[DecisionTrees, Tensor]:
-    """A tree that grows along a prefix, and its node there."""
+    """Return a tree that has grown along a prefix, and its last node."""
     trees = DecisionTrees(task, task.split("train").select(torch.tensor([row])))
     node = trees.roots
     for token in prefix:
@@ -95,7 +95,7 @@ def test_nodes_are_those_of_lazily_grown_trees(task: ToyTask, rollouts: int) -> 
 
 @given(toys, st.integers(2, 5))
 @settings(max_examples=25)
-def test_both_writers_own_paths_are_in(task: ToyTask, rollouts: int) -> None:
+def test_paths_of_both_models_alone_are_included(task: ToyTask, rollouts: int) -> None:
     trees = explore_trees(task, task.split("train"), rollouts)
     for defer in (False, True):
         nodes, written = trees.roots, [write(task, one, lambda *_, way=defer: way) for one in rows_of(trees.examples)]
@@ -104,7 +104,7 @@ def test_both_writers_own_paths_are_in(task: ToyTask, rollouts: int) -> None:
             assert live.tolist() == [row for row, path in enumerate(written) if len(path) > position]
             tokens = trees.nodes.tokens[nodes[live], int(defer)]
             assert tokens.tolist() == [written[row].tokens[position] for row in live.tolist()]
-            known = trees.nodes.children[nodes[live], int(defer)]  # really there, not the other one in its stead
+            known = trees.nodes.children[nodes[live], int(defer)]  # grown, not replaced by the other child
             nodes = torch.full_like(nodes, END)
             nodes[live] = known
             assert not bool((nodes == UNKNOWN).any())
@@ -112,7 +112,7 @@ def test_both_writers_own_paths_are_in(task: ToyTask, rollouts: int) -> None:
 
 @given(toys, st.integers(2, 4))
 @settings(max_examples=25)
-def test_a_child_that_is_not_there_is_the_other_one(task: ToyTask, rollouts: int) -> None:
+def test_a_missing_child_is_replaced_by_the_other(task: ToyTask, rollouts: int) -> None:
     trees = explore_trees(task, task.split("train"), rollouts)
     assert trees.is_closed
     before, table = trees.nodes.size, trees.nodes
@@ -125,7 +125,7 @@ def test_a_child_that_is_not_there_is_the_other_one(task: ToyTask, rollouts: int
     assert trees.nodes.size == before
 
 
-def test_closed_trees_ask_nobody_and_count_nothing(spy: Spy) -> None:
+def test_closed_trees_call_no_model_and_count_nothing(spy: Spy) -> None:
     task = ToyTask(n=6, length=20, ends=False)
     trees = explore_trees(task, task.split("train"), 3)
     calls, asked = trees.calls, [spy(task.predictor, "start"), spy(task.expert, "start")]
@@ -135,27 +135,27 @@ def test_closed_trees_ask_nobody_and_count_nothing(spy: Spy) -> None:
     assert nodes.tolist() == [END] * 6
     assert trees.calls == calls
     assert asked == [[], []]
-    assert len(trees.typical_nodes()) == trees.nodes.size  # and not only those of the two writers
+    assert len(trees.typical_nodes()) == trees.nodes.size  # all of them, not only the paths of one model alone
 
 
 @pytest.mark.parametrize("ask", [partial(sweep_thresholds, Confidence("uncertainty")), beam_outcomes, all_outcomes])
-def test_closed_trees_do_not_tell_what_decisions_lead_to(ask: Callable[[DecisionTrees], Any]) -> None:
-    """A sweep went on from the child that was there, and its share was that of other decisions."""
+def test_closed_trees_cannot_be_evaluated(ask: Callable[[DecisionTrees], Any]) -> None:
+    """Regression: a sweep continued from the other child, and reported the share of other decisions."""
     task = ToyTask(n=3, length=13)
     with pytest.raises(OptionError, match=r"these trees are closed: .*; use DecisionTrees\(task, examples\)"):
         ask(explore_trees(task, task.split("train"), 2))
 
 
-def test_trees_are_closed_at_the_ends_of_sequences() -> None:
-    """Both children of the last nodes were unknown, and training took node 0 for them."""
+def test_trees_close_only_at_the_ends_of_sequences() -> None:
+    """Regression: both children of the last nodes were unknown, and training used node 0 for them."""
     task = ToyTask(n=3, length=13, ends=False)
     trees = DecisionTrees(task, task.split("train"))
-    with pytest.raises(OptionError, match="stop amid a sequence cannot be closed: grow them, or use explore_trees"):
+    with pytest.raises(OptionError, match="cannot close trees that stop in mid-sequence"):
         trees.close()
 
 
 def test_more_rollouts_see_more() -> None:
-    """The coins of one rollout are not those of another, and not those of another example."""
+    """Rollouts and examples have coins of their own."""
     task = ToyTask(n=40, length=20, ends=False)
     sizes = [explore_trees(task, task.split("train"), rollouts).nodes.size for rollouts in (2, 4, 8)]
     assert sizes == sorted(set(sizes))
@@ -166,8 +166,7 @@ def test_more_rollouts_see_more() -> None:
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 3, 4096])
 def test_trees_do_not_depend_on_batches(batch_size: int, ends: bool, spy: Spy) -> None:
-    """Coins were once tossed anew for each batch: the first of every batch took the same ways, and a GPU, whose batches
-    are larger, explored others than a CPU."""
+    """Regression: every batch drew the same coins, so a GPU with larger batches explored other paths than a CPU."""
     task, finished = ToyTask(n=11, length=14, ends=ends), []
     task.predictor.batch_size = 11
     whole = explore_trees(task, task.split("train"), 4)
@@ -181,7 +180,7 @@ def test_trees_do_not_depend_on_batches(batch_size: int, ends: bool, spy: Spy) -
 
 
 def test_trees_of_parts_join_into_trees_of_all() -> None:
-    """Roots, children and parents point to their own nodes, and the joined trees grow on as those of one batch do."""
+    """Joined trees equal those of one batch, and grow like them."""
     task = ToyTask(n=9, length=14)
     examples = task.split("train")
     whole = DecisionTrees(task, examples)
@@ -198,7 +197,7 @@ def test_trees_of_parts_join_into_trees_of_all() -> None:
     assert by_prefix(joined) == by_prefix(whole)
 
 
-def test_trees_begin_where_others_ended() -> None:
+def test_trees_grow_on_from_stored_tensors() -> None:
     task = ToyTask(n=5, length=14)
     one = DecisionTrees(task, task.split("train"))
     one.typical_nodes()
@@ -212,29 +211,29 @@ def test_trees_begin_where_others_ended() -> None:
 @pytest.mark.parametrize("rollouts", [-1, 0, 1])
 def test_fewer_than_two_rollouts_are_refused(rollouts: int) -> None:
     task = ToyTask(n=2, length=14)
-    with pytest.raises(OptionError, match=f"{rollouts} rollouts an example; the predictor alone and the expert alone"):
+    with pytest.raises(OptionError, match=f"{rollouts} rollouts per example; at least 2 are needed"):
         explore_trees(task, task.split("train"), rollouts)
     with pytest.raises(OptionError, match=f"--rollouts is {rollouts}; it must be at least 2"):
         ExperimentSettings(rollouts=rollouts)
 
 
-# -- on disk -------------------------------------------------------------------------------------------------------
+# -- stored -------------------------------------------------------------------------------------------------------
 
 
-def kept(task: ToyTask, folder: Path, rollouts: int, rows: int = 7, split: str = "train") -> DecisionTrees:
-    """The trees of the first `rows` examples, by way of a store."""
-    part = Part("trees", split, torch.arange(rows), rollouts)  # type: ignore[arg-type]
-    return trees_in(task, part, Labels(task, Store(folder)).read(part))
+def stored(task: ToyTask, folder: Path, rollouts: int, rows: int = 7, split: str = "train") -> DecisionTrees:
+    """Return the trees of the first `rows` examples, read from a store."""
+    part = LabelPart("trees", split, torch.arange(rows), rollouts)  # type: ignore[arg-type]
+    return unpack_trees(task, part, LabelStore(task, Store(folder)).read(part))
 
 
 def test_stored_trees_are_fresh_trees(tmp_path: Path, spy: Spy) -> None:
     task = named()
     task.predictor.batch_size = 3
     fresh = explore_trees(task, task.split("train"), 4)
-    made = kept(task, tmp_path, 4)
+    made = stored(task, tmp_path, 4)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
     asked = spy(task.expert, "next")
-    found = kept(task, tmp_path, 4)
+    found = stored(task, tmp_path, 4)
     assert asked == []
     assert by_prefix(fresh) == by_prefix(made) == by_prefix(found)
     assert fresh.calls == made.calls == found.calls
@@ -242,74 +241,19 @@ def test_stored_trees_are_fresh_trees(tmp_path: Path, spy: Spy) -> None:
     assert all(torch.equal(one, found.tensors()[name]) for name, one in made.tensors().items())
 
 
-def test_what_is_missing_is_made(tmp_path: Path, spy: Spy) -> None:
-    """As after a run that was stopped, and where more examples are asked for."""
+def test_missing_shards_are_made(tmp_path: Path, spy: Spy) -> None:
+    """After an interrupted run, or with more examples than before."""
     task = named()
     task.predictor.batch_size = 3
-    expected = by_prefix(kept(task, tmp_path / "all", 4))
-    kept(task, tmp_path / "some", 4, rows=3)
+    expected = by_prefix(stored(task, tmp_path / "all", 4))
+    stored(task, tmp_path / "some", 4, rows=3)
     assert len(list((tmp_path / "some").glob("*.safetensors"))) == 1
     asked = spy(task.expert, "next")
-    assert by_prefix(kept(task, tmp_path / "some", 4)) == expected
+    assert by_prefix(stored(task, tmp_path / "some", 4)) == expected
     assert len(list((tmp_path / "some").glob("*.safetensors"))) == 3
     assert {int(example) for state, _ in asked for example in state.inputs} <= set(
         task.split("train").inputs[3:].tolist()
     )
-
-
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "cut off": lambda content: content[: len(content) // 2],
-    "something else": lambda _: b"no tensors",
-    "other tensors": lambda _: _tensors({"calls": torch.tensor([1, 2])}),
-    "no counts": lambda _: _tensors({"roots": torch.tensor([0])}),
-    "other counts": lambda _: _tensors({"calls": torch.tensor([1, 2, 3])}),
-}
-
-
-def _tensors(tensors: dict[str, Tensor]) -> bytes:
-    from safetensors.torch import save
-
-    return save(tensors)
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_file_is_made_again(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    task = named()
-    expected = kept(task, tmp_path, 3)
-    (path,) = tmp_path.glob("*.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
-        assert by_prefix(kept(task, tmp_path, 3)) == by_prefix(expected)
-    assert path.read_bytes() == whole
-
-
-def _other_rule(task: ToyTask) -> None:
-    task.token_rule = "other"
-
-
-def _other_expert(task: ToyTask) -> None:
-    task.expert.fingerprint = "another"
-
-
-def _other_predictor(task: ToyTask) -> None:
-    task.predictor.fingerprint = "another"
-
-
-def _other_name(task: ToyTask) -> None:
-    task.name = "another"
-
-
-@pytest.mark.parametrize("change", [_other_rule, _other_expert, _other_predictor, _other_name])
-def test_trees_of_something_else_are_not_reused(change: Callable[[ToyTask], None], tmp_path: Path, spy: Spy) -> None:
-    task = named()
-    kept(task, tmp_path, 3)
-    change(task)
-    asked = spy(task.expert, "next")
-    kept(task, tmp_path, 3)
-    assert asked
-    assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
 def test_other_rollouts_lengths_or_examples_are_not_reused(tmp_path: Path) -> None:
@@ -322,21 +266,7 @@ def test_other_rollouts_lengths_or_examples_are_not_reused(tmp_path: Path) -> No
         (named(ends=False), "train", 3),
     ]
     for number, (which, split, rollouts) in enumerate(ways):
-        stored = kept(which, tmp_path, rollouts, split=split)
+        found = stored(which, tmp_path, rollouts, split=split)
         fresh = explore_trees(which, which.split(split), rollouts)  # type: ignore[arg-type]
-        assert by_prefix(stored) == by_prefix(fresh)
+        assert by_prefix(found) == by_prefix(fresh)
         assert len(list(tmp_path.glob("*.safetensors"))) == number + 1
-
-
-def test_another_key_of_losses_is_not_reused(tmp_path: Path) -> None:
-    for number, key in enumerate(("", "other words")):
-        task = named()
-        task.loss_key = lambda _, key=key: key  # type: ignore[method-assign, misc]
-        kept(task, tmp_path, 3)
-        assert len(list(tmp_path.glob("*.safetensors"))) == number + 1
-
-
-def test_an_expert_without_a_name_is_asked_again(tmp_path: Path) -> None:
-    task = ToyTask(n=7, length=14)
-    kept(task, tmp_path / "labels", 3)
-    assert not (tmp_path / "labels").exists()

@@ -1,12 +1,9 @@
-"""Tables of hand-offs: the short-cuts change nothing but the number of calls."""
+"""Hand-off tables: short-cuts change nothing but the number of calls."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +15,6 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.interfaces import DraftExpert, Expert, SplitName, Task
 from seqdefer.labels.hand_offs import Calls, hand_off_table
-from seqdefer.labels.jobs import Part, calls_in, hand_offs_in
-from seqdefer.labels.label_store import Labels
-from seqdefer.storage.files import write_tensors
-from seqdefer.storage.shards import DamagedShardWarning, Store
 from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import FunctionExpert, FunctionPredictor, ToyTask
 from seqdefer.types import Draft, Examples, Sequences, SequenceSpec
@@ -54,13 +47,14 @@ def test_short_cuts_change_nothing(task: Task) -> None:
     plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
     assert torch.equal(quick.loss, plain.loss)
     assert torch.equal(quick.deferred, plain.deferred)
-    assert naive.saved == 0
+    assert naive == Calls(made=int(drafted.sequences.lengths.sum()), saved=0)  # one call before each drafted token
+    assert calls.made + calls.saved == naive.made
     assert calls.made < naive.made
 
 
 @pytest.mark.parametrize("shortcut", [True, False])
 @pytest.mark.parametrize("kept", [(), (0,), (2,), (0, 2), (2, 1, 2), (1, 3)], ids=str)
-def test_some_hand_offs_are_those_of_all(task: Task, kept: tuple[int, ...], shortcut: bool) -> None:
+def test_a_subset_equals_its_columns_of_the_full_table(task: Task, kept: tuple[int, ...], shortcut: bool) -> None:
     examples, drafted = examples_and_draft(task)
     every, _ = hand_off_table(task, examples, drafted, shortcut=False)
     some, calls = hand_off_table(task, examples, drafted, kept=kept, shortcut=shortcut)
@@ -86,7 +80,7 @@ def test_every_column_is_what_the_engine_writes(task: Task) -> None:
         assert table.deferred[:, kept].tolist() == rollout.deferred.tolist()
 
 
-def test_the_ends_are_both_writers_alone() -> None:
+def test_the_ends_are_expert_alone_and_predictor_alone() -> None:
     task = TASKS["lengths differ"]
     examples, drafted = examples_and_draft(task)
     table, _ = hand_off_table(task, examples, drafted)
@@ -102,14 +96,6 @@ def loss_of(task: Task, examples: Examples, rows: list[list[Any]]) -> Tensor:
     return task.sequence_loss(examples, Sequences(tokens, torch.tensor([len(row) for row in rows])))
 
 
-def test_calls_made_and_saved_are_those_of_the_naive_way(task: Task) -> None:
-    """Naively: one call for every token of every draft, before which it may be handed off."""
-    examples, drafted = examples_and_draft(task)
-    _, calls = hand_off_table(task, examples, drafted)
-    _, naive = hand_off_table(task, examples, drafted, shortcut=False)
-    assert calls.made + calls.saved == naive.made == int(drafted.sequences.lengths.sum())
-
-
 @pytest.mark.parametrize("name", ["lengths differ", "all of one length", "two words"])
 def test_a_row_is_run_once_and_after_each_disagreement(name: str, spy: Spy) -> None:
     task = TASKS[name]
@@ -120,9 +106,9 @@ def test_a_row_is_run_once_and_after_each_disagreement(name: str, spy: Spy) -> N
         _, calls = hand_off_table(task, examples.select(torch.tensor([row])), drafted.select(torch.tensor([row])))
         asked = sum(len(rows) for _, rows in named)
         differ = [j for j in range(length) if expert_after(task, one, tokens[:j]) != tokens[j]]
-        # What the two write last does not matter: nothing can be handed off after it.
+        # The last token does not matter: nothing can be handed off after it.
         assert calls.made == 1 + sum(j < length - 1 for j in differ)
-        # The draft is read once, and of each branch only what the expert itself writes.
+        # The expert reads the draft once, and of each branch only its own tokens.
         branches = [write_all(task, examples, hand_off(j))[row] for j in differ]
         written = sum(len(branch) - j - 1 for j, branch in zip(differ, branches, strict=True))
         assert asked == length + written
@@ -150,13 +136,13 @@ def test_an_expert_that_is_not_deterministic_is_always_asked() -> None:
 
 
 class ReadsOff(FunctionExpert):
-    """Ignores the prefix like a reader of a thermometer, in sequences that can end."""
+    """An expert that ignores the prefix, in sequences that can end."""
 
     reads_prefix = False
 
 
 def test_an_expert_that_ignores_prefixes_may_end_a_sequence() -> None:
-    """Its completion is not the same for every prefix then: a kept token goes past the end of an earlier answer."""
+    """Its completions differ between prefixes: a kept token may lie past the end of an earlier answer."""
 
     def read_off(task: ToyTask) -> FunctionExpert:
         def complete(row: Tensor, prefix: list[int]) -> list[int]:
@@ -176,19 +162,8 @@ def test_an_expert_that_ignores_prefixes_may_end_a_sequence() -> None:
     assert torch.equal(quick.deferred, plain.deferred)
 
 
-def test_batches_and_progress() -> None:
-    task, finished = TASKS["lengths differ"], []
-    examples, drafted = examples_and_draft(task)
-    whole, calls = hand_off_table(task, examples, drafted)
-    parts, same_calls = hand_off_table(task, examples, drafted, batch_size=7, progress=finished.append)
-    assert finished == [7, 7, 7, 3]
-    assert calls == same_calls
-    assert torch.equal(whole.loss, parts.loss)
-    assert torch.equal(whole.deferred, parts.deferred)
-
-
-def test_a_free_completion_keeps_prefixes_and_ended_rows() -> None:
-    """`complete` of an expert with `next`: prefixes of every length in one batch."""
+def test_complete_of_a_next_token_expert_keeps_prefixes_and_ended_rows() -> None:
+    """Prefixes of every length in one batch."""
     task = ToyTask(n=12)
     examples = task.split("test")
     drafted = draft(task.predictor, examples, task.spec).sequences
@@ -199,18 +174,12 @@ def test_a_free_completion_keeps_prefixes_and_ended_rows() -> None:
         assert completed.tokens[row, : completed.lengths[row]].tolist() == expected
 
 
-def test_spec_knows_the_end() -> None:
-    tokens = torch.tensor([0, 3, 4])
-    assert SequenceSpec(3, end=3).is_end(tokens).tolist() == [False, True, False]
-    assert SequenceSpec(3).is_end(tokens).tolist() == [False, False, False]
-
-
 # -- experts that complete all prefixes of a draft at once ---------------------------------------------------------
 
 
-class Handing(DraftExpert):
-    """Completes as another expert does. Of a draft's prefixes it runs those alone that do not follow from a shorter
-    one, and writes rubbish where the draft has ended, which nobody should read."""
+class WrappedDraftExpert(DraftExpert):
+    """Wraps an expert. It runs only prefixes that do not follow from a shorter one, and writes garbage where the draft
+    has ended, which must not be read."""
 
     def __init__(self, inner: Expert) -> None:
         self.inner, self.runs = inner, 0
@@ -238,13 +207,13 @@ class Handing(DraftExpert):
 
 
 class TinyTours(Task):
-    """Tours through five places on a lattice: the predictor goes to the nearest, the expert tries all permutations."""
+    """Tours of five places on a lattice: the predictor goes to the nearest, the expert tries all permutations."""
 
     name, loss_unit, spec = "tiny tours", "steps", SequenceSpec(5)
 
     def __init__(self) -> None:
         self.predictor = FunctionPredictor(self.nearest, "nearest")
-        self.expert = Handing(FunctionExpert(self.shortest))
+        self.expert = WrappedDraftExpert(FunctionExpert(self.shortest))
 
     def split(self, name: SplitName) -> Examples:
         seed = ("train", "validation", "test").index(name)
@@ -272,20 +241,24 @@ class TinyTours(Task):
         return torch.tensor([float(self.length(places, tour)) if max(tour) < 5 else -1.0 for places, tour in pairs])
 
 
-HANDING: dict[str, Callable[[], Task]] = {
+def wrapped(task: ToyTask) -> WrappedDraftExpert:
+    return WrappedDraftExpert(completing(task))
+
+
+DRAFT_EXPERT_TASKS: dict[str, Callable[[], Task]] = {
     "tours": TinyTours,
-    "lengths differ": lambda: WithExpert(lambda task: Handing(completing(task)), n=16),
-    "all of one length": lambda: WithExpert(lambda task: Handing(completing(task)), n=8, length=4, ends=False),
+    "lengths differ": lambda: WithExpert(wrapped, n=16),
+    "all of one length": lambda: WithExpert(wrapped, n=8, length=4, ends=False),
 }
 
 
-@pytest.mark.parametrize("make", HANDING.values(), ids=HANDING)
-def test_an_expert_that_takes_whole_drafts_gives_the_same_table(make: Callable[[], Task]) -> None:
+@pytest.mark.parametrize("make", DRAFT_EXPERT_TASKS.values(), ids=DRAFT_EXPERT_TASKS)
+def test_a_draft_expert_gives_the_same_table(make: Callable[[], Task]) -> None:
     task = make()
-    assert isinstance(task.expert, Handing)
+    assert isinstance(task.expert, WrappedDraftExpert)
     examples, drafted = examples_and_draft(task)
     quick, calls = hand_off_table(task, examples, drafted)
-    assert task.expert.runs == 0  # nobody asked for a single prefix
+    assert task.expert.runs == 0  # no prefix was completed alone
     plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
     assert torch.equal(quick.loss, plain.loss)
     assert torch.equal(quick.deferred, plain.deferred)
@@ -297,8 +270,8 @@ def test_an_expert_that_takes_whole_drafts_gives_the_same_table(make: Callable[[
     assert same_calls == calls
 
 
-def test_an_exact_expert_only_gains_from_keeping_less() -> None:
-    """The tours are right: with more to choose from, the shortest is no longer."""
+def test_an_exact_expert_gains_from_keeping_less() -> None:
+    """The fewer tokens are kept, the shorter the best tour."""
     task = TinyTours()
     table, _ = hand_off_table(task, *examples_and_draft(task))
     assert bool((table.loss.diff(dim=1) >= 0).all())
@@ -306,205 +279,8 @@ def test_an_exact_expert_only_gains_from_keeping_less() -> None:
     assert table.deferred.tolist() == [[5, 4, 3, 2, 1, 0]] * 16
 
 
-def test_the_expert_says_how_many_examples_it_takes_at_once() -> None:
+def test_batches_have_the_size_the_expert_asks_for() -> None:
     task, finished = TinyTours(), list[int]()
     task.expert.batch_size = 6
     hand_off_table(task, *examples_and_draft(task), progress=finished.append)
     assert finished == [6, 6, 4]
-
-
-# -- labels that are kept ------------------------------------------------------------------------------------------
-
-
-class Named(FunctionExpert):
-    """Its answers depend on nothing but the toy it writes for; notes which examples it was asked about."""
-
-    def __init__(self, task: ToyTask) -> None:
-        super().__init__(completing(task).function)
-        self.fingerprint, self.batch_size, self.asked = f"named-{task.seed}", 5, list[int]()
-        self.stop_after = 10**9
-
-    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
-        if len(self.asked) >= self.stop_after:
-            raise KeyboardInterrupt
-        self.asked += examples.ids.tolist()
-        return super().complete(examples, prefixes, spec)
-
-
-class Kept:
-    """A toy whose labels go to a folder."""
-
-    def __init__(self, folder: Path, **sizes: Any) -> None:
-        self.task, self.folder = WithExpert(Named, **{"n": 18, "length": 4, **sizes}), folder
-        self.examples = self.task.split("test")
-        self.task.split = lambda _: self.examples  # type: ignore[method-assign]
-
-    @property
-    def expert(self) -> Named:
-        assert isinstance(self.task.expert, Named)
-        return self.task.expert
-
-    def label(self, shard_size: int | None = None) -> tuple[list[list[float]], list[list[int]], Calls]:
-        labels = Labels(self.task, Store(self.folder), shard_size=shard_size)
-        shards = labels.read(Part("hand-offs", "test", torch.arange(18)))
-        table, counts = hand_offs_in(shards)[1], [calls_in(shard)[0] for shard in shards]
-        return table.loss.tolist(), table.deferred.tolist(), sum(counts, start=Calls())
-
-    def fresh(self) -> tuple[list[list[float]], list[list[int]], Calls]:
-        drafted = draft(self.task.predictor, self.examples, self.task.spec)
-        table, calls = hand_off_table(self.task, self.examples, drafted)
-        return table.loss.tolist(), table.deferred.tolist(), calls
-
-    @property
-    def shards(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted(self.folder.glob("*.safetensors"))}
-
-
-def test_another_key_of_losses_finds_no_labels(tmp_path: Path) -> None:
-    first, other = Kept(tmp_path), Kept(tmp_path)
-    first.label()
-    other.task.loss_key = lambda _: "other words"  # type: ignore[method-assign]
-    other.label()
-    assert len(other.expert.asked) == len(first.expert.asked) > 0
-
-
-def test_kept_labels_are_found_again(tmp_path: Path) -> None:
-    """By another process, too: nothing but the folder is known."""
-    kept = Kept(tmp_path)
-    first = kept.label()
-    assert first == kept.fresh()
-    assert len(kept.shards) == 4  # 18 examples by fives
-    assert len(list(tmp_path.iterdir())) == 4 + 1  # and the manifest
-    again = Kept(tmp_path)
-    assert again.label() == first
-    assert again.expert.asked == []
-
-
-def another_input(kept: Kept) -> None:
-    inputs = kept.examples.inputs.clone()
-    inputs[7] += 1
-    kept.examples = replace(kept.examples, inputs=inputs)
-
-
-def another_target(kept: Kept) -> None:
-    targets = kept.examples.targets.clone()
-    targets[7] = (targets[7] + 1) % 4
-    kept.examples = replace(kept.examples, targets=targets)
-
-
-def another_predictor(kept: Kept) -> None:
-    kept.task.predictor.fingerprint = "hasty"
-    target = kept.task.target
-    kept.task.predictor.task.target = lambda example, position: (target(example, position) + 1) % 4  # type: ignore[attr-defined]
-
-
-def another_order(kept: Kept) -> None:
-    rows = torch.arange(17, -1, -1)
-    kept.examples = kept.examples.select(rows)
-
-
-def another_identity(kept: Kept) -> None:
-    """An expert may know an example by its number, as the reader of a thermometer does; here the loss does."""
-    ids = kept.examples.ids.clone()
-    ids[7] += 100
-    kept.examples = replace(kept.examples, ids=ids)
-    whole = kept.task.sequence_loss
-    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) + examples.ids // 100  # type: ignore[method-assign]
-
-
-def another_end(kept: Kept) -> None:
-    kept.task.spec = replace(kept.task.spec, end=3)
-    whole = kept.task.sequence_loss
-    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) + 1  # type: ignore[method-assign]
-
-
-def another_expert(kept: Kept) -> None:
-    kept.expert.fingerprint = "hasty"
-    kept.expert.function = lambda row, prefix: [*prefix, 4]  # the end, at once
-
-
-def another_loss(kept: Kept) -> None:
-    kept.task.loss_unit = "halves"
-    whole = kept.task.sequence_loss
-    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) / 2  # type: ignore[method-assign]
-
-
-def another_task(kept: Kept) -> None:
-    kept.task.name = "other"
-    whole = kept.task.sequence_loss
-    kept.task.sequence_loss = lambda examples, sequences: whole(examples, sequences) + 1  # type: ignore[method-assign]
-
-
-CHANGES: list[tuple[Callable[[Kept], None], int]] = [
-    (another_input, 1), (another_target, 1), (another_identity, 1), (another_predictor, 4),
-    (another_order, 4), (another_end, 4), (another_expert, 4), (another_loss, 4), (another_task, 4),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "batches"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
-def test_labels_are_never_those_of_something_else(change: Callable[[Kept], None], batches: int, tmp_path: Path) -> None:
-    """And where one example of many has changed, the batches of the others are found."""
-    old = Kept(tmp_path)
-    before = old.label()
-    kept = Kept(tmp_path)
-    change(kept)
-    found = kept.label()
-    asked = set(kept.expert.asked)
-    assert found == kept.fresh()
-    assert found[:2] != before[:2]
-    assert len(kept.shards) == 4 + batches
-    assert asked == set(kept.examples.ids.tolist()) if batches == 4 else asked == set(kept.examples.ids[5:10].tolist())
-
-
-def test_shards_of_another_size_have_names_of_their_own(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    first = kept.label()
-    assert kept.label(shard_size=18) == first
-    assert len(kept.shards) == 4 + 1
-    asked = len(kept.expert.asked)
-    assert kept.label() == first  # as they were cut the last time
-    assert len(kept.expert.asked) == asked
-
-
-@pytest.mark.parametrize("damage", ["cut short", "empty", "other tensors", "not tensors"])
-def test_damaged_labels_are_made_again(damage: str, tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    first = kept.label()
-    path = sorted(tmp_path.glob("*.safetensors"))[1]
-    whole = path.read_bytes()
-    if damage == "other tensors":
-        write_tensors(path, {"loss": torch.zeros(5, 5), "deferred": torch.zeros(5, 5)})
-    else:
-        path.write_bytes({"cut short": whole[:-9], "empty": b"", "not tensors": b"x" * 300}[damage])
-    again = Kept(tmp_path)
-    with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
-        assert again.label() == first
-    assert 5 >= len(set(again.expert.asked)) > 0
-    assert path.read_bytes() == whole
-
-
-def test_an_expert_without_a_name_leaves_nothing_behind(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "labels")
-    kept.expert.fingerprint = ""
-    kept.label()
-    kept.label()
-    assert not (tmp_path / "labels").exists()
-    assert Counter(kept.expert.asked).most_common()[-1][1] >= 2  # all were asked again
-
-
-def test_labelling_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    fresh = Kept(tmp_path / "fresh")
-    expected = fresh.label()
-    batches = [set(kept.tolist()) for kept in fresh.examples.ids.split(5)]
-    stopped = Kept(tmp_path / "stopped")
-    stopped.expert.stop_after = 1 + next(
-        place for place, one in enumerate(fresh.expert.asked) if one in batches[2]
-    )  # in the middle of the third batch
-    with pytest.raises(KeyboardInterrupt):
-        stopped.label()
-    assert len(list(stopped.folder.iterdir())) == 2  # nothing half written, and no manifest
-    going_on = Kept(tmp_path / "stopped")
-    assert going_on.label() == expected
-    assert set(going_on.expert.asked) == batches[2] | batches[3]
-    names = [{path.name: path.read_bytes() for path in kept.folder.iterdir()} for kept in (fresh, going_on)]
-    assert names[0] == names[1]

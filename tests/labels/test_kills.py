@@ -1,4 +1,4 @@
-"""Labelling that is killed: a worker, a driver, at several moments and for real. The same files come of it."""
+"""Killing workers and drivers for real, at several moments: the files stay the same."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from labelling_toy import HAND_OFFS, TREES, Gate, end_of, files_in, is_gone, lab
 
 from seqdefer.labels.executors.processes import LostWorkerWarning
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
 
-def test_a_worker_that_is_killed_is_replaced(
+def test_a_killed_worker_is_replaced(
     toy_labels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate.closed(tmp_path / "gate", stop=25)  # amid the hand-offs of the validation split
+    gate = Gate.closed(tmp_path / "gate", stop=25)  # in the hand-offs of the validation split
     monkeypatch.setenv("SEQDEFER_TEST_GATE", str(gate.folder))
 
     def kill() -> None:
@@ -29,19 +29,19 @@ def test_a_worker_that_is_killed_is_replaced(
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.warns(
-        LostWorkerWarning, match=r"a worker died \(signal 9\) at shard .*; it is replaced, and the shard"
+        LostWorkerWarning, match=r"a worker \(signal 9\) died on shard .*; it is replaced, and the shard"
     ):
         label_toy(tmp_path, engine="local", workers=2)
     killer.join()
     assert files_in(tmp_path / "labels") == toy_labels
-    assert len(gate.attempts()) == HAND_OFFS + 1  # the one that was lost, and no other, was made again
+    assert len(gate.attempts()) == HAND_OFFS + 1  # only the lost shard was made again
     assert gate.attempts().count(25) == 2
     assert len(gate.processes()) == 3
 
 
 @pytest.mark.parametrize("stop", [0, 20, 35])
-def test_a_driver_that_is_killed_goes_on(stop: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """At the first shard, amid all, and late. Its workers end with it, and another engine may finish."""
+def test_labelling_resumes_after_the_driver_was_killed(stop: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+    """At the first shard, in the middle, and late. Its workers end with it, and another executor may finish."""
     gate = Gate.closed(tmp_path / "gate", stop)
     with started(tmp_path, "local", 2, gate) as driver:
         gate.waiting()
@@ -53,7 +53,7 @@ def test_a_driver_that_is_killed_goes_on(stop: int, toy_labels: dict[str, bytes]
     begun = len(gate.attempts())
     made = label_toy(tmp_path)
     assert sum(one.made for one in made) == HAND_OFFS + TREES - len([name for name in kept if "safetensors" in name])
-    # Again are those that two workers were at, and the one that the driver was writing.
+    # Made again: the shards of two workers, and the one that the driver was writing.
     assert sum(one.made for one in made if one.manifest.kind == "hand-offs") <= HAND_OFFS - begun + 2 + 1
     assert files_in(tmp_path / "labels") == toy_labels
 
@@ -62,7 +62,7 @@ def test_ctrl_c_ends_the_driver_and_all_workers(toy_labels: dict[str, bytes], tm
     gate = Gate.closed(tmp_path / "gate", stop=10)
     with started(tmp_path, "local", 2, gate) as driver:
         gate.waiting()
-        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: the driver and its workers get it
+        os.killpg(driver.pid, signal.SIGINT)  # like a terminal: to the driver and its workers
         status, errors = end_of(driver)
     assert status != 0
     assert errors.count("Traceback") == errors.count("KeyboardInterrupt\n") == 1  # the driver's alone

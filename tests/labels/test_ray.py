@@ -1,4 +1,4 @@
-"""Labelling on Ray: the same files as without it; actors, the driver and a whole node are killed for real."""
+"""Labelling on Ray: the same files; actors, the driver and a whole node are killed for real."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from labelling_toy import HAND_OFFS, TREES, Gate, end_of, environment, files_in,
 pytest.importorskip("ray", reason="needs the extra 'ray'")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="looks for the processes of Ray as Linux shows them"),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
 
-def test_an_actor_that_is_killed_is_replaced(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """On a cluster of two processes that the driver starts and ends."""
+def test_a_killed_actor_is_replaced(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+    """On a local cluster that the driver starts and ends."""
     gate = Gate.closed(tmp_path / "gate", stop=25)
     with started(tmp_path, "ray", 2, gate) as driver:
         os.kill(gate.waiting()[0], signal.SIGKILL)
@@ -34,7 +34,7 @@ def test_an_actor_that_is_killed_is_replaced(toy_labels: dict[str, bytes], tmp_p
     until(lambda: all(map(is_gone, gate.processes())))
 
 
-def test_a_driver_that_is_killed_goes_on(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+def test_labelling_resumes_after_the_driver_was_killed(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
     gate = Gate.closed(tmp_path / "gate", stop=35)
     with started(tmp_path, "ray", 2, gate) as driver:
         gate.waiting()
@@ -50,12 +50,12 @@ def test_a_driver_that_is_killed_goes_on(toy_labels: dict[str, bytes], tmp_path:
 
 @contextmanager
 def node(*arguments: str, gate: Gate) -> Iterator[None]:
-    """A node of a cluster on this machine, until the end of the block."""
+    """Run a node of a cluster on this machine."""
     command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *arguments]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment(gate), **quiet) as running:
         try:
-            until(lambda: raylets_of(running.pid))  # two that start at once on one machine get in each other's way
+            until(lambda: raylets_of(running.pid))  # nodes that start at the same time on one machine collide
             yield
         finally:
             running.terminate()
@@ -76,8 +76,8 @@ def _answers(port: int) -> bool:
 
 
 @pytest.mark.cluster
-def test_a_node_that_is_killed_is_not_missed(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """The driver joins a cluster whose head has no room for actors; of two nodes with one core each, one dies."""
+def test_labelling_survives_a_killed_node(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+    """The head has no room for actors; one of two nodes with one core each dies."""
     gate = Gate.closed(tmp_path / "gate", stop=25)
     with socket.socket() as free, ExitStack() as cluster:
         free.bind(("127.0.0.1", 0))
@@ -92,6 +92,6 @@ def test_a_node_that_is_killed_is_not_missed(toy_labels: dict[str, bytes], tmp_p
             raylet = parent_of(gate.waiting()[0])
             os.kill(raylet, signal.SIGKILL)
             gate.open()
-            status, said = end_of(driver)
-    assert status == 0, said
+            status, errors = end_of(driver)
+    assert status == 0, errors
     assert files_in(tmp_path / "labels") == toy_labels

@@ -1,4 +1,4 @@
-"""Decision trees: remembered prefixes are what the two writers would do there, whichever way the trees grew."""
+"""Decision trees: nodes hold what the two models would do there, whichever way the trees grew."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_by(task: Task, one: Examples, decided: tuple[bool, ...]) -> Written:
 
 
 def prefixes_of(task: Task, one: Examples) -> list[set[tuple[Any, ...]]]:
-    """The distinct prefixes of each length that the two writers can reach and go on from."""
+    """Return the distinct prefixes of each length that the two models can reach and continue from."""
     levels: list[set[tuple[Any, ...]]] = [set() for _ in range(task.spec.length)]
     for decided in decisions(task.spec.length):
         tokens = write_by(task, one, decided).tokens
@@ -77,7 +77,7 @@ def test_every_path_is_what_the_obvious_loop_writes(task: ToyTask, grow: Grow) -
 
 
 def check_nodes(trees: DecisionTrees, nodes: Tensor, rows: Tensor, position: int, paths: list[Written]) -> None:
-    """Proposals and losses at the nodes are those that the obvious loop meets."""
+    """Compare proposals and losses at the nodes with those of the obvious loop."""
     proposal, (loss, cost) = trees.proposal(nodes), trees.losses(nodes)
     expected: list[Proposal] = [path.proposals[position] for path in paths]
     assert proposal.tokens.tolist() == [one.tokens.item() for one in expected]
@@ -103,7 +103,7 @@ def check_leaves(trees: DecisionTrees, nodes: Tensor, choice: bool, paths: list[
 @each_toy
 @each_way
 def test_a_prefix_is_one_node(task: ToyTask, grow: Grow) -> None:
-    """Lazily grown trees once made two nodes where both decisions of an agreement were asked for at once."""
+    """Regression: lazily grown trees made two nodes where both decisions of an agreement were requested at once."""
     trees = grow(task, task.split("test"))
     all_outcomes(trees)  # visits every path, both decisions of a node at once
     table = trees.nodes
@@ -126,7 +126,7 @@ def test_every_node_costs_one_call(task: ToyTask, grow: Grow, spy: Spy) -> None:
 
 @each_toy
 def test_calls_made_and_saved_are_those_of_the_naive_way(task: ToyTask) -> None:
-    """Naively: a call at every position of every way to decide, shared beginnings of decisions counted once."""
+    """The naive way makes a call at every position of every way to decide, and shares common prefixes of decisions."""
     trees = enumerate_trees(task, task.split("test"))
     naive = 0
     for one in rows_of(task.split("test")):
@@ -145,7 +145,7 @@ def test_an_expert_that_ignores_prefixes_is_asked_once_a_position(weather: Weath
 
 @each_toy
 @each_way
-def test_a_second_pass_asks_nobody(task: ToyTask, grow: Grow, spy: Spy) -> None:
+def test_a_second_pass_calls_no_model(task: ToyTask, grow: Grow, spy: Spy) -> None:
     trees = grow(task, task.split("test"))
     if grow is DecisionTrees:
         sweep_thresholds(Hashing(), trees)
@@ -202,7 +202,7 @@ def test_trees_do_not_depend_on_the_size_of_batches(task: ToyTask) -> None:
         assert torch.equal(one, other)
 
 
-def test_lazy_trees_grow_where_somebody_goes() -> None:
+def test_lazy_trees_grow_only_along_visited_paths() -> None:
     task = ToyTask(n=8, length=30, ends=False)  # far too long to enumerate
     examples = task.split("test")
     trees = DecisionTrees(task, examples)
@@ -216,14 +216,14 @@ def test_lazy_trees_grow_where_somebody_goes() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 24, 4096])
-def test_parts_and_kept_states_change_nothing(batch_size: int) -> None:
-    """Whether children go on from where the models stand or are replayed, and in whatever parts examples come."""
+def test_parts_and_cached_states_change_nothing(batch_size: int) -> None:
+    """Children may continue from cached states or be replayed, and examples may come in any parts."""
     task = ToyTask(n=14, length=10)
     examples, thresholds = task.split("test"), torch.linspace(0, 1, 9)
     expected = enumerate_trees(task, examples)
     task.predictor.batch_size = batch_size
     trees, rows = DecisionTrees(task, examples), torch.tensor([13, 2, 2, 7, 0, 11])
-    for rejector in (Hashing(1), Hashing(2)):  # the second meets nodes that are there, and must replay to go elsewhere
+    for rejector in (Hashing(1), Hashing(2)):  # the second finds nodes, and must replay to grow others
         for some in (rows, torch.arange(14)):
             one, other = (sweep_thresholds(rejector, grown, some, thresholds) for grown in (trees, expected))
             assert torch.equal(one.deferred, other.deferred)
@@ -235,7 +235,7 @@ def test_parts_and_kept_states_change_nothing(batch_size: int) -> None:
 
 
 def test_an_input_is_read_once_a_walk_and_no_token_twice(spy: Spy) -> None:
-    """Trees once read every prefix from its input on, level after level."""
+    """Regression: every level read its prefixes again from the start of the input."""
     task = ToyTask(n=12, length=15, ends=False)
     task.predictor.batch_size = 16  # four examples a part
     trees = DecisionTrees(task, task.split("test"))
@@ -246,7 +246,7 @@ def test_an_input_is_read_once_a_walk_and_no_token_twice(spy: Spy) -> None:
 
 
 def test_calls_of_lazy_trees_are_all_counted(spy: Spy) -> None:
-    """Also those that only make the expert read its input."""
+    """Including those that only make the expert read its input."""
     task = ToyTask(n=12, length=15)
     task.predictor.batch_size = 16
     named = spy(task.expert, "next")
@@ -256,18 +256,18 @@ def test_calls_of_lazy_trees_are_all_counted(spy: Spy) -> None:
     assert trees.calls.made == sum(len(rows) for _, rows in named)
 
 
-def test_states_are_kept_no_longer_than_they_are_worked_with() -> None:
+def test_states_are_cached_only_while_working() -> None:
     task = ToyTask(n=6, length=15)
     trees = DecisionTrees(task, task.split("test"))
     trees.typical_nodes()
     sweep_thresholds(Hashing(), trees)
-    assert trees._desk is None
+    assert trees._cache is None
     with pytest.raises(IndexError), trees.working_on(torch.arange(3)):
         trees.children(torch.tensor([10**6]), torch.tensor([True]))
-    assert trees._desk is None
+    assert trees._cache is None
 
 
-def test_others_may_grow_meanwhile() -> None:
+def test_trees_outside_the_working_set_can_grow() -> None:
     task, deferring = ToyTask(n=6, length=15, ends=False), torch.ones(6, dtype=torch.bool)
     trees, plain = (DecisionTrees(task, task.split("test")) for _ in range(2))
     with trees.working_on(torch.tensor([1, 4])):
@@ -280,7 +280,7 @@ def test_others_may_grow_meanwhile() -> None:
     assert torch.equal(trees.proposal(nodes).tokens, plain.proposal(expected).tokens)
 
 
-def test_typical_nodes_stand_level_by_level_whatever_the_parts() -> None:
+def test_typical_nodes_do_not_depend_on_batches() -> None:
     task = ToyTask(n=11, length=14)
     found = []
     for batch_size in (4096, 8):
@@ -305,7 +305,7 @@ def test_trees_need_next_tokens() -> None:
 
 
 class Weighted(ToyTask):
-    """The toy with a predictor whose weights could be trained, as those of a network just loaded."""
+    """A toy task whose predictor has trainable weights."""
 
     def __init__(self) -> None:
         super().__init__(n=4, length=3)
@@ -319,14 +319,13 @@ class Weighted(ToyTask):
 
 
 @each_way
-def test_what_trees_remember_carries_no_gradient(grow: Grow) -> None:
-    """The context of a predictor with trainable weights once kept its graph: the second epoch of a fit failed."""
+def test_trees_carry_no_gradient(grow: Grow) -> None:
+    """Regression: the context kept the graph of trainable weights, and the second epoch of a fit failed."""
     task = Weighted()
     trees = grow(task, task.split("test"))
     assert not trees.context.requires_grad
 
 
-def test_oracle_of_ends() -> None:
-    """The obvious loop itself: it stops at the end token and at the full length, and not before the first token."""
+def test_the_obvious_loop_knows_the_end() -> None:
     task = ToyTask(n=4, length=3)
     assert [has_ended(task, tokens) for tokens in ([], [0], [0, 4], [4], [0, 0, 0])] == [False, False, True, True, True]

@@ -166,7 +166,7 @@ def test_the_same_command_again_fits_and_labels_nothing(
 ) -> None:
     shutil.copytree(folders[method], tmp_path / "model")
     fits = [spy(experiment, f"fit_{name}") for name in ("once", "cost", "token")]
-    labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explored")
+    labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explore_batch")
     fitted(place, tmp_path / "model", "--method", method)
     assert (labelled, explored, fits) == ([], [], [[], [], []])
     assert files_of(tmp_path / "model") == files_of(folders[method])

@@ -226,9 +226,9 @@ def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypa
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     assert run("table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures") == 2
-    output = capsys.readouterr()
-    assert (output.out, output.err.count("\n")) == ("", 1)
-    assert "No space left on device; mend that and run again" in output.err
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert "No space left on device; correct that and run again" in told.err
 
 
 def test_set_options_reach_the_task_with_their_types(tmp_path: Path, capsys: Capture) -> None:
@@ -252,8 +252,8 @@ def test_ctrl_c_can_be_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "fit_cost", stop)
         assert run(*arguments) == 130
-    output = capsys.readouterr()
-    assert (output.out, output.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "seqdefer: stopped; the same command resumes from what is finished\n")
     assert cells_of(tmp_path)
     assert not (tmp_path / "table1.json").exists()
     assert run(*arguments) == 0

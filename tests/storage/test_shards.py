@@ -18,7 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from seqdefer.storage import shards
+from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.labels import jobs
+from seqdefer.labels.inventory import (
+    remove_all,
+    remove_damaged,
+    remove_labellings,
+    remove_unfinished,
+    take_inventory,
+    verify,
+)
+from seqdefer.labels.jobs import LabelPart, shard_name
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.storage.shards import NOTE, DamagedShardError, DamagedShardWarning, Store, pack
 
 NAME = "0123456789abcdef"
@@ -244,8 +255,45 @@ MOUNT = [
 def test_a_full_disk(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*MOUNT, str(tmp_path), "true"], check=False).returncode:
         pytest.skip("no small disk can be mounted here")
-    error = write_too_much(tmp_path, "disk", *MOUNT, str(tmp_path))
-    assert f"{'1' * 16}.safetensors: {os.strerror(errno.ENOSPC)}; finished shards stay" in error
+    said = write_too_much(tmp_path, "disk", *MOUNT, str(tmp_path))
+    assert f"{'1' * 16}.safetensors: {os.strerror(errno.ENOSPC)}; what is finished stays" in said
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from labelling_toy import label_toy
+from seqdefer import store
+left, replace = int(sys.argv[2]), os.replace
+def killed(aside, path):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(aside, path)
+store.os.replace = killed
+label_toy(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
+@pytest.mark.parametrize("left", [3, 21, 23])
+def test_manifests_come_last(left: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+    """Killed amid 20 shards, before the first manifest, and between two: what a manifest names is there."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(left)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    store = Store(tmp_path / "labels")
+    found = take_inventory(store)
+    assert len(found.labellings) == max(0, left - 21)
+    assert len(store.names()) == min(left - 1, 20)
+    assert [one.missing for one in found.labellings] == [()] * len(found.labellings)
+    assert len(found.partial_files) == 1
+    assert verify(store) == {}
+    label_toy(tmp_path)
+    assert files_in(store.folder) == toy_labels
+    assert remove_unfinished(store) == list(found.partial_files)
+    assert files_in(store.folder) == toy_labels
 
 
 def _write_often(folder: str, barrier: multiprocessing.synchronize.Barrier) -> None:
@@ -267,3 +315,242 @@ def test_two_writers_of_the_same_shard(tmp_path: Path) -> None:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert len(Store(tmp_path).names()) == 30
+    assert verify(Store(tmp_path)) == {}
+
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def another_version(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "__version__", "another")
+
+
+def another_layout(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SHARD_LAYOUT", jobs.SHARD_LAYOUT + 1)
+
+
+def another_length(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch)
+    task.spec = replace(task.spec, length=13)
+
+
+def another_end(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch)
+    task.spec = replace(task.spec, end=None)
+
+
+def keep_examples(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> Examples:
+    """The toy makes them anew, of its rules; others do not."""
+    examples = task.split("train")
+    monkeypatch.setattr(task, "split", lambda _: examples)
+    return examples
+
+
+def another_expert(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    task.expert.fingerprint = "another"
+
+
+def another_predictor(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    task.predictor.fingerprint = "another"
+
+
+def another_task(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    task.name = "another"
+
+
+def another_loss(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    task.loss_unit = task.token_rule = "another"
+
+
+def another_key(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "loss_key", lambda _: "another")
+
+
+def another_input(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch).inputs[3] += 1
+
+
+def another_target(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch).targets[3] += 1
+
+
+def another_number(task: HeldToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_examples(task, monkeypatch).ids[3] += 1
+
+
+CHANGES = [
+    another_version, another_layout, another_length, another_end, another_expert, another_predictor, another_task,
+    another_loss, another_key, another_input, another_target, another_number,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", ["hand-offs", "trees"])
+def test_whatever_changes_has_another_name(
+    kind: jobs.LabelKind, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = LabelPart(kind, "train", torch.arange(5), 3)
+    before = shard_name(HeldToy(ToyOptions()), part)
+    task = HeldToy(ToyOptions())
+    assert shard_name(task, part) == before
+    change(task, monkeypatch)
+    assert shard_name(task, part) != before
+
+
+def test_names_follow_the_losses_that_are_kept(tmp_path: Path) -> None:
+    """Tables hold losses of sequences, trees those of tokens."""
+    task, rows = HeldToy(ToyOptions()), torch.arange(5)
+    parts = [
+        LabelPart("hand-offs", "train", rows),
+        LabelPart("trees", "train", rows, 3),
+        LabelPart("whole-trees", "train", rows),
+    ]
+    usual = [shard_name(task, part) for part in parts]
+    task.loss_unit = "another"
+    assert [shard_name(task, part) == name for part, name in zip(parts, usual, strict=True)] == [False, True, True]
+    task.token_rule = "another"
+    assert [shard_name(task, part) == name for part, name in zip(parts, usual, strict=True)] == [False, False, False]
+    assert len({shard_name(task, part) for part in parts}) == 3  # whatever the losses are called
+    task.expert.fingerprint = ""
+    assert [shard_name(task, part) for part in parts] == ["", "", ""]
+
+
+def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
+    task, rows = HeldToy(ToyOptions()), torch.arange(5)
+    names = [
+        shard_name(task, LabelPart("hand-offs", "train", rows)),
+        shard_name(task, LabelPart("hand-offs", "train", rows.flip(0))),
+        shard_name(task, LabelPart("hand-offs", "train", rows[:4])),
+        shard_name(task, LabelPart("hand-offs", "validation", rows)),
+        shard_name(task, LabelPart("hand-offs", "train", rows, kept=(0, 2))),
+        shard_name(task, LabelPart("hand-offs", "train", rows, kept=(0, 3))),
+        shard_name(task, LabelPart("trees", "train", rows, 3)),
+        shard_name(task, LabelPart("trees", "train", rows, 4)),
+        shard_name(task, LabelPart("trees", "train", rows, 3), first=5),
+    ]
+    assert len(set(names)) == len(names)
+    for kind in ("hand-offs", "whole-trees"):  # nothing is tossed for them: wherever rows stand, their labels are found
+        one, other = LabelPart(kind, "train", rows, 3), LabelPart(kind, "train", rows, 4)
+        assert shard_name(task, one) == shard_name(task, other, first=5)
+
+
+# -- what a store holds --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two labellings that share a shard, a shard of none, a half, and files of others."""
+    task, kept = HeldToy(ToyOptions()), Store(tmp_path / "labels")
+    labels = LabelStore(task, kept, shard_size=5)
+    labels.make(
+        [LabelPart("hand-offs", "train", torch.arange(10)), LabelPart("hand-offs", "train", torch.arange(5, 10))]
+    )
+    kept.write(NAME, pack(NAME, TENSORS))
+    for half in HALVES:
+        (kept.folder / half).write_bytes(b"half")
+    for other in OTHERS:
+        (kept.folder / other).write_text("others'")
+    return kept
+
+
+HALVES = [f".{NAME}.json.x7", f".{NAME}.safetensors.x7"]
+OTHERS = [".model.safetensors.x7", "model.safetensors", "results.json"]
+
+
+def others_in(store: Store) -> list[str]:
+    return sorted(name for name in os.listdir(store.folder) if name in OTHERS)
+
+
+def test_what_there_is(store: Store) -> None:
+    found = take_inventory(store)
+    assert sorted((one.manifest.rows, len(one.manifest.shards)) for one in found.labellings) == [(5, 1), (10, 2)]
+    assert found.orphans == (NAME,)
+    assert found.orphan_bytes == store.path(NAME).stat().st_size
+    assert [path.name for path in found.partial_files] == HALVES
+    assert found.damaged == {}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the zone of a process cannot be set there")
+def test_times_are_those_of_greenwich(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = take_inventory(store).labellings[0].manifest
+    os.utime(store.folder / f"{manifest.name}.json", (0, 86_400))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert take_inventory(store).labellings[0].made == "1970-01-02 00:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_shards_of_another_labelling_stay(store: Store) -> None:
+    small, large = sorted(
+        (one.manifest for one in take_inventory(store).labellings), key=lambda manifest: manifest.rows
+    )
+    with pytest.raises(OptionError, match=r"'' matches several names: .*; give more letters"):
+        remove_labellings(store, [""])
+    with pytest.raises(OptionError, match=f"unknown labelling '{large.name[1:]}'"):
+        remove_labellings(store, [large.name[1:]])
+    removed = remove_labellings(store, [large.name[:15]])
+    assert [path.name for path in removed] == [f"{large.name}.json", f"{large.shards[0].name}.safetensors"]
+    assert verify(store) == {}
+    assert [one.manifest for one in take_inventory(store).labellings] == [small]
+    with pytest.raises(OptionError, match=f"unknown labelling '{large.name}'; available: {small.name}"):
+        remove_labellings(store, [large.name])
+
+
+def test_what_is_damaged_or_missing_is_named_and_removed(store: Store) -> None:
+    (path, *_) = (store.path(shard.name) for shard in take_inventory(store).labellings[0].manifest.shards)
+    manifest = store.folder / f"{take_inventory(store).labellings[1].manifest.name}.json"
+    flip(path, -1)
+    manifest.write_text("{}")
+    assert set(verify(store)) == {path, manifest}
+    assert verify(store)[path] == f"{path} is damaged: its bytes are not those that were written"
+    assert set(remove_damaged(store)) == {path, manifest}
+    assert list(verify(store).values()) == [
+        f"{path} is missing: labelling {take_inventory(store).labellings[0].manifest.name} lists it"
+    ]
+    assert remove_damaged(store) == []  # what is missing is gone already
+    assert others_in(store) == OTHERS
+
+
+def test_verify_reads_what_was_checked_before(store: Store) -> None:
+    """A disk that loses a bit tells nobody the time."""
+    path = store.path(NAME)
+    assert store.read(NAME) is not None
+    times = path.stat()
+    flip(path, -1)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert set(verify(store)) == {path}
+
+
+def test_other_bytes_than_a_manifest_names_are_damage(store: Store) -> None:
+    """Whole in itself, and not what was made."""
+    shard = take_inventory(store).labellings[0].manifest.shards[0]
+    store.write(shard.name, pack(shard.name, TENSORS))
+    assert [words.partition(": ")[2][:9] for words in verify(store).values()] == ["labelling"] * len(verify(store))
+    assert set(verify(store)) == {store.path(shard.name)}
+
+
+def test_files_of_others_stay(store: Store) -> None:
+    assert [path.name for path in remove_unfinished(store)] == [*HALVES, f"{NAME}.safetensors"]
+    assert len(remove_all(store)) == 4
+    assert sorted(os.listdir(store.folder)) == OTHERS
+
+
+def test_all_is_also_what_is_damaged_and_half_written(store: Store) -> None:
+    manifest = store.folder / f"{take_inventory(store).labellings[0].manifest.name}.json"
+    manifest.write_text("{}")
+    assert {manifest, *(store.folder / half for half in HALVES)} <= set(remove_all(store))
+    assert sorted(os.listdir(store.folder)) == OTHERS
+
+
+def test_a_manifest_under_another_name_is_none(store: Store) -> None:
+    from seqdefer.labels.manifest import read_manifest
+
+    name = take_inventory(store).labellings[0].manifest.name
+    path = store.folder / f"{name}.json"
+    other = path.rename(store.folder / f"{'f' * 16}.json")
+    with pytest.raises(CheckpointError, match=f"the name inside is '{name}'"):
+        read_manifest(other)
+    assert set(verify(store)) == {other}

@@ -1,7 +1,7 @@
-"""A toy task for workers elsewhere, which tests can hold, kill and count; and a driver to start as a process.
+"""A toy task whose workers tests can block, kill and count; and a driver to start as a process.
 
-`Gate` is a folder named in the environment, so that neither names nor manifests depend on it. Whoever labels the
-example `stop` says so there and waits until the gate is opened.
+`Gate` is a folder named in the environment, so that neither shard names nor manifests depend on it. A process that
+labels the example `stop` leaves a mark there and waits until the gate opens.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from torch import Tensor
 from seqdefer.errors import DataError
 from seqdefer.evaluation.splits import label_task
 from seqdefer.interfaces import TaskEntry
-from seqdefer.labels.executors.settings import EngineSettings
-from seqdefer.labels.label_store import Made
+from seqdefer.labels.executors.settings import ExecutorSettings
+from seqdefer.labels.label_store import LabellingResult
 from seqdefer.progress import Meter
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Sequences
 
 GATE = "SEQDEFER_TEST_GATE"
-HAND_OFFS, TREES = 12, 8  # shards: 20 examples a split by fives; trees are kept of what is learned from
-TOKEN = secrets.token_hex(32)
-PATIENCE = 180  # seconds until a test that waits gives up
+HAND_OFFS, TREES = 12, 8  # shards: 20 examples per split by fives; trees of train and validation
+RAY_TOKEN = secrets.token_hex(32)
+WAIT_SECONDS = 180  # until a test that waits fails
 
 
 @dataclass(frozen=True)
 class ToyOptions:
     n: int = 20
     length: int = 14
-    fails: str = ""  # what labelling the first validation example ends in: "error", "warning", "death"; or "exits"
+    fails: str = ""  # at the first validation example: "error", "warning", "death"; or "exits"
 
 
 class HeldToy(ToyTask):
-    """Goes through the gate, if there is one, before it measures anything."""
+    """A toy task that passes the gate, if there is one, before it measures a loss."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(n=options.n, length=options.length)
@@ -75,12 +75,12 @@ def prepare(options: ToyOptions, folder: Path, device: torch.device, meter: Mete
     return HeldToy(options)
 
 
-ENTRY = TaskEntry(name="toy", summary="a toy that tests hold", presets={"quick": ToyOptions()}, prepare=prepare)
+ENTRY = TaskEntry(name="toy", summary="a toy for tests", presets={"quick": ToyOptions()}, prepare=prepare)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What holds those who label, and what they leave as they pass."""
+    """A folder that blocks labelling processes, and collects their marks."""
 
     folder: Path
 
@@ -98,7 +98,7 @@ class Gate:
             time.sleep(0.01)
 
     def exit_once(self, ids: Tensor) -> None:
-        """Whoever is the first to label these examples ends."""
+        """Exit the first process that labels these examples."""
         mark = self.folder / f"exit-{int(ids.min())}"
         if not mark.exists():
             mark.touch()
@@ -108,12 +108,12 @@ class Gate:
         (self.folder / "open").touch()
 
     def waiting(self) -> list[int]:
-        """The processes that wait, as soon as there is one."""
+        """Wait for the first blocked process; return the ids of all."""
         found = until(lambda: [path.name for path in self.folder.glob("waits-*")])
         return [int(name.split("-")[1]) for name in found]
 
     def attempts(self) -> list[int]:
-        """The first examples of the shards of hand-offs, each as often as some process began with it."""
+        """Return the first example of each hand-off shard, once per attempt."""
         return sorted(int(path.name.split("-")[1]) for path in self.folder.glob("at-*"))
 
     def processes(self) -> set[int]:
@@ -121,16 +121,16 @@ class Gate:
 
 
 def until(ask: Callable[[], Any]) -> Any:
-    """What `ask` gives, once it gives something."""
-    deadline = time.monotonic() + PATIENCE
+    """Call `ask` until it returns something true; return that."""
+    deadline = time.monotonic() + WAIT_SECONDS
     while not (found := ask()):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
     return found
 
 
 def is_gone(process: int) -> bool:
-    """Ended, whether or not somebody has taken note of it."""
+    """Return whether a process has ended, reaped or not."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -138,21 +138,21 @@ def is_gone(process: int) -> bool:
     return status.rpartition(")")[2].split()[0] in "ZX"
 
 
-def label_toy(out: Path, options: ToyOptions = ENTRY.presets["quick"], **how: Any) -> list[Made]:
+def label_toy(out: Path, options: ToyOptions = ENTRY.presets["quick"], **how: Any) -> list[LabellingResult]:
     return label_task(
-        ENTRY, options, out, ("train", "validation", "test"), EngineSettings(**how), seeds=1, instances=20, rollouts=3,
-        device="cpu",
+        ENTRY, options, out, ("train", "validation", "test"), ExecutorSettings(**how),
+        seeds=1, instances=20, rollouts=3, device="cpu",
     )  # fmt: skip
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Shards and manifests; no halves."""
+    """Read the shards and manifests, but no partial files."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 @contextmanager
 def started(out: Path, engine: str, workers: int, gate: Gate, address: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process that labels, in a group of its own, as a terminal would start it. Whatever happens, it ends."""
+    """Start a driver in its own process group, as a terminal would; kill it at the end."""
     code = "import labelling_toy; labelling_toy.main()"
     command = [sys.executable, "-c", code, str(out), engine, str(workers), address]
     with subprocess.Popen(
@@ -166,16 +166,18 @@ def started(out: Path, engine: str, workers: int, gate: Gate, address: str = "")
 
 
 def end_of(driver: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its status, and what it said."""
-    said = driver.communicate(timeout=PATIENCE)[1]
-    return driver.returncode, said
+    """Return the exit status and stderr of a driver."""
+    errors = driver.communicate(timeout=WAIT_SECONDS)[1]
+    return driver.returncode, errors
 
 
 def environment(gate: Gate) -> dict[str, str]:
-    """Of drivers and of nodes of Ray. A token of our own keeps others out of the clusters of tests, and the tests out
-    of clusters of others: Ray would take one that lies about in the home folder."""
-    ours = {"PYTHONPATH": str(Path(__file__).parent), GATE: str(gate.folder), "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **ours, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    """Return the environment of drivers and Ray nodes.
+
+    A token of our own keeps other clusters apart: Ray would use one from the home folder.
+    """
+    own = {"PYTHONPATH": str(Path(__file__).parent), GATE: str(gate.folder), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RAY_TOKEN}
 
 
 def main() -> None:

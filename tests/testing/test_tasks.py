@@ -1,4 +1,4 @@
-"""The checks of policies, tasks and losses: each rule can fail, and says what was broken."""
+"""Checks of policies, tasks and losses: each rule can fail, with a message that names it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Keeps(Policy[Tensor]):
-    """Defers where the uncertainty is large; the broken ones change that. The state is the context's first column."""
+    """Defers where the uncertainty is large; broken policies change that. The state is the context's first column."""
 
     def start(self, context: Tensor) -> Tensor:
         return context[:, 0]
@@ -79,17 +79,17 @@ class Rewrites(Keeps):
 
 
 BROKEN_POLICIES = [
-    (r"decide gave a Tensor; give scores", deciding(lambda state, said: state)),
-    (r"scores has dtype int64; give float", deciding(lambda state, said: (said.tokens, state > 2, state))),
-    (r"scores holds \[nan\]", deciding(lambda state, said: (state * torch.nan, state > 2, state))),
-    (r"scores has shape \(8, 3\)", deciding(lambda state, said: (said.features, state > 2, state))),
-    (r"decisions has dtype float; give bool", deciding(lambda state, said: (state, state, state))),
-    (r"decisions has shape \(1,\)", deciding(lambda state, said: (state, state[:1] > 2, state))),
-    (r"Fickle.decide asked twice: decisions", Fickle),
+    (r"decide returned a Tensor; return scores", deciding(lambda state, proposal: state)),
+    (r"scores has dtype int64; use float", deciding(lambda state, proposal: (proposal.tokens, state > 2, state))),
+    (r"scores holds \[nan\]", deciding(lambda state, proposal: (state * torch.nan, state > 2, state))),
+    (r"scores has shape \(8, 3\)", deciding(lambda state, proposal: (proposal.features, state > 2, state))),
+    (r"decisions has dtype float; use bool", deciding(lambda state, proposal: (state, state, state))),
+    (r"decisions has shape \(1,\)", deciding(lambda state, proposal: (state, state[:1] > 2, state))),
+    (r"Fickle.decide called twice: decisions", Fickle),
     (r"SortedPolicy.select of rows \[7, .*: scores: .*; select every part", SortedPolicy),
-    (r"ChangesItsState.decide asked twice: scores: .*; states are values", ChangesItsState),
-    (r"FirstTokenOnly is final, but takes back row\(s\) \[\d.* at position 1; go on deferring", FirstTokenOnly),
-    (r"with Rewrites and an expert that writes what the predictor would, the engine's result is no draft", Rewrites),
+    (r"ChangesItsState.decide called twice: scores: .*; states are values", ChangesItsState),
+    (r"FirstTokenOnly is final, but takes back row\(s\) \[\d.* at position 1; keep deferring", FirstTokenOnly),
+    (r"with Rewrites and an expert that echoes the predictor, the engine does not write the draft", Rewrites),
 ]
 
 
@@ -104,7 +104,7 @@ def test_broken_policies(words: str, broken: type[Policy[Any]]) -> None:
 
 
 def toy_with(**members: Any) -> Task:
-    """A toy task with other members; a callable becomes a method."""
+    """Return a toy task with other members; a callable becomes a method."""
     return type("Broken", (ToyTask,), members)(n=8, seed=1)
 
 
@@ -128,7 +128,7 @@ def other_loss(name: str, change: Callable[[Tensor, Any], Any]) -> Task:
 
 
 def other_token_loss(token_loss: Callable[..., Tensor]) -> Task:
-    """The sequence loss does not use it."""
+    """Return a task with another token loss, which the sequence loss does not use."""
     return toy_with(token_loss=token_loss, sequence_loss=lambda self, examples, sequences: sequences.lengths * 1.0)
 
 
@@ -155,8 +155,8 @@ def random_split() -> Task:
     return other_split(ids=lambda examples: examples.ids + 100 * next(counter))
 
 
-class PlansAnewAtThree(Expert):
-    """Its claim to be deterministic fails at one prefix length alone, which the checks of a long sequence step over."""
+class ReplansAtThree(Expert):
+    """Not deterministic at one prefix length, which the expert check of a long sequence skips."""
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         plan = mix(examples.inputs, (prefixes.lengths == 3).long())
@@ -167,33 +167,33 @@ class PlansAnewAtThree(Expert):
 
 def inconsistent_at_three() -> Task:
     task = ToyTask(n=8, length=12, ends=False)
-    task.expert = PlansAnewAtThree()
+    task.expert = ReplansAtThree()
     return task
 
 
 BROKEN_TASKS = [
-    (r"Broken.name is ''; give a text", lambda: toy_with(name="")),
-    (r"Broken.loss_unit is None; give a text", lambda: toy_with(loss_unit=None)),
-    (r"ToyTask.spec is None; give a SequenceSpec", without_spec),
-    (r"Broken.describe gave \{'data': 3\}; give texts", lambda: toy_with(describe=lambda self: {"data": 3})),
-    (r"split 'train' of Broken is a int; give Examples", lambda: splits(lambda self, name: 3)),
-    (r"ids of split 'train' .* dtype int32; give int64", lambda: other_split(ids=lambda some: some.ids.int())),
+    (r"Broken.name is ''; use a string", lambda: toy_with(name="")),
+    (r"Broken.loss_unit is None; use a string", lambda: toy_with(loss_unit=None)),
+    (r"ToyTask.spec is None; use a SequenceSpec", without_spec),
+    (r"Broken.describe returned \{'data': 3\}; return a dict", lambda: toy_with(describe=lambda self: {"data": 3})),
+    (r"split 'train' of Broken is a int; return Examples", lambda: splits(lambda self, name: 3)),
+    (r"ids of split 'train' .* dtype int32; use int64", lambda: other_split(ids=lambda some: some.ids.int())),
     (r"split 'train' .* has no examples", lambda: splits(lambda self, name: EXAMPLES.select(torch.arange(0)))),
     (r"has \{'inputs': 8, 'targets': 1, 'ids': 8\}", lambda: other_split(targets=lambda some: some.targets[:1])),
     (r"id 0 of split 'train' .* is also in split 'train'", lambda: other_split(ids=lambda some: 0 * some.ids)),
     (r"id 0 of split 'validation' .* is also in split 'train'", lambda: splits(lambda self, name: EXAMPLES)),
-    (r"split 'train' .* is another one when asked twice; split by a fixed seed", random_split),
+    (r"split 'train' .* differs between two calls; split with a fixed seed", random_split),
     (r"sequence_loss has shape \(4, 1\)", lambda: other_loss("sequence_loss", lambda loss, _: loss[:, None])),
-    (r"sequence_loss is -.*; give 0 or more", lambda: other_loss("sequence_loss", lambda loss, _: -1 - loss)),
+    (r"sequence_loss is -.*; it must be 0 or more", lambda: other_loss("sequence_loss", lambda loss, _: -1 - loss)),
     (r"sequence_loss holds \[nan\]", lambda: other_loss("sequence_loss", lambda loss, _: loss * torch.nan)),
-    (r"changes with what stands after the end: .*; look at", reads_padding),
+    (r"depends on tokens after the end: .*; use", reads_padding),
     (r"sequence_loss of rows \[3, .*; compute each row", compares_rows),
     (r"ToyExpert names next tokens, but task 'toy' defines no token loss.*; define token_loss", no_token_loss),
-    (r"token_loss is -.*; give 0 or more", lambda: other_token_loss(lambda self, some, after, _: after.lengths - 9.0)),
+    (r"token_loss is -.*; it must be 0", lambda: other_token_loss(lambda self, some, after, _: after.lengths - 9.0)),
     (r"token_loss has dtype bool", lambda: other_token_loss(lambda self, some, prefixes, tokens: tokens > 0)),
     (r"token_cost holds \[inf\]", lambda: other_loss("token_cost", lambda loss, _: loss + torch.inf)),
     (r"token_cost of rows in another order", lambda: other_loss("token_cost", lambda loss, _: loss + loss.cumsum(0))),
-    (r"ToyTask: the loss of a hand-off by the short-cuts of labelling", inconsistent_at_three),
+    (r"ToyTask: the loss of a hand-off with the short-cuts of labelling", inconsistent_at_three),
 ]  # fmt: skip
 
 
@@ -215,18 +215,18 @@ def psi_with(**changes: Any) -> Psi:
 
 
 BROKEN_LOSSES = [
-    (r"name of a Phi is ''; give a text", phi_with(name="")),
-    (r"logistic of scores .* has shape \(\); give", phi_with(function=lambda z: z.mean())),
-    (r"logistic is -.* somewhere; give 0 or more", phi_with(function=lambda z: -z)),
+    (r"name of a Phi is ''; use a string", phi_with(name="")),
+    (r"logistic of scores .* has shape \(\); use", phi_with(function=lambda z: z.mean())),
+    (r"logistic is -.* somewhere; it must be 0 or more", phi_with(function=lambda z: -z)),
     (r"value of logistic at scores of size 10000 holds \[inf\]", phi_with(function=lambda z: torch.exp(-z))),
     (r"gradient of logistic at scores of size 0 holds \[nan\]", phi_with(function=lambda z: (z - z).sqrt() + 1)),
     (r"logistic is not convex: .* above a chord; use a convex", phi_with(function=lambda z: 2 * torch.sigmoid(-z))),
-    (r"logistic rises by .* a unit, more than its lipschitz 0.5; declare that, or None", phi_with(lipschitz=0.5)),
+    (r"logistic rises by .* per unit, more than its lipschitz 0.5; declare that, or None", phi_with(lipschitz=0.5)),
     (r"upper_scale x logistic is 0.693147 at a mistake, below the 0-1 loss; raise", phi_with(upper_scale=1.0)),
-    (r"calibration of logistic gives .* excess 0-1 risk is .*; give a larger", phi_with(calibration=lambda z: z / 2)),
+    (r"calibration of logistic gives .* excess 0-1 risk is .*; use a larger", phi_with(calibration=lambda z: z / 2)),
     (r"cross_entropy of scores \(1000, 2\) has shape \(1000,\)", psi_with(function=lambda g: g.exp().sum(1))),
     (r"cross_entropy rises by .*, more than its lipschitz 1; declare that", psi_with(lipschitz=1.0)),
-    (r"mean_absolute_error is not convex: .*; say convex=False", replace(get_psi("mean_absolute_error"), convex=True)),
+    (r"mean_absolute_error is not convex: .*; set convex=False", replace(get_psi("mean_absolute_error"), convex=True)),
     (r"upper_scale x cross_entropy is 0.693147 at a mistake", psi_with(upper_scale=1.0)),
     (r"cross_entropy reaches .*, more than its bound 1; correct bound", psi_with(bound=lambda limit, n: 1.0)),
     (r"calibration of cross_entropy gives", psi_with(calibration=lambda z, n: z / 2)),

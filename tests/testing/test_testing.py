@@ -1,5 +1,4 @@
-"""The checks pass what is right: the toy, the weather, every policy and every loss. Each rule can fail: that is in
-test_testing_writers.py and test_testing_tasks.py."""
+"""The checks accept the toy, the weather, all policies and losses. `test_models` and `test_tasks` break each rule."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cases(table: list[tuple[str, Any]]) -> Any:
-    """(words of the message, what breaks the rule)"""
+    """Parametrize a test by (words of the message, what breaks the rule)."""
     return pytest.mark.parametrize(("words", "broken"), table, ids=[words.split(";")[0] for words, _ in table])
 
 
@@ -92,7 +91,7 @@ def test_policies(policy: Policy[Any]) -> None:
 
 
 def count_up(start: Tensor, prefix: list[int]) -> list[int]:
-    """Goes on by ones, modulo 4, until it has written start + 1 tokens; then the end."""
+    """Count up modulo 4 to start tokens, then end."""
     length = int(start) % LENGTH
     return (prefix + [(len(prefix) + step) % 4 for step in range(length - len(prefix))] + [END])[:LENGTH]
 
@@ -104,7 +103,7 @@ def test_function_expert() -> None:
     prefixes = Sequences(torch.tensor([[3, 3, 0, 0, 0], [3, END, 0, 0, 0]]), torch.tensor([1, 2]))
     completed = expert.complete(rows, prefixes, SPEC)
     assert completed.tokens[0, : completed.lengths[0]].tolist() == count_up(rows.inputs[0], [3])
-    assert completed.tokens[1, :2].tolist() == [3, END]  # had ended: the function is not asked
+    assert completed.tokens[1, :2].tolist() == [3, END]  # it had ended: the function is not called
     assert completed.lengths[1] == 2
 
 
@@ -116,7 +115,7 @@ def test_function_predictor() -> None:
     check_predictor(predictor, EXAMPLES.inputs, SPEC)
 
 
-def test_expert_that_admits_to_be_random() -> None:
+def test_an_expert_may_declare_to_be_random() -> None:
     dice = itertools.count()
 
     def roll(one: Tensor, prefix: list[int]) -> list[int]:
@@ -127,8 +126,8 @@ def test_expert_that_admits_to_be_random() -> None:
         check_expert(FunctionExpert(roll), EXAMPLES, SPEC)
 
 
-def test_toy_is_interesting() -> None:
-    """Both writers end early and late, often agree, often not; the expert is better; the seed matters."""
+def test_the_toy_covers_many_cases() -> None:
+    """Both models end early and late and often disagree; the expert is better; the seed matters."""
     task = ToyTask(n=200)
     examples = task.split("train")
     expert = task.expert.complete(examples, blank_prefixes(examples, task.spec), task.spec)

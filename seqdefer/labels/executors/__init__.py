@@ -1,1 +1,1 @@
-"""Who makes labels: this process, processes of this machine, or a Ray cluster."""
+"""Executors, which run labelling jobs: in this process, in local processes, or on a Ray cluster."""

@@ -1,11 +1,11 @@
-"""Engines: who does the jobs. All give the same shards; they differ in how many work at once, and where.
+"""Executors run jobs. All make the same shards; they differ in how many workers they use, and where.
 
     none    this process, one job after the other
-    local   processes of this machine (`processes.py`)
-    ray     actors on a Ray cluster, or on one that is started here for the time (`on_ray.py`)
+    local   processes on this machine (`processes.py`)
+    ray     actors on a Ray cluster, or on a temporary one on this machine (`ray.py`)
 
-Workers load the task themselves, once each, from a `Source`. What they find must be readable to them: on a cluster, the
-folders under the same paths on every machine. They send back the bytes of shards, and the driver writes them.
+Each worker loads the task once, from a `TaskSource`. It must be able to read the data: on a cluster, all machines need
+the folders under the same paths. Workers send back the bytes of shards, and the driver writes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -24,46 +24,42 @@ import torch
 from seqdefer.environment import THREADS_VARIABLE, choose_device, n_cores
 from seqdefer.errors import LostWorkerError
 from seqdefer.interfaces import Task, TaskEntry
-from seqdefer.labels.jobs import Job, label
+from seqdefer.labels.jobs import Job, run_job
 from seqdefer.progress import Silent
 from seqdefer.storage.shards import pack
 
-ENGINES = ("local", "ray")
-ATTEMPTS = 3  # of a job whose worker dies
+EXECUTORS = ("local", "ray")
+MAX_ATTEMPTS = 3  # at a job whose worker dies
 
 
 @dataclass(frozen=True)
-class Result:
-    """A finished job: its place among those given, the bytes of its shard, and what was warned of meanwhile."""
+class JobResult:
+    """A finished job: its index, the bytes of its shard, and the warnings it raised."""
 
-    place: int
+    index: int
     packed: bytes
     warnings: tuple[tuple[str, type[Warning]], ...] = ()
 
 
-Results = Generator[Result, None, None]
+JobResults = Generator[JobResult, None, None]
 
 
-class Engine(Protocol):
-    def run(self, jobs: Sequence[Job]) -> Results:
-        """The results, in any order. Closing it ends the workers."""
-        ...
+class Executor(Protocol):
+    """Runs jobs and yields their results in any order. Closing the generator ends the workers."""
+
+    def run(self, jobs: Sequence[Job]) -> JobResults: ...
 
 
 @dataclass(frozen=True)
-class Source:
-    """How a worker comes by the task. One thread each is the default: with more, sums may be rounded otherwise."""
+class TaskSource:
+    """How a worker loads the task. The default is one thread: more may round sums differently."""
 
     entry: TaskEntry
     options: Any
     folder: Path
     device: str
     threads: int = 1
-    home: Path = Path()  # where the paths among the options begin
-
-    @classmethod
-    def of(cls, entry: TaskEntry, options: Any, folder: Path, device: str, threads: int) -> Source:
-        return cls(entry, options, folder.resolve(), device, threads, Path.cwd())
+    home: Path = field(default_factory=Path.cwd)  # relative paths among the options start here
 
     def load(self) -> Task:
         os.chdir(self.home)
@@ -72,53 +68,54 @@ class Source:
         return self.entry.prepare(self.options, self.folder, choose_device(self.device), Silent())
 
 
-def usual_workers(device: str) -> int:
-    """One a GPU, or one a core that this process may use."""
-    if choose_device(device).type == "cuda":
-        return torch.cuda.device_count()
-    return n_cores()
+def default_workers(device: str) -> int:
+    """Return one worker per GPU, or per core that this process may use."""
+    return torch.cuda.device_count() if choose_device(device).type == "cuda" else n_cores()
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An error of a worker, and where it arose."""
+class JobFailure:
+    """An exception in a worker, with its traceback."""
 
-    error: Exception | None  # None where it cannot be sent
+    error: Exception | None  # None if it cannot be pickled
     trace: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: Exception) -> JobFailure:
         trace = "".join(traceback.format_exception(error))
         try:
             ForkingPickler.loads(ForkingPickler.dumps(error))
-        except Exception:  # whatever its class does: then its words must do
+        except Exception:  # its class decides how pickling fails; the traceback must do
             return cls(None, trace)
         return cls(error, trace)
 
     def throw(self) -> NoReturn:
-        told = RuntimeError(f"in a worker:\n{self.trace}")
+        cause = RuntimeError(f"in a worker:\n{self.trace}")
         if self.error is None:
-            raise told
-        raise self.error from told
+            raise cause
+        raise self.error from cause
 
 
-def lost(what: str, shard: str) -> LostWorkerError:
-    """For a job that must not be given out once more."""
-    mend = "if memory was short, take fewer --workers or a smaller --shard-size"
-    return LostWorkerError(f"a {what} at shard {shard}, {ATTEMPTS} times so far; {mend}")
+def lost_worker(worker: str, shard: str) -> LostWorkerError:
+    """Return the error for a job that has used up its attempts."""
+    return LostWorkerError(
+        f"a {worker} died on shard {shard} in {MAX_ATTEMPTS} attempts; "
+        "if memory ran out, use fewer --workers or a smaller --shard-size"
+    )
 
 
-def attempt(task: Task, place: int, job: Job) -> Result | Failure:
-    """One job, for a driver elsewhere: what is warned of goes along."""
+def try_job(task: Task, index: int, job: Job) -> JobResult | JobFailure:
+    """Run a job in a worker; return its result with all warnings, or its failure."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            packed = pack(job.name, label(task, job))
+            packed = pack(job.name, run_job(task, job))
     except Exception as error:
-        return Failure.of(error)
-    return Result(place, packed, tuple((str(one.message), one.category) for one in caught))
+        return JobFailure.of(error)
+    return JobResult(index, packed, tuple((str(one.message), one.category) for one in caught))
 
 
-def in_process(task: Task, jobs: Sequence[Job]) -> Results:
-    for place, job in enumerate(jobs):
-        yield Result(place, pack(job.name, label(task, job)))
+def run_in_process(task: Task, jobs: Sequence[Job]) -> JobResults:
+    """Run jobs in this process, one after the other."""
+    for index, job in enumerate(jobs):
+        yield JobResult(index, pack(job.name, run_job(task, job)))

@@ -1,7 +1,7 @@
-"""Processes of this machine: each loads the task once, then takes one job after the other.
+"""Processes on this machine: each loads the task once, then runs one job after the other.
 
-A process that dies is replaced, and its job is given out again. Each has a line of its own to the driver, because one
-that is killed while it holds what all share would keep all others waiting. When the driver dies, so do they.
+A process that dies is replaced, and its job is run again. Each has its own pipe to the driver: a process killed while
+holding a shared lock would block all others. When the driver dies, so do the processes.
 """
 
 from __future__ import annotations
@@ -21,127 +21,127 @@ from typing import Any
 import torch
 
 from seqdefer.environment import choose_device
-from seqdefer.labels.executors.base import ATTEMPTS, Failure, Result, Results, Source, attempt, lost
+from seqdefer.labels.executors.base import (
+    MAX_ATTEMPTS,
+    JobFailure,
+    JobResult,
+    JobResults,
+    TaskSource,
+    lost_worker,
+    try_job,
+)
 from seqdefer.labels.jobs import Job
 
-PATIENCE = 5  # seconds that a process gets to end
+JOIN_SECONDS = 5  # for a process to end before it is killed
 
 
 class LostWorkerWarning(UserWarning):
-    """A process that labels died: it is replaced, and what it was at is made again."""
+    """A labelling process died; it is replaced, and its shard is made again."""
 
 
-class Processes:
-    """`workers` of them; no more than there are jobs."""
+class ProcessExecutor:
+    """Runs jobs in up to `workers` processes."""
 
-    def __init__(self, source: Source, workers: int) -> None:
+    def __init__(self, source: TaskSource, workers: int) -> None:
         self.source, self.workers = source, workers
 
-    def run(self, jobs: Sequence[Job]) -> Results:
-        crew = _Crew(self.source, jobs)
+    def run(self, jobs: Sequence[Job]) -> JobResults:
+        pool = _Pool(self.source, jobs)
         try:
-            crew.hire(min(self.workers, len(jobs)))
-            yield from crew.results()
+            for number in range(min(self.workers, len(jobs))):
+                pool.start_worker(number)
+            yield from pool.results()
         finally:
-            crew.dismiss()
+            for worker in pool.workers:
+                worker.end()
 
 
 class _Worker:
-    def __init__(self, source: Source, number: int) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of this process hold
-        self.line: Connection[Any, Any]
-        self.line, far = context.Pipe()
-        self.number, self.place = number, -1  # of the job it is at
-        self.process = context.Process(target=_work, args=(_on_its_device(source, number), far), daemon=True)
-        with _deaf_to_ctrl_c():
-            self.process.start()
-        far.close()  # or its end would not be seen here
+    """A process, its pipe, and the index of its current job."""
 
-    def give(self, place: int, job: Job) -> None:
-        self.place = place
-        with suppress(OSError):  # it died: its line says so, too
-            self.line.send((place, job))
+    def __init__(self, source: TaskSource, number: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of this process hold
+        self.pipe: Connection[Any, Any]
+        self.pipe, remote = context.Pipe()
+        self.number, self.index = number, -1
+        self.process = context.Process(target=_work, args=(_assign_gpu(source, number), remote), daemon=True)
+        with _block_ctrl_c():
+            self.process.start()
+        remote.close()  # else the process's end of the pipe would never close here
+
+    def send(self, index: int, job: Job) -> None:
+        self.index = index
+        with suppress(OSError):  # it died, which reading the pipe shows too
+            self.pipe.send((index, job))
 
     def end(self) -> None:
-        self.line.close()
+        self.pipe.close()
         self.process.terminate()
-        self.process.join(PATIENCE)
+        self.process.join(JOIN_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
 
-class _Crew:
+class _Pool:
     """The workers, and the jobs that are left."""
 
-    def __init__(self, source: Source, jobs: Sequence[Job]) -> None:
+    def __init__(self, source: TaskSource, jobs: Sequence[Job]) -> None:
         self.source, self.jobs = source, jobs
         self.waiting, self.deaths = deque(range(len(jobs))), Counter[int]()
         self.workers: list[_Worker] = []
 
-    def hire(self, n: int) -> None:
-        for number in range(n):
-            self._hire(number)
-
-    def _hire(self, number: int) -> None:
+    def start_worker(self, number: int) -> None:
         worker = _Worker(self.source, number)
         self.workers.append(worker)
-        self._give_next(worker)
+        self._send_next(worker)
 
-    def _give_next(self, worker: _Worker) -> None:
+    def _send_next(self, worker: _Worker) -> None:
         if self.waiting:
-            place = self.waiting.popleft()
-            worker.give(place, self.jobs[place])
+            index = self.waiting.popleft()
+            worker.send(index, self.jobs[index])
         else:
             self.workers.remove(worker)
             worker.end()
 
-    def results(self) -> Iterator[Result]:
+    def results(self) -> Iterator[JobResult]:
         while self.workers:
-            ready = wait([worker.line for worker in self.workers])
-            for worker in [one for one in self.workers if one.line in ready]:
+            ready = wait([worker.pipe for worker in self.workers])
+            for worker in [one for one in self.workers if one.pipe in ready]:
                 try:
-                    told = worker.line.recv()
+                    received = worker.pipe.recv()
                 except (EOFError, OSError):
                     self._replace(worker)
                     continue
-                if isinstance(told, Failure):
-                    told.throw()
-                self._give_next(worker)  # it works on while this result is written
-                yield told
+                if isinstance(received, JobFailure):
+                    received.throw()
+                self._send_next(worker)  # it works on while this result is written
+                yield received
 
     def _replace(self, worker: _Worker) -> None:
         self.workers.remove(worker)
         worker.end()
-        place = worker.place
-        self.deaths[place] += 1
-        died, shard = f"worker died ({_how(worker.process.exitcode)})", self.jobs[place].name
-        if self.deaths[place] == ATTEMPTS:
-            raise lost(died, shard)
-        told = f"a {died} at shard {shard}; it is replaced, and the shard is made again"
-        warnings.warn(told, LostWorkerWarning, stacklevel=2)
-        self.waiting.appendleft(place)
-        self._hire(worker.number)
-
-    def dismiss(self) -> None:
-        for worker in self.workers:
-            worker.end()
+        index, shard = worker.index, self.jobs[worker.index].name
+        self.deaths[index] += 1
+        status = worker.process.exitcode or 0
+        name = f"worker ({f'signal {-status}' if status < 0 else f'status {status}'})"
+        if self.deaths[index] == MAX_ATTEMPTS:
+            raise lost_worker(name, shard)
+        message = f"a {name} died on shard {shard}; it is replaced, and the shard is made again"
+        warnings.warn(message, LostWorkerWarning, stacklevel=2)
+        self.waiting.appendleft(index)
+        self.start_worker(worker.number)
 
 
-def _how(exitcode: int | None) -> str:
-    return f"signal {-exitcode}" if exitcode is not None and exitcode < 0 else f"status {exitcode}"
-
-
-def _on_its_device(source: Source, number: int) -> Source:
-    """GPUs are dealt out."""
-    if choose_device(source.device) != torch.device("cuda"):
-        return source
-    return replace(source, device=f"cuda:{number % torch.cuda.device_count()}")
+def _assign_gpu(source: TaskSource, number: int) -> TaskSource:
+    """Spread workers over the GPUs where the device is `cuda`."""
+    is_any_gpu = choose_device(source.device) == torch.device("cuda")
+    return replace(source, device=f"cuda:{number % torch.cuda.device_count()}") if is_any_gpu else source
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """What is started inside does not hear Ctrl-C: a terminal tells all processes at once, and the driver ends them."""
+def _block_ctrl_c() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C: a terminal signals all processes at once, and the driver ends its workers."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -152,23 +152,23 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(source: Source, line: Connection[Any, Any]) -> None:
-    threading.Thread(target=_end_with_driver, daemon=True).start()
+def _work(source: TaskSource, pipe: Connection[Any, Any]) -> None:
+    threading.Thread(target=_exit_with_driver, daemon=True).start()
     try:
         task = source.load()
     except Exception as error:
-        line.send(Failure.of(error))
+        pipe.send(JobFailure.of(error))
         return
     while True:
         try:
-            place, job = line.recv()
+            index, job = pipe.recv()
         except EOFError:  # the driver is done
             return
-        line.send(attempt(task, place, job))
+        pipe.send(try_job(task, index, job))
 
 
-def _end_with_driver() -> None:
-    """Also amid a job, of which nobody would hear."""
+def _exit_with_driver() -> None:
+    """Exit even mid-job: no driver is left to receive the result."""
     driver = multiprocessing.parent_process()
     if driver is not None:
         driver.join()

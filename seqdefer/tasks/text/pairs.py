@@ -20,7 +20,7 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import EXPECTED_BRANCHES, Expert, NextTokenExpert, Predictor
-from seqdefer.remote.client import Completions
+from seqdefer.remote.client import EndpointClient
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.batches import AdaptiveBatch
 from seqdefer.tasks.text.facts import facts_of
@@ -216,7 +216,7 @@ class MixedPair:
 
     @classmethod
     def of_remote(
-        cls, predictor: TextModel, client: Completions, *, prompt: str, by_token: bool = False, shown: str = "states"
+        cls, predictor: TextModel, client: EndpointClient, *, prompt: str, by_token: bool = False, shown: str = "states"
     ) -> MixedPair:
         """Return a pair whose expert exchanges texts, so that it needs no common vocabulary."""
         writer = TextPredictor(predictor, shown=shown)

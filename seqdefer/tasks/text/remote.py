@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import DraftExpert, NextTokenExpert
-from seqdefer.remote.client import Ask, Completion, Completions
+from seqdefer.remote.client import EndpointClient, EndpointCompletion, EndpointRequest
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
@@ -62,7 +62,7 @@ class PromptAdapter:
             tail = whole[len(given) :] if whole.startswith(given) else tail
         return head + tail.rstrip(REPLACEMENT)
 
-    def tokens(self, inputs: Tokens, written: Tokens, answer: Completion) -> list[int]:
+    def tokens(self, inputs: Tokens, written: Tokens, answer: EndpointCompletion) -> list[int]:
         """Return the tokens that the answer adds, without the end token."""
         text = answer.text if answer.is_finished else answer.text.rstrip(REPLACEMENT)
         if self.model.is_encoder_decoder and not self._text(written):  # a separate text begins without a space
@@ -110,7 +110,7 @@ class RemoteExpert(DraftExpert):
     waits = True
     batch_size = DOCUMENTS_PER_BATCH
 
-    def __init__(self, adapter: PromptAdapter, client: Completions) -> None:
+    def __init__(self, adapter: PromptAdapter, client: EndpointClient) -> None:
         self.adapter, self.client = adapter, client
         endpoint = client.endpoint
         self.name = f"{endpoint.model} at {endpoint.url}"
@@ -123,7 +123,7 @@ class RemoteExpert(DraftExpert):
         places = [place for place in range(len(rows)) if not is_over[place]]
         prompts = [self.adapter.prompt(inputs[place], rows[place]) for place in places]
         lefts = [spec.length - len(rows[place]) for place in places]
-        answers = self.client.ask_all([Ask(*ask) for ask in zip(prompts, lefts, strict=True)])
+        answers = self.client.complete_all([EndpointRequest(*ask) for ask in zip(prompts, lefts, strict=True)])
         for place, answer in zip(places, answers, strict=True):
             written = self._with_first_token(rows[place])
             new = self.adapter.tokens(inputs[place], written, answer)
@@ -188,8 +188,8 @@ class RemoteTokenExpert(RemoteExpert, NextTokenExpert[RemoteState]):
             found = {place: first for place, (_, written) in enumerate(places) if not written}
         for n_tokens in (1, MAX_TOKENS_PER_LETTER):
             missing = [place for place in range(len(places)) if place not in found]
-            asks = [Ask(self.adapter.prompt(*places[place]), n_tokens) for place in missing]
-            for place, answer in zip(missing, self.client.ask_all(asks), strict=True):
+            asks = [EndpointRequest(self.adapter.prompt(*places[place]), n_tokens) for place in missing]
+            for place, answer in zip(missing, self.client.complete_all(asks), strict=True):
                 tokens = self.adapter.tokens(*places[place], answer)
                 if tokens or answer.is_finished or n_tokens == MAX_TOKENS_PER_LETTER:
                     found[place] = tokens[0] if tokens else self.adapter.end

@@ -23,7 +23,7 @@ from seqdefer.hyperparameters import ATTENTION, Hyperparameters, Settings, publi
 from seqdefer.interfaces import Expert, Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.registry import EXPERTS, find_plugins
-from seqdefer.remote.client import Completions, is_url, require_extra
+from seqdefer.remote.client import EndpointClient, is_url, require_extra
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
@@ -253,7 +253,7 @@ def _remote_pair(predictor: TextModel, options: TextOptions) -> MixedPair:
             ExpertCallsWarning,
             stacklevel=4,
         )
-    client = Completions(options.endpoint())
+    client = EndpointClient(options.endpoint())
     return MixedPair.of_remote(
         predictor, client, prompt=options.expert_prompt, by_token=options.expert_by_token, shown=options.shown
     )

@@ -30,9 +30,9 @@ from seqdefer.rejectors.base import Sizes, step_inputs
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.rejectors.token import LSTMRejector
-from seqdefer.remote.client import KEY, Completion, Completions, Endpoint
-from seqdefer.tasks.text.codec import encode
+from seqdefer.rejectors.networks import DraftMLP, LSTMRejector, Sizes, load_rejector, step_inputs
+from seqdefer.remote.client import KEY_VARIABLE as KEY
+from seqdefer.remote.client import Endpoint, EndpointClient, EndpointCompletion
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import MixedPair, TextPair
 from seqdefer.tasks.text.remote import DOCUMENTS_PER_BATCH, PROMPT, ExpertCallsWarning, PromptAdapter, RemoteTokenExpert
@@ -70,9 +70,9 @@ def made_of(kind: str, family: str, n_layers: int, seed: int) -> TextModel:
 
 def remote_pair(
     url: str, predictor: TextModel, *, by_token: bool = False, prompt: str = PROMPT, **patience: Any
-) -> MixedPair:
-    client = Completions(Endpoint(url, "toy", **patience))
-    return MixedPair.of_remote(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
+) -> RemotePair:
+    client = EndpointClient(Endpoint(url, "toy", **patience))
+    return RemotePair.of(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
 
 
 def served_of(pair: TextPair | MixedPair) -> Served:
@@ -143,11 +143,11 @@ def test_tokens_continue_the_text_as_the_expert_wrote_it(data: st.DataObject) ->
     piece = st.integers(3, 59)
     inputs, written = (tuple(data.draw(st.lists(piece, min_size=1, max_size=6))) for _ in range(2))
     text = data.draw(st.lists(st.sampled_from(["w", " w", "7", "41", " w3", " w25"]), min_size=1, max_size=5))
-    answer = Completion("".join(text), is_finished=True)
-    before, new = read(adapter, inputs, written), adapter.tokens(inputs, written, answer)
-    added = answer.text.lstrip() if adapter.model.is_encoder_decoder and not before else answer.text
-    assert read(adapter, inputs, (*written, *new)) == before + added
-    assert adapter.prompt(inputs, written).endswith(before[-5:])
+    answer = EndpointCompletion("".join(text), is_finished=True)
+    before, new = read(script, inputs, written), script.tokens(inputs, written, answer)
+    added = answer.text.lstrip() if script.model.is_encoder_decoder and not before else answer.text
+    assert read(script, inputs, (*written, *new)) == before + added
+    assert script.prompt(inputs, written).endswith(before[-5:])
 
 
 @cache
@@ -160,20 +160,20 @@ def test_a_text_continues_the_prompt(kind: str, family: str) -> None:
     model = made_of_once(kind, family)
     adapter, tokenizer = PromptAdapter(model, 1), model.tokenizer
     inputs = tuple(tokenizer("w3 w41")["input_ids"])
-    assert adapter.prompt(inputs, ()) == "w3 w41"
-    begun = tuple(adapter.tokens(inputs, (), Completion(" w25 w7", is_finished=False)))
-    assert adapter._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
-    assert adapter.prompt(inputs, begun) == "w3 w41 w25 w7"
-    new = tuple(adapter.tokens(inputs, begun, Completion("8 w3", is_finished=False)))
-    assert adapter.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
+    assert script.prompt(inputs, ()) == "w3 w41"
+    begun = tuple(script.tokens(inputs, (), EndpointCompletion(" w25 w7", is_finished=False)))
+    assert script._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
+    assert script.prompt(inputs, begun) == "w3 w41 w25 w7"
+    new = tuple(script.tokens(inputs, begun, EndpointCompletion("8 w3", is_finished=False)))
+    assert script.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
 
 
-def test_partial_letters_and_end_tokens_in_a_text() -> None:
-    adapter = PromptAdapter(made_of_once("bytes", "gpt2"), 1)
-    assert adapter.tokens((13,), (), Completion("\ufffd", is_finished=False)) == []
-    assert adapter._text(adapter.tokens((13,), (), Completion("7\ufffd", is_finished=False))) == "7"
-    assert adapter._text(adapter.tokens((13,), (), Completion("7</s>8", is_finished=True))) == "7"
-    assert adapter.tokens((13,), (), Completion("", is_finished=True)) == []
+def test_half_letters_and_ends_in_a_text() -> None:
+    script = Script(made_of_once("bytes", "gpt2"), 1)
+    assert script.tokens((13,), (), EndpointCompletion("\ufffd", is_finished=False)) == []
+    assert script._text(script.tokens((13,), (), EndpointCompletion("7\ufffd", is_finished=False))) == "7"
+    assert script._text(script.tokens((13,), (), EndpointCompletion("7</s>8", is_finished=True))) == "7"
+    assert script.tokens((13,), (), EndpointCompletion("", is_finished=True)) == []
 
 
 def test_a_custom_prompt() -> None:
@@ -232,7 +232,7 @@ def test_next_tokens_begin_the_experts_text(endpoint: str, expert: TextModel, sp
     assert isinstance(pair.expert, RemoteTokenExpert)
     served, adapter = served_of(pair), pair.expert.adapter
     examples = served.codec.encode(TEXTS)
-    calls, state = spy(Completions, "_post"), pair.expert.start(examples)
+    calls, state = spy(EndpointClient, "_post"), pair.expert.start(examples)
     rows = torch.tensor([4, 0, 4])
     for _ in range(3):
         named, state = pair.expert.next(state, rows)
@@ -255,7 +255,7 @@ def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
     task = TextTask("text", TextOptions(length=LENGTH, input_tokens=40), pair, thirds)
     examples = task.split("train")
     drafted = draft(task.predictor, examples, task.spec)
-    calls = spy(Completions, "_post")
+    calls = spy(EndpointClient, "_post")
     table, counted = hand_off_table(task, examples, drafted)
     assert len(calls) == int(drafted.sequences.lengths.sum()) == counted.made
     plain, naive = hand_off_table(task, examples, drafted, shortcut=False)
@@ -264,9 +264,9 @@ def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
     assert naive == Calls(counted.made, 0)
 
 
-def test_a_forced_first_token_needs_no_call(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
-    """BART's first token is always the same."""
-    calls, model = spy(Completions, "_post"), tiny_text_model("bart", 1, 1)
+def test_sequences_that_all_begin_alike_still_do(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
+    """BART's first token is always the same: nobody is asked about it."""
+    calls, model = spy(EndpointClient, "_post"), tiny_text_model("bart", 1, 1)
     pair = remote_pair(server.url, model, by_token=True)
     assert isinstance(pair.expert, RemoteTokenExpert)
     server.behaviours = [completion("w9 w8")] * 2
@@ -323,7 +323,7 @@ def test_fit_calibrate_and_generate(
     place: Path, endpoint: str, tmp_path: Path, spy: Spy, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY, SECRET)
-    calls, out = spy(Completions, "_post"), tmp_path / "model"
+    calls, out = spy(EndpointClient, "_post"), tmp_path / "model"
     with pytest.warns(ExpertCallsWarning, match=r"may call http.* 184 times \(8 hand-offs of 23 documents\)"):
         assert cli.main(fit(place, out, endpoint)) == 0
     assert 23 < len(calls) <= 184

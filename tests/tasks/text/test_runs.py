@@ -144,7 +144,7 @@ def test_notes_and_provenance(done: Path, place: Path) -> None:
 def test_the_same_command_again_reuses_what_is_stored(done: Path, place: Path, tmp_path: Path, spy: Spy) -> None:
     shutil.copytree(done, tmp_path / "run")
     fits = [spy(experiment, f"fit_{name}") for name in ("whole", "once", "cost", "token")]
-    labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explored")
+    labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explore_batch")
     asked = spy(TextExpert, "start")
     finished(place, tmp_path / "run")
     assert (labelled, explored, fits) == ([], [], [[], [], [], []])
@@ -179,7 +179,7 @@ def test_a_killed_run_resumes(done: Path, place: Path, tmp_path: Path, spy: Spy)
     kept = labels_in(folder)
     assert 0 < len(kept) < len(labels_in(done))
     assert not (folder / "results.json").exists()
-    explored = spy(exploration, "_explored")
+    explored = spy(exploration, "_explore_batch")
     finished(place, folder)
     assert len(explored) == 2
     assert labels_in(folder) == labels_in(done)

@@ -1,4 +1,4 @@
-"""The checks of predictors and experts: each rule can fail, and says what was broken."""
+"""Checks of predictors and experts: each rule can fail, with a message that names it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def changed(**changes: Callable[[ToyPredictor, Proposal], Any]) -> type[ToyPredictor]:
-    """The toy predictor with other fields in its proposals."""
+    """Return a toy predictor with other fields in its proposals."""
 
     class Changed(ToyPredictor):
         def propose(self, state: ToyState) -> Proposal:
@@ -107,22 +107,22 @@ class StandardisesTheBatch(ToyPredictor):
 
 
 BROKEN_PREDICTORS = [
-    (r"Nameless.fingerprint is ''; give a text", Nameless),
-    (r"start gave a ToyState; give a pair", StateOnly),
-    (r"context of IntegerContext.start has dtype int64; give float", IntegerContext),
-    (r"propose gave a Tensor; give a Proposal", TokenAlone),
-    (r"tokens has shape \(8, 1\); give \(8\)", changed(tokens=lambda _, said: said.tokens[:, None])),
-    (r"tokens has dtype int32; give float or int64", changed(tokens=lambda _, said: said.tokens.int())),
-    (r"tokens is a list; give a tensor", changed(tokens=lambda _, said: said.tokens.tolist())),
-    (r"tokens are real numbers, but the end token is 4", changed(tokens=lambda _, said: said.tokens.float())),
-    (r"features has shape \(8,\); give \(8, 8\)", changed(features=lambda _, said: said.uncertainty)),
-    (r"features holds \[inf\]; give finite", changed(features=lambda _, said: said.features / 0)),
-    (r"features has shape \(\d, 2\); give \(\d, 1\)", GrowingFeatures),
-    (r"uncertainty is -\d.*; give 0 or more", changed(uncertainty=lambda _, said: -said.uncertainty)),
-    (r"uncertainty has shape", changed(uncertainty=lambda _, said: said.features)),
-    (r"entropy holds \[nan\]", changed(entropy=lambda _, said: said.uncertainty * torch.nan)),
-    (r"entropy is there at some positions alone; give it always or never", EntropyAtFirst),
-    (r"Moody.propose asked twice: uncertainty: 2.0 is not 1.0; let it depend on the state alone", Moody),
+    (r"Nameless.fingerprint is ''; use a string", Nameless),
+    (r"start returned a ToyState; return a pair", StateOnly),
+    (r"context of IntegerContext.start has dtype int64; use float", IntegerContext),
+    (r"propose returned a Tensor; return a Proposal", TokenAlone),
+    (r"tokens has shape \(8, 1\); use \(8\)", changed(tokens=lambda _, proposal: proposal.tokens[:, None])),
+    (r"tokens has dtype int32; use float or int64", changed(tokens=lambda _, proposal: proposal.tokens.int())),
+    (r"tokens is a list; use a tensor", changed(tokens=lambda _, proposal: proposal.tokens.tolist())),
+    (r"tokens are floats, but the end token is 4", changed(tokens=lambda _, proposal: proposal.tokens.float())),
+    (r"features has shape \(8,\); use \(8, 8\)", changed(features=lambda _, proposal: proposal.uncertainty)),
+    (r"features holds \[inf\]; use finite", changed(features=lambda _, proposal: proposal.features / 0)),
+    (r"features has shape \(\d, 2\); use \(\d, 1\)", GrowingFeatures),
+    (r"uncertainty is -\d.*; it must be 0 or more", changed(uncertainty=lambda _, proposal: -proposal.uncertainty)),
+    (r"uncertainty has shape", changed(uncertainty=lambda _, proposal: proposal.features)),
+    (r"entropy holds \[nan\]", changed(entropy=lambda _, proposal: proposal.uncertainty * torch.nan)),
+    (r"entropy is None at some positions only; set it always or never", EntropyAtFirst),
+    (r"Moody.propose called twice: uncertainty: 2.0 is not 1.0; make it depend on the state only", Moody),
     (r"Sorted.select of rows \[7, .*: tokens: .*; select every part", Sorted),
     (r"select of rows .* shape \(8,\) is not \(9,\)", WithoutRepeats),
     (r"InPlace.append changed the state it was given: .*; states are values", InPlace),
@@ -145,7 +145,7 @@ def test_broken_predictors(words: str, broken: type[ToyPredictor]) -> None:
 
 
 class Completing(Expert):
-    """The toy expert's completions alone; the broken ones change them."""
+    """The completions of the toy expert; broken experts change them."""
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         return self.change(examples, prefixes, TOY.expert.complete(examples, prefixes, spec))
@@ -177,7 +177,7 @@ class Scribbles(Completing):
         return whole
 
 
-class KnowsBetter(Completing):
+class ChangesPrefix(Completing):
     def change(self, examples: Examples, prefixes: Sequences, whole: Sequences) -> Sequences:
         return replace(whole, tokens=torch.where(prefixes.mask(), (whole.tokens + 1) % 4, whole.tokens))
 
@@ -202,7 +202,7 @@ class Dice(Completing):
 
 
 class Replans(Completing):
-    """Another plan from every position."""
+    """Follows another plan from every position."""
 
     def change(self, examples: Examples, prefixes: Sequences, whole: Sequences) -> Sequences:
         return written(prefixes, mix(examples.inputs, prefixes.lengths))
@@ -224,7 +224,7 @@ class LooksAtTheBatch(Completing):
 
 
 def written(prefixes: Sequences, plan: Tensor) -> Sequences:
-    """Full-length completions that follow `plan` (B,); prefixes that have ended stay."""
+    """Return full-length completions that follow `plan` (B,); ended prefixes stay."""
     planned = torch.stack([mix(plan, position) % 4 for position in range(LENGTH)], 1)
     tokens = torch.where(prefixes.mask(), prefixes.tokens, planned)
     has_ended = ((prefixes.tokens == END) & prefixes.mask()).any(1)
@@ -232,24 +232,24 @@ def written(prefixes: Sequences, plan: Tensor) -> Sequences:
 
 
 BROKEN_EXPERTS = [
-    (r"complete gave a Tensor; give Sequences", changing(lambda examples, prefixes, whole: whole.tokens)),
-    (r"tokens has shape \(8, 4\); give \(8, 5\)", with_tokens(lambda tokens: tokens[:, :4])),
+    (r"complete returned a Tensor; return Sequences", changing(lambda examples, prefixes, whole: whole.tokens)),
+    (r"tokens has shape \(8, 4\); use \(8, 5\)", with_tokens(lambda tokens: tokens[:, :4])),
     (r"tokens has dtype bool", with_tokens(lambda tokens: tokens > 0)),
-    (r"lengths has dtype int32; give int64", with_lengths(lambda lengths: lengths.int())),
-    (r"gave lengths \[0, .*; give lengths from 1 to 5", with_lengths(lambda lengths: 0 * lengths)),
-    (r"gave lengths .*; give lengths from 1 to 5", with_lengths(lambda lengths: lengths + 1)),
-    (r"gave torch.float32 after a prefix of torch.int64", with_tokens(lambda tokens: tokens.float())),
+    (r"lengths has dtype int32; use int64", with_lengths(lambda lengths: lengths.int())),
+    (r"returned lengths \[0, .*; return 1 to 5", with_lengths(lambda lengths: 0 * lengths)),
+    (r"returned lengths .*; return 1 to 5", with_lengths(lambda lengths: lengths + 1)),
+    (r"returned torch.float32 for a prefix of torch.int64", with_tokens(lambda tokens: tokens.float())),
     (r"Scribbles.complete changed the prefixes it was given; clone", Scribbles),
-    (r"KnowsBetter.complete changed a token of the prefix: \d is not \d; begin", KnowsBetter),
-    (r"gave a prefix that has ended another length: 5 is not \d; give it back", GoesOnAfterTheEnd),
+    (r"ChangesPrefix.complete changed a token of the prefix: \d is not \d; start", ChangesPrefix),
+    (r"changed the length of a prefix that has ended: 5 is not \d; return it", GoesOnAfterTheEnd),
     (
-        r"stopped after \[\d\] tokens; go on to the end token 4 or to length 5",
+        r"stopped after \[\d\] tokens; continue to the end token 4 or to length 5",
         with_lengths(lambda n: (n - 1).clamp(min=1)),
     ),
-    (r"wrote on after the end token 4; let lengths count", CountsPadding),
-    (r"Dice says it is deterministic, but the same prefix got another completion", Dice),
-    (r"Replans says .* but it leaves its own completion when the next token of it joins", Replans),
-    (r"PretendsNotToRead says reads_prefix = False, but another prefix of \d tokens changes", PretendsNotToRead),
+    (r"continued after the end token 4; set lengths", CountsPadding),
+    (r"Dice is deterministic, but the same prefix got two completions", Dice),
+    (r"Replans is .* but it leaves its own completion after one more token", Replans),
+    (r"PretendsNotToRead has reads_prefix = False, but another prefix of \d tokens changes", PretendsNotToRead),
     (r"LooksAtTheLongest.complete of row \d beside prefixes of other lengths", LooksAtTheLongest),
     (r"LooksAtTheBatch.complete of row \d alone", LooksAtTheBatch),
 ]
@@ -285,7 +285,7 @@ class TwoRules(ToyExpert):
 
 
 class Fixed(ToyExpert):
-    """Completes as the toy expert does; the broken ones below change `next` alone."""
+    """Completes like the toy expert; broken experts below change `next` only."""
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         return TOY.expert.complete(examples, prefixes, spec)
@@ -329,41 +329,41 @@ class InPlaceExpert(Fixed):
 
 
 @dataclass(frozen=True)
-class Heard:
+class Buffered:
     toy: ToyState
     pending: Tensor | None = None
 
 
-class ForgetsWhenNotAsked(NextTokenExpert[Heard]):
-    """Keeps the last token until it is asked, but has room for one alone."""
+class ForgetsTokens(NextTokenExpert[Buffered]):
+    """Reads tokens when it is called, but buffers only the last one."""
 
-    def start(self, examples: Examples) -> Heard:
-        return Heard(TOY.expert.start(examples))
+    def start(self, examples: Examples) -> Buffered:
+        return Buffered(TOY.expert.start(examples))
 
-    def _read(self, state: Heard) -> ToyState:
+    def _read(self, state: Buffered) -> ToyState:
         return state.toy if state.pending is None else TOY.expert.append(state.toy, state.pending)
 
-    def next(self, state: Heard, rows: Tensor) -> tuple[Tensor, Heard]:
+    def next(self, state: Buffered, rows: Tensor) -> tuple[Tensor, Buffered]:
         toy = self._read(state)
-        return TOY.expert.next(toy, rows)[0], Heard(toy)
+        return TOY.expert.next(toy, rows)[0], Buffered(toy)
 
-    def append(self, state: Heard, tokens: Tensor) -> Heard:
-        return Heard(state.toy, tokens)
+    def append(self, state: Buffered, tokens: Tensor) -> Buffered:
+        return Buffered(state.toy, tokens)
 
-    def select(self, state: Heard, rows: Tensor) -> Heard:
-        return Heard(state.toy.select(rows), None if state.pending is None else state.pending[rows])
+    def select(self, state: Buffered, rows: Tensor) -> Buffered:
+        return Buffered(state.toy.select(rows), None if state.pending is None else state.pending[rows])
 
 
 BROKEN_NEXT_TOKEN_EXPERTS = [
-    (r"next gave a Tensor; give a pair: tokens \(R,\), state", TokensAlone),
-    (r"next: tokens has shape \(8, 1\); give \(8\)", Columns),
-    (r"TwoRules.next at position 0 is not what complete writes there: 2 is not \d; let both", TwoRules),
-    (r"WearsOut.next asked twice: .*; states are values", WearsOut),
-    (r"Advances.next from the state it gave back: .*; keep the position", Advances),
+    (r"next returned a Tensor; return a pair: tokens \(R,\), state", TokensAlone),
+    (r"next: tokens has shape \(8, 1\); use \(8\)", Columns),
+    (r"TwoRules.next at position 0 is not what complete writes there: 2 is not \d; make both", TwoRules),
+    (r"WearsOut.next called twice: .*; states are values", WearsOut),
+    (r"Advances.next from the state it returned: .*; keep the position", Advances),
     (r"AllRows.next for rows \[7, .*; answer for these rows", AllRows),
     (r"SortedExpert.select of rows \[7, .*; select every part", SortedExpert),
     (r"InPlaceExpert.append or select changed the state it was given", InPlaceExpert),
-    (r"ForgetsWhenNotAsked.next asked for the first time: .*; read every token appended", ForgetsWhenNotAsked),
+    (r"ForgetsTokens.next called late: .*; read every appended token", ForgetsTokens),
 ]
 
 
@@ -375,7 +375,7 @@ def test_broken_next_token_experts(words: str, broken: type[NextTokenExpert[Any]
         check_expert(expert, EXAMPLES, SPEC, drafts=drafts)
 
 
-# Both in a task
+# Models in a task
 
 
 def toy_with_models(**models: Any) -> Task:
@@ -386,14 +386,14 @@ def toy_with_models(**models: Any) -> Task:
 
 
 def test_models_of_a_task_are_checked() -> None:
-    with refused("StateOnly.start gave a ToyState"):
+    with refused("StateOnly.start returned a ToyState"):
         check_task(toy_with_models(predictor=StateOnly))
-    with refused("KnowsBetter.complete changed a token of the prefix"):
-        check_task(toy_with_models(expert=lambda _: KnowsBetter()))
+    with refused("ChangesPrefix.complete changed a token of the prefix"):
+        check_task(toy_with_models(expert=lambda _: ChangesPrefix()))
 
 
-def test_predictor_is_led_along_the_paths_of_the_expert() -> None:
-    """One that stumbles over tokens it would not have written is right on its own paths alone."""
+def test_a_predictor_is_checked_along_the_paths_of_the_expert() -> None:
+    """This one is correct on its own paths only."""
 
     class Stumbles(ToyPredictor):
         def append(self, state: ToyState, tokens: Tensor) -> ToyState:

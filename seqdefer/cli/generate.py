@@ -1,0 +1,71 @@
+"""`seqdefer generate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, one_line
+from seqdefer.cli.progress_bars import show_progress
+from seqdefer.errors import OptionError
+
+
+def generate(arguments: list[str]) -> int:
+    from rich.console import Console
+
+    from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
+    from seqdefer.report.terminal import written_lines
+
+    chosen = _parser(DEFAULT_BUDGET).parse_args(arguments)
+    if chosen.budget is not None and chosen.threshold is not None:
+        raise OptionError("--budget and --threshold exclude each other; give one of them")
+    inputs = [sys.stdin.read() if text == "-" else text for text in chosen.inputs]
+    _warn_about_files(chosen)
+    budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
+    with show_progress(quiet=chosen.quiet) as meter:
+        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        written = model.generate(inputs, budget, threshold=chosen.threshold)
+    console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text without line breaks
+    has_colours = console.color_system is not None and not console.no_color
+    for row in written.rows(model.served.codec):
+        if chosen.json:
+            print(json.dumps(row, allow_nan=False))
+        else:
+            for line in written_lines(row, colours=has_colours):
+                console.print(line)
+    return 0
+
+
+def _parser(default_budget: float) -> Parser:
+    parser = Parser(
+        prog="seqdefer generate",
+        description="Write for one or several inputs, and show who wrote what: the expert's tokens are coloured, or in "
+        "brackets where there are no colours.",
+        epilog=DEFAULTS_NOTE,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
+    words = "input of the model: a text, a word, cities as JSON; - reads one from standard input"
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
+    words = f"share of tokens for the expert ({default_budget})"
+    parser.add_argument("--budget", type=float, metavar="X", help=words)
+    words = "defer above this score, instead of a budget; inf never defers"
+    parser.add_argument("--threshold", type=float, metavar="X", help=words)
+    add_common(parser, "one JSON object per line and input")
+    return parser
+
+
+def _warn_about_files(chosen: argparse.Namespace) -> None:
+    """Warn if an input is the name of a file: its content may have been meant."""
+    for text in chosen.inputs:
+        with suppress(OSError, ValueError):  # not a valid name
+            if Path(text).is_file():
+                command = f"seqdefer generate {shlex.quote(str(chosen.folder))} - < {shlex.quote(text)}"
+                words = f"{one_line(text)} is a file, but its name is used as the input"
+                print(f"{words}; to use its content: {one_line(command)}", file=sys.stderr)
+
+
+GENERATE = Command("generate", "write with a fitted pair, at a budget", generate)

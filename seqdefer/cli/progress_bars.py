@@ -1,0 +1,74 @@
+"""Progress on stderr: bars on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from seqdefer.progress import Meter, Silent
+
+FINISHED_BARS = 10  # that stay visible: more than a terminal has lines would hide the running one
+LINE_SECONDS = 30.0  # between two lines of a stage
+
+
+@contextmanager
+def show_progress(*, quiet: bool) -> Iterator[Meter]:
+    """Yield the meter for stderr; `quiet` shows nothing."""
+    if quiet:
+        yield Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    if not console.is_interactive:
+        yield _Lines()
+        return
+    # On a terminal, output is printed above the bars; where stdout is a file, it is not redirected.
+    with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bars:
+        yield _Bars(bars)
+
+
+class _Bars:
+    """One bar per stage."""
+
+    def __init__(self, bars: Any) -> None:
+        self.bars, self.finished = bars, deque[Any]()
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        bar = self.bars.add_task(name, total=total)
+        yield lambda steps: self.bars.advance(bar, steps)
+        self.bars.update(bar, completed=total)  # early stopping leaves epochs unused
+        self.bars.stop_task(bar)
+        self.finished.append(bar)
+        if len(self.finished) > FINISHED_BARS:
+            self.bars.update(self.finished.popleft(), visible=False)
+
+
+class _Lines:
+    """Lines for logs and pipes, only for stages that take long."""
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        done, started = 0, time.monotonic()
+        printed = started
+
+        def advance(steps: int) -> None:
+            nonlocal done, printed
+            done, now = done + steps, time.monotonic()
+            if now - printed >= LINE_SECONDS:
+                printed = now
+                print_line(f"{done} of {total}", now)
+
+        def print_line(state: str, now: float) -> None:
+            print(f"{name}: {state}, {now - started:.0f} s", file=sys.stderr, flush=True)
+
+        yield advance
+        if printed > started:
+            print_line("done", time.monotonic())

@@ -1,0 +1,263 @@
+"""`seqdefer run`: results, resuming, and one line for every error that a user can correct."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import SMALL, Capture, content, fails_with, run
+from oracles import temperatures, write_record
+
+from seqdefer.evaluation import experiment
+from seqdefer.evaluation.results import load_results
+from seqdefer.evaluation.settings import experiment_settings
+from seqdefer.registry import load_task
+from seqdefer.tasks.weather.task import ENTRY
+
+
+def test_results_go_to_stdout_and_to_the_folder(done: tuple[Path, str, str]) -> None:
+    folder, out, err = done
+    assert json.loads(out) == json.loads((folder / "results.json").read_text())
+    assert err.split() == ["report:", str(folder / "report.html"), "results:", str(folder / "results.json")]
+    results = load_results(folder)
+    assert (results.task, results.preset, len(results.seeds)) == ("weather", "quick", 1)
+    assert "TokenwiseModel" in (folder / "report.html").read_text()
+
+
+def test_options_reach_the_run(record: Path, done: tuple[Path, str, str]) -> None:
+    settings = load_results(done[0]).provenance.settings
+    assert {name: settings[name] for name in ("seeds", "instances")} == {"seeds": 1, "instances": 20}
+    chosen = {"data": str(record), "stride": 12, "hidden": 2, "epochs": 1, "passes": 2}
+    assert {name: settings["task"][name] for name in chosen} == chosen
+    assert settings["task"]["noise"] == ENTRY.presets["quick"].noise
+    assert settings["token"]["epochs"] == experiment_settings(load_task("weather"), "quick").token.epochs
+
+
+def test_the_same_command_resumes_and_prints_a_table(
+    record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(done[0], folder)
+    before = content(folder)
+    assert run("run", "weather", "--data", record, "--out", folder, *SMALL, "--quiet") == 0
+    out = capsys.readouterr().out
+    results = load_results(folder)
+    assert results.summary == load_results(done[0]).summary
+    for name, one in results.summary.items():
+        row = next(line for line in out.splitlines() if line.split()[:1] == [name])
+        assert f"{one.audc_mean:.2f}" in row or f"{one.audc_mean:.1f}" in row
+    changed = [name for name, value in content(folder).items() if before.get(name) != value]
+    assert set(changed) <= {"results.json", "report.html"}  # their seconds; nothing was fitted again
+
+
+@pytest.mark.parametrize("quiet", [["--quiet"], []])
+def test_ctrl_c(
+    quiet: list[str], record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "fit_once", stop)
+    assert run("run", "weather", "--data", record, "--out", tmp_path, *SMALL, *quiet) == 130
+    shown = capsys.readouterr()
+    assert shown.err == "seqdefer: stopped; the same command resumes from what is finished\n"
+    assert shown.out == ""
+    check_no_partial_output(tmp_path)
+
+
+def test_a_folder_of_another_task_is_refused(
+    record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: its results were replaced silently. An unreadable file belongs to no task."""
+    tour, model = tmp_path / "tour", tmp_path / "model"
+    for folder, file in ((tour, "results.json"), (model, "deferral.json")):
+        folder.mkdir()
+        (folder / file).write_text('{"task": "tsp"}')
+        for command in ("run", "label"):
+            assert run(command, "weather", "--data", record, "--out", folder, "--quiet") == 2
+            error = f"seqdefer: {folder} holds work of task 'tsp'; choose another folder with --out\n"
+            assert capsys.readouterr().err == error
+        assert content(folder) == {file: b'{"task": "tsp"}'}
+    monkeypatch.setattr("seqdefer.report.run.run_task", lambda *arguments, **options: load_results(done[0]))
+    (tour / "results.json").write_text("no JSON")
+    assert run("run", "weather", "--data", record, "--out", tour, "--quiet") == 0
+
+
+def check_no_partial_output(folder: Path) -> None:
+    """Check that there is no result, no temporary file, and that every checkpoint is whole."""
+    names = set(content(folder)) if folder.is_dir() else set()
+    assert not names & {"results.json", "report.html"}
+    assert not [name for name in names if Path(name).name.startswith(".")]
+    for name in names:
+        assert {str(Path(name).parent / part) for part in ("config.json", "model.safetensors")} <= names
+
+
+BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
+    "unknown preset": (["--preset", "huge"], "unknown preset 'huge'; available: paper, quick"),
+    "unknown phi": (["--phi", "hinge"], "unknown loss 'hinge'; available: exponential, logistic"),
+    "unknown psi": (["--psi", "logistic"], "unknown loss 'logistic'; available: cross_entropy"),
+    "unknown strategy": (["--strategy", "luck"], "unknown training strategy 'luck'; available: explore"),
+    "unknown method": (["--methods", "ChowMean,Magic"], "unknown method 'Magic'; available: ChowMean, "),
+    "unknown architecture": (
+        ["--architecture", "draft_mlp"],
+        "unknown token-level architecture 'draft_mlp'; available: lstm, mlp",
+    ),
+    "unknown architecture by draft": (
+        ["--draft-architecture", "lstm"],
+        "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer",
+    ),
+    "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
+    "unknown option": (["--sedes", "3"], "unrecognized arguments: --sedes 3; see: seqdefer run weather --help"),
+    "abbreviated option": (["--seed", "3"], "unrecognized arguments: --seed 3"),
+    "no value": (["--seeds"], "expected one argument"),
+    "seeds not a number": (["--seeds", "three"], "invalid int value: 'three'"),
+    "no seeds": (["--seeds", "0"], "--seeds is 0; it must be at least 1"),
+    "no instances": (["--instances", "0"], "--instances is 0; it must be at least 1"),
+    "instances too many": (["--instances", "10000"], "1 seeds x 10000"),
+    "hand-offs 0": (["--hand-offs", "0"], "cannot place 0 hand-offs over a length of 6; choose from 2 to 7"),
+    "hand-offs 1": (["--hand-offs", "1"], "choose from 2 to 7"),
+    "hand-offs 8": (["--hand-offs", "8"], "choose from 2 to 7"),
+    "hand-offs negative": (["--hand-offs", "-2"], "choose from 2 to 7"),
+    "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be a number of degrees, 0 or more"),
+    "noise not a number": (["--noise", "nan"], "--noise is nan"),
+    "alpha not a number": (["--alpha", "nan"], "--alpha is nan"),
+    "alpha infinite": (["--alpha", "inf"], "--alpha is inf"),
+    "alpha negative": (["--alpha", "-1"], "--alpha is -1.0"),
+    "no epochs": (["--epochs", "0"], "--epochs is 0; it must be at least 1"),
+    "one pass": (["--passes", "1"], "--passes is 1; it must be at least 2"),
+    "stride 0": (["--stride", "0"], "--stride is 0"),
+    "split seed negative": (["--split-seed", "-1"], "--split-seed is -1"),
+    "split seed too large": (["--split-seed", str(2**63)], f"it must be at most {2**63 - 1}"),
+    "stride too large": (["--stride", str(10**27)], "it must be at most 10080"),
+    "hidden too large": (["--hidden", "1000000000"], "--hidden is 1000000000; it must be at most 4096"),
+    "passes too many": (["--passes", "2000000000"], "--passes is 2000000000; it must be at most 1000"),
+    "epochs too many": (["--epochs", "10001"], "--epochs is 10001; it must be at most 10000"),
+    "noise too large": (["--noise", "1e308"], "--noise is 1e+308"),
+    "column of a known record": (["--data", "mast", "--column", "T2m"], "--column is 'T2m', but"),
+    "line ends and escapes": (["--split", "a\n\x1b[31m"], r"unknown split 'a\n\x1b[31m'"),
+    "line ends in a flag": (["--a\nb"], r"unrecognized arguments: --a\nb"),
+    "unknown device": (["--device", "abacus"], "device"),
+    "missing device": (["--device", "meta"], "device 'meta' is not on this machine"),
+    "no such column": (
+        ["--column", "dew point"],
+        "no temperature column: looked for 'dew point'; the columns are: 'Date",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
+def test_bad_options(options: list[str], message: str, record: Path, tmp_path: Path, capsys: Capture) -> None:
+    line = fails_with(capsys, "run", "weather", "--data", record, "--out", tmp_path / "out", *SMALL, *options)
+    assert message in line
+    check_no_partial_output(tmp_path / "out")
+    assert not (tmp_path / "out").exists() or content(tmp_path / "out")  # an empty new folder is removed
+
+
+def test_a_missing_gpu(record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = fails_with(capsys, "run", "weather", "--data", record, "--out", tmp_path, "--device", "cuda")
+    assert "device 'cuda' is not on this machine; use --device auto or --device cpu" in line
+
+
+def rows(values: list[float]) -> Callable[[Path], None]:
+    return lambda path: write_record(path, np.array(values)) and None
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(content) and None
+
+
+BAD_RECORDS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "not there": (lambda path: None, "cannot read"),
+    "a folder": (lambda path: path.mkdir(), "cannot read"),
+    "empty": (text(""), "no time column"),
+    "no temperature column": (text("Date Time,p (mbar)\n2021-01-01 00:00:00,990\n"), "no temperature column"),
+    "no time column": (text("when,T (degC)\n2021-01-01 00:00:00,1.0\n"), "no time column"),
+    "not a time": (text("Date Time,T (degC)\nyesterday,1.0\n"), "line 2: cannot read the time 'yesterday'"),
+    "a header alone": (text("Date Time,T (degC)\n"), "at least 2 are needed"),
+    "too few rows": (rows(temperatures()[:10].tolist()), "10 rows, 0 gaps and no window"),
+    "too few weeks": (rows(temperatures()[:400].tolist()), "a split by weeks needs at least 4"),
+    "all missing": (rows([-9999.0] * 500), "only 0 of 500 rows have a temperature"),
+    "all NaN": (rows([math.nan] * 500), "only 0 of 500 rows have a temperature"),
+    "not text": (lambda path: path.write_bytes(bytes(range(256)) * 40) and None, "column"),
+    "a zip archive": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(50)) and None, "is a zip archive"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_RECORDS.values(), ids=BAD_RECORDS)
+def test_bad_records(make: Callable[[Path], None], message: str, tmp_path: Path, capsys: Capture) -> None:
+    make(tmp_path / "record.csv")
+    line = fails_with(capsys, "run", "weather", "--data", tmp_path / "record.csv", "--out", tmp_path / "out", *SMALL)
+    assert message in line
+    check_no_partial_output(tmp_path / "out")
+
+
+def test_out_that_is_a_file(record: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        line = fails_with(capsys, "run", "weather", "--data", record, "--out", out, *SMALL)
+        assert f"cannot write into {out}" in line
+        assert "choose another folder with --out" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.fixture(params=["no permission", "vanishes"])
+def unwritable(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that takes no file, even from root."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    folder = tmp_path / "closed"
+    if request.param == "no permission":
+        folder.mkdir()
+    return folder
+
+
+def test_out_that_is_not_writable(
+    unwritable: Path, record: Path, done: tuple[Path, str, str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it failed with a traceback, after minutes of training."""
+    existed = unwritable.exists()
+    monkeypatch.setattr("seqdefer.report.run.run_task", lambda *arguments, **options: pytest.fail("it started"))
+    for command in (["run", "weather", "--data", record], ["plot", done[0]]):
+        line = fails_with(capsys, *command, "--out", unwritable)
+        assert f"cannot write into {unwritable}: Permission denied; choose another folder with --out" in line
+        assert unwritable.exists() == existed
+
+
+def test_a_run_that_fails_leaves_no_empty_folder(tmp_path: Path, capsys: Capture) -> None:
+    fails_with(capsys, "run", "weather", "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "new" / "run")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    fails_with(capsys, "run", "weather", "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "mine")
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_damaged_predictor(record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(done[0], folder)
+    weights = next(folder.glob("predictor-*")) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:50])
+    line = fails_with(capsys, "run", "weather", "--data", record, "--out", folder, *SMALL)
+    assert str(weights) in line
+
+
+def test_a_disk_that_fills_up_during_a_run(
+    record: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "model.safetensors"))
+
+    monkeypatch.setattr("seqdefer.tasks.weather.forecaster.write_tensors", full)
+    assert run("run", "weather", "--data", record, "--epochs", "1", "--out", tmp_path, "--quiet") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "No space left on device" in error
