@@ -72,7 +72,7 @@ def _timed(bench: Bench) -> list[Row]:
     def by(engine: str, workers: int) -> Callable[[], dict[str, bytes]]:
         def way() -> dict[str, bytes]:
             store = folder / f"labels-{next(number)}"
-            how = ExecutorSettings(engine, workers=workers, shard_size=max(1, n // SHARDS), labels=store)
+            how = ExecutorSettings(engine, workers=workers, shard_size=max(1, n // TIMED_SHARDS), labels=store)
             label_task(ENTRY, options, folder, ["train"], how, seeds=1, instances=1, rollouts=2, device="cpu")
             return {path.name: path.read_bytes() for path in store.iterdir()}
 

@@ -24,18 +24,19 @@ from benchmarks.text import BUDGET, Choice, Decoding, decoding_of, quiet, search
 from benchmarks.weather import Bench
 from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.policies import Threshold
-from seqdefer.budgets.rules import Setting
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import MissingExtraError
-from seqdefer.evaluation.settings import STARTING_POINTS
 from seqdefer.interfaces import Codec, Served
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.tasks.text.models import transformers
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.task import REJECTORS
 from seqdefer.types import Examples
 
 MODEL_NAME = "pair"
@@ -78,7 +79,7 @@ def _with_facts(plain: Decoding) -> Decoding:
 
 
 def _rejector(some: Decoding) -> TokenNetwork:
-    settings, _, _ = STARTING_POINTS["xsum"]
+    settings = REJECTORS.token
     seen = draft(some.pair.predictor, some.examples.select(torch.arange(1)), some.spec)
     torch.manual_seed(0)
     sizes = Sizes(
@@ -95,7 +96,7 @@ def _calibration(some: Decoding, rejector: TokenNetwork) -> Calibration:
     scores = alone.scores[alone.sequences.mask()]
     threshold, share = search_threshold(scores, lambda threshold: _roll(some, rejector, threshold).share)
     between = [Setting(budget, threshold, share, share, share) for budget in BUDGETS[1:-1]]
-    ends = Setting(0.0, BEYOND, 0.0, 0.0, 0.0), Setting(1.0, -BEYOND, 1.0, 1.0, 1.0)
+    ends = Setting(0.0, FINITE_LIMIT, 0.0, 0.0, 0.0), Setting(1.0, -FINITE_LIMIT, 1.0, 1.0, 1.0)
     return Calibration((ends[0], *between, ends[1]), len(some.examples), "")
 
 

@@ -134,7 +134,7 @@ def count_hand_offs(task: Task, examples: Examples, model: Any) -> dict[str, Any
 @torch.no_grad()
 def count_trees(task: Task, examples: Examples, rollouts: int) -> dict[str, float]:
     trees = grow_along(task, examples, draw_decisions(0, len(examples), rollouts, task.spec.length))
-    return {"rollouts": rollouts, "length": task.spec.length, **_of_nodes(trees.tensors()["tokens"], len(trees))}
+    return {"rollouts": rollouts, "length": task.spec.length, **_node_counts(trees.tensors()["tokens"], len(trees))}
 
 
 def _node_counts(tokens: Tensor, n: int) -> dict[str, float]:

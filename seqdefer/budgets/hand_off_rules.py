@@ -95,9 +95,9 @@ class Cost(HandOffRule):
 
     def choose(self, scores: Floats, grid: Integers, lengths: Integers, settings: Floats) -> Integers:
         ahead = self._ahead(grid, lengths)
-        with np.errstate(invalid="ignore"):  # infinity x 0: at an infinite price, what is free stays free
+        with np.errstate(invalid="ignore"):  # at an infinite price: infinity x 0 is free, infinity - infinity is masked
             spent = np.where(ahead > 0, settings[:, None] * ahead, 0.0)
-        chosen: Integers = np.where(scores == -np.inf, np.inf, spent - scores).argmin(1)
+            chosen: Integers = np.where(scores == -np.inf, np.inf, spent - scores).argmin(1)
         return chosen
 
     def path(self, scores: Floats, grid: Integers, lengths: Integers) -> HandOffPath:

@@ -4,6 +4,7 @@ numpy in float64 throughout; tensors are accepted. n test instances, T threshold
 instances (a bootstrap resample is a weighting). x is the mean number of deferred tokens per sequence, y the mean loss.
 Every curve of a test set runs from x = 0, the predictor alone, to the x of the expert alone, so that areas compare.
 
+>>> from seqdefer.budgets.sweeps import switch_sweep
 >>> ends = Ends(predictor_loss=[4.0, 0.0], expert_loss=[0.0, 0.0], expert_deferred=[3, 3])
 >>> sweep = switch_sweep([0.9, 0.1], keep=([0, 0], [4.0, 0.0]), defer=([3, 3], [0.0, 0.0]))
 >>> curve, random = curve_of(sweep, ends), random_curve(ends)

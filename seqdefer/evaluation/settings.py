@@ -84,9 +84,10 @@ def _draft_settings(start: Hyperparameters, architecture: str) -> tuple[Settings
     networks = draft_networks()
     if architecture not in networks:
         raise unknown("draft architecture", architecture, networks)
-    if architecture == start.published_once.architecture:
-        return start.published_once, networks[architecture].cost_defaults
-    return networks[architecture].defaults, networks[architecture].cost_defaults
+    network, published = networks[architecture], start.published_once
+    once = published if architecture == published.architecture else network.defaults
+    # A subclass may inherit the defaults of another architecture.
+    return replace(once, architecture=architecture), replace(network.cost_defaults, architecture=architecture)
 
 
 def _quick(settings: Settings) -> Settings:

@@ -55,6 +55,6 @@ def _by_kind(base: type[Kind]) -> dict[str, type[Kind]]:
 
 def _final_classes(base: type[Kind]) -> Iterator[type[Kind]]:
     for child in base.__subclasses__():
-        if not isabstract(child) and hasattr(child, "kind"):
+        if not isabstract(child) and "kind" in vars(child):  # an inherited kind is the parent's
             yield child
         yield from _final_classes(child)

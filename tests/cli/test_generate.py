@@ -19,7 +19,6 @@ from command_line import Capture, fails_with, run
 from rich.console import Console
 from toy_pair import LetterCodec, Toy, numbers
 
-from seqdefer.errors import DataError
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.model import folders
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
@@ -281,9 +280,7 @@ def test_another_field(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run("calibrate", folder, "--data", data, "--field", "n", "--quiet") == 0
 
 
-def test_a_calibration_of_another_rejector_is_refused(
-    folder: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_calibration_of_another_rejector_is_refused(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     path = folder / "calibration.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rejector": "0123"}))
     error = fails_with(capsys, "generate", folder, 13)
@@ -325,15 +322,6 @@ def test_files_that_cannot_be_read(folder: Path, tmp_path: Path, capsys: Capture
         assert error.endswith("; give JSONL or a text, plain or gzip")
     error = fails_with(capsys, "calibrate", folder, "--data", plain, "--inputs", 1)
     assert error == "--inputs is 1; it must be at least 2"
-
-
-def test_numbers_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
-    """Once those of the lines that are not empty."""
-    path = tmp_path / "own.jsonl"
-    path.write_text('\n{"a": 1}\n\n{"b": 2}\n')
-    assert read_lines(path) == [(2, '{"a": 1}'), (4, '{"b": 2}')]
-    with pytest.raises(DataError, match="line 4: there is no 'a'"):
-        inputs_in(read_lines(path), path, "a")
 
 
 # -- help ----------------------------------------------------------------------------------------------------------

@@ -1,60 +1,38 @@
-"""The main job from end to end: what it leaves behind, and that its figures are those of the methods."""
+"""The main job from end to end: its files, and its figures against those of the methods."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from oracles import WithExpert, completing
+from runs import FITTED, OPTIMAL, TINY, run_toy, run_weather
 
-from seqdefer.budgets.policies import choose_by_cost
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.evaluation import experiment
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.oracle import beam_outcomes
 from seqdefer.evaluation.results import Results, load_results
-from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.hyperparameters import Settings
-from seqdefer.interfaces import Task
+from seqdefer.methods.registry import all_methods
 from seqdefer.rejectors.checkpoints import load_rejector
-from seqdefer.rejectors.confidence import CHOW
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.report.run import run_task
-from seqdefer.tasks.weather.task import ENTRY, WeatherOptions, WeatherTask
+from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import ToyTask
 
-TINY = ExperimentSettings(
-    seeds=2,
-    instances=15,
-    token=Settings(1e-2, 5, "lstm", 1, 4, 0.1, 2, 0.0, 0, batch_size=64),
-    once=Settings(1e-2, 5, "draft_mlp", 1, 4, 0.1, 3, 0.0, 0, batch_size=64),
-    cost=Settings(1e-2, 5, "draft_mlp", 1, 4, 0.1, 3, 0.0, 0, batch_size=64),
-    resamples=30,
-)
-FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel")
-OPTIMAL = {"whole": "OptimalWhole", "once": "OptimalOneTime", "token": "OptimalToken"}
+CHOW = {"ChowMean", "ChowSum", "ChowQuantile0.0", "ChowQuantile0.4", "ChowQuantile0.8", "ChowQuantile1.0"}
 WHOLE = {"Random", "OptimalWhole", "WholeModelEmbed", *CHOW}
 ONCE = {"OptimalOneTime", "OneTimeModel", "OneTimeCost", "OneTimeScore"}
 TOKEN = {"OptimalToken", "TokenwiseModel", "TokenwiseScore"}
 
 
-def run_weather(record: Path, folder: Path, meter: Any = None) -> Results:
-    options = WeatherOptions(data=str(record), stride=12, hidden=4, epochs=2, passes=3)
-    return run_task(ENTRY, options, TINY, folder, preset="custom", device="cpu", meter=meter)
-
-
-def run_toy(task: Task, folder: Path, **settings: Any) -> Results:
-    return Experiment(task, replace(TINY, **settings), folder).run()
-
-
 @pytest.fixture(scope="module")
 def finished(record: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run from end to end. Nobody may change it."""
+    """The folder of a run from end to end. Tests must not change it."""
     folder = tmp_path_factory.mktemp("finished")
     run_weather(record, folder)
     return folder
@@ -76,13 +54,14 @@ def test_files_of_a_run(finished: Path) -> None:
     rejectors = {path.name for path in (finished / "rejectors").iterdir()}
     assert rejectors == {f"{name}-seed{seed}" for name in FITTED for seed in (0, 1)}
     assert len(list(finished.glob("predictor-*"))) == 1
-    assert not list(finished.rglob(".*"))  # nothing written aside was left
+    assert not list(finished.rglob(".*"))  # no temporary files
 
 
-def test_names_are_the_papers_and_those_that_apply(finished: Path, toy_run: Results) -> None:
+def test_results_name_the_methods_that_apply(finished: Path, toy_run: Results) -> None:
     weather = load_results(finished)
     assert set(weather.summary) == WHOLE | ONCE | TOKEN  # real numbers have no entropy
     assert set(toy_run.summary) == WHOLE | ONCE | TOKEN | {"OneTimeEntropy", "TokenwiseEntropy"}
+    assert set(all_methods()) <= set(toy_run.summary)
     for found in (weather, toy_run):
         for seed in found.seeds:
             assert set(seed.methods) == set(found.summary)
@@ -91,7 +70,7 @@ def test_names_are_the_papers_and_those_that_apply(finished: Path, toy_run: Resu
 
 
 def test_curves_run_from_the_predictor_alone_to_the_expert_alone(results: Results) -> None:
-    """The same two ends for all methods of a seed, the oracles' last loss excepted: they need not spend a budget."""
+    """All methods of a seed share two ends; oracles only the last x, for they need not spend a budget."""
     for seed in results.seeds:
         first, last = seed.methods["Random"].curve
         assert first[0] == 0.0
@@ -105,7 +84,7 @@ def test_curves_run_from_the_predictor_alone_to_the_expert_alone(results: Result
 
 
 def test_the_ends_are_those_of_the_test_instances(weather: WeatherTask, finished: Path) -> None:
-    """Recomputed here: the two writers alone on the instances that each seed drew, which are disjoint."""
+    """Recompute the two models alone on the instances that each seed draws, which are disjoint."""
     results, examples = load_results(finished), weather.split("test")
     drawn = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[:30]
     state, _ = weather.predictor.start(examples.inputs[drawn])
@@ -162,19 +141,19 @@ def test_comparisons_are_differences_of_the_summary(results: Results) -> None:
 
 
 def test_provenance(finished: Path, weather: WeatherTask) -> None:
-    told = load_results(finished).provenance
-    assert weather.series.fingerprint in told.data["data"]
-    assert weather.predictor.fingerprint in told.models["predictor"]
-    assert told.seeds == (0, 1)
+    found = load_results(finished).provenance
+    assert weather.series.fingerprint in found.data["data"]
+    assert weather.predictor.fingerprint in found.models["predictor"]
+    assert found.seeds == (0, 1)
     n = len(weather.split("train")) + len(weather.split("validation")) + 2 * 15
-    assert told.expert_calls.made == n + 6 * n  # a completion for each table's row, then a token for each position
-    assert told.expert_calls.made + told.expert_calls.saved == 6 * n + (2**6 - 1) * n
-    assert {"label hand-offs", "label decisions", *(f"fit {name}" for name in FITTED)} <= set(told.seconds)
-    assert told.settings["instances"] == 15
-    assert told.settings["task"]["stride"] == 12
+    assert found.expert_calls.made == n + 6 * n  # a completion for each table's row, then a token for each position
+    assert found.expert_calls.made + found.expert_calls.saved == 6 * n + (2**6 - 1) * n
+    assert {"label hand-offs", "label decisions", *(f"fit {name}" for name in FITTED)} <= set(found.seconds)
+    assert found.settings["instances"] == 15
+    assert found.settings["task"]["stride"] == 12
 
 
-def test_rejectors_can_be_loaded_and_say_what_made_them(finished: Path, weather: WeatherTask) -> None:
+def test_stored_rejectors_load_and_name_their_fit(finished: Path, weather: WeatherTask) -> None:
     for name in FITTED:
         rejector = load_rejector(finished / "rejectors" / f"{name}-seed1", weather.predictor)
         assert rejector.notes["method"] == name
@@ -201,7 +180,7 @@ def test_an_expert_that_only_completes_has_no_token_level_methods(tmp_path: Path
     assert {one.method for one in results.comparisons} == {"OneTimeModel", "OneTimeCost"}
     assert not list((tmp_path / "rejectors").glob("Token*"))
     plain = run_toy(ToyTask(n=30, length=4), tmp_path / "plain", instances=10)
-    for name in ("Random", "OptimalOneTime", "OneTimeScore", "ChowSum"):  # the same expert, asked in another way
+    for name in ("Random", "OptimalOneTime", "OneTimeScore", "ChowSum"):  # the same expert, called another way
         assert plain.summary[name] == results.summary[name]
 
 
@@ -209,7 +188,7 @@ def test_an_expert_that_only_completes_has_no_token_level_methods(tmp_path: Path
 def test_long_sequences_have_an_oracle_that_was_searched_for(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their trees grow lazily. However narrow the beam, the oracle knows what every method reached."""
+    """Trees grow lazily. Even with a narrow beam, no method beats the oracle: it includes what every method reaches."""
     monkeypatch.setattr(experiment, "beam_outcomes", partial(beam_outcomes, width=width))
     results = run_toy(ToyTask(n=30, length=13), tmp_path)
     for seed in results.seeds:
@@ -226,7 +205,7 @@ def test_the_oracle_of_short_sequences_is_exact(toy_run: Results) -> None:
 
 
 def test_the_curve_of_one_time_cost_is_that_of_its_rejector(tmp_path: Path) -> None:
-    """Every price, recomputed from the files of the run: the hand-offs it leads to are points of the curve."""
+    """Recompute every price from the files of the run: the hand-offs it leads to are points of the curve."""
     task = ToyTask(n=40)
     results, experiment_ = run_toy(task, tmp_path), Experiment(task, TINY, tmp_path)
     test = experiment_.splits.test
@@ -239,8 +218,12 @@ def test_the_curve_of_one_time_cost_is_that_of_its_rejector(tmp_path: Path) -> N
         curve = {(round(x, 6), round(y, 6)) for x, y in results.seeds[seed].methods["OneTimeCost"].curve}
         most = float(table.deferred[:, 0].double().mean())
         for price in (torch.inf, 1.0, 0.3, 0.1, 0.0, -0.1, -torch.inf):
-            kept = choose_by_cost(rejector.score(drafted), experiment_.grid, drafted.sequences.lengths, price)
-            x, y = (float(part.gather(1, kept[:, None]).double().mean()) for part in (table.deferred, table.loss))
+            scored = ScoredHandOffs.of(
+                rejector.score(drafted), task.spec.length, hand_offs=experiment_.grid, rule="cost",
+                lengths=drafted.sequences.lengths,
+            )  # fmt: skip
+            kept = torch.from_numpy(scored.kept(price))[:, None]
+            x, y = (float(part.gather(1, kept).double().mean()) for part in (table.deferred, table.loss))
             assert (round(x, 6), round(y, 6)) in curve or x > most
 
 
@@ -251,7 +234,7 @@ def test_one_time_cost_is_compared_with_what_defers_no_finer(results: Results) -
     assert any(note.startswith("OneTimeCost") for note in results.notes)
 
 
-def test_notes_tell_of_what_was_run(tmp_path: Path) -> None:
+def test_notes_describe_the_methods_that_ran(tmp_path: Path) -> None:
     notes = run_toy(ToyTask(n=40), tmp_path, seeds=1, methods=("OneTimeCost",)).notes
     assert [note.split()[0] for note in notes] == ["OneTimeCost"]
 

@@ -1,4 +1,4 @@
-"""A run goes on where it was stopped, from what the same recipe had made, and from nothing that saw test data."""
+"""A stopped run resumes from what the same recipe made, and nothing that is fitted depends on test data."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 from oracles import WithExpert, completing
+from runs import FITS, FITTED, TINY, run_toy, run_weather
 from torch import Tensor
 
-from seqdefer.evaluation import experiment
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import SplitName
 from seqdefer.progress import Clock
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.types import Examples, Sequences
-from tests.evaluation.test_experiment import FITTED, TINY, run_toy, run_weather
 
 
 @pytest.fixture(scope="module")
 def finished(record: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nobody stopped. Nobody may change it."""
+    """The folder of a run that was not stopped. Tests must not change it."""
     folder = tmp_path_factory.mktemp("finished")
     run_weather(record, folder)
     return folder
@@ -42,13 +41,13 @@ def weights_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
 
 
-def test_a_run_again_from_nothing_is_the_same(finished: Path, record: Path, tmp_path: Path) -> None:
+def test_a_second_run_from_nothing_is_the_same(finished: Path, record: Path, tmp_path: Path) -> None:
     run_weather(record, tmp_path)
     assert without_seconds(tmp_path) == without_seconds(finished)
     assert weights_of(tmp_path) == weights_of(finished)
 
 
-def test_a_run_goes_on_from_the_rejectors_it_finds(
+def test_a_run_resumes_from_the_rejectors_it_finds(
     finished: Path, record: Path, tmp_path: Path, spy: Callable[[Any, str], list[Any]]
 ) -> None:
     folder = tmp_path / "copy"
@@ -57,9 +56,9 @@ def test_a_run_goes_on_from_the_rejectors_it_finds(
     shutil.rmtree(folder / "rejectors" / "OneTimeModel-seed1")
     (folder / "rejectors" / "TokenwiseModel-seed0" / "model.safetensors").write_bytes(b"damaged")
     (folder / "rejectors" / "WholeModelEmbed-seed0" / "config.json").write_text('{"kind": "of the future"}')
-    fits = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_token")]
+    fits = {name: spy(module, name) for name, module in FITS.items()}
     run_weather(record, folder)
-    assert [len(calls) for calls in fits] == [1, 1, 1]
+    assert [len(fits[name]) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token")] == [1, 1, 0, 1]
     assert without_seconds(folder) == without_seconds(finished)
     assert weights_of(folder) == weights_of(finished)
 
@@ -87,7 +86,7 @@ class Stops:
     ("stage", "finished_before"),
     [("train the predictor", 0), ("fit OneTimeModel (seed 0)", 1), ("fit TokenwiseModel (seed 1)", 7)],
 )
-def test_an_interrupted_run_goes_on_where_it_was(
+def test_an_interrupted_run_resumes(
     stage: str, finished_before: int, finished: Path, record: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -100,7 +99,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
 
 
 class OtherCosts(ToyTask):
-    """The same sequences and losses, but an expert whose tokens cost more."""
+    """The same sequences and losses, but dearer expert tokens."""
 
     def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         return super().token_cost(examples, prefixes, tokens) + 0.5
@@ -133,7 +132,7 @@ def test_only_the_same_recipe_is_found_again(
 
 
 def test_resumed_equals_fresh_with_lazily_grown_trees(tmp_path: Path) -> None:
-    """What earlier fits had grown used to enter the next fit's standardisation."""
+    """Trees that earlier fits had grown once entered the next fit's standardisation."""
     task = ToyTask(n=40, length=14)
     settings = replace(ExperimentSettings(), seeds=2, instances=10, methods=("TokenwiseModel",))
     settings = replace(settings, token=replace(settings.token, epochs=2))
@@ -143,7 +142,7 @@ def test_resumed_equals_fresh_with_lazily_grown_trees(tmp_path: Path) -> None:
     assert [seed.methods for seed in resumed.seeds] == [seed.methods for seed in fresh.seeds]
 
 
-# -- labels are kept -----------------------------------------------------------------------------------------------
+# -- stored labels -------------------------------------------------------------------------------------------------
 
 
 def named(task: ToyTask) -> FunctionExpert:
@@ -152,7 +151,7 @@ def named(task: ToyTask) -> FunctionExpert:
     return expert
 
 
-def test_a_run_that_goes_on_asks_the_expert_nothing(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
+def test_a_resumed_run_makes_no_expert_calls(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
     task = WithExpert(named, n=40, length=4)
     fresh = run_toy(task, tmp_path)
     assert len(list((tmp_path / "labels").glob("*.safetensors"))) == 3  # train, validation, test
@@ -169,23 +168,20 @@ def test_a_run_that_goes_on_asks_the_expert_nothing(tmp_path: Path, spy: Callabl
     assert set(more.summary) == set(fresh.summary)
 
 
-def test_an_expert_without_a_name_keeps_no_labels(tmp_path: Path) -> None:
+def test_labels_of_an_expert_without_a_fingerprint_are_not_stored(tmp_path: Path) -> None:
     run_toy(WithExpert(completing, n=30, length=4), tmp_path, instances=10)
     assert {path.name for path in tmp_path.iterdir()} == {"rejectors"}
 
 
-# -- nothing leaks -------------------------------------------------------------------------------------------------
+# -- test data ----------------------------------------------------------------------------------------------------
 
 
 class OtherTest(ToyTask):
     """The toy with another test split."""
 
     def split(self, name: SplitName) -> Examples:
-        return (
-            ToyTask(self.n, self.spec.length, self.vocabulary, seed=9).split(name)
-            if name == "test"
-            else super().split(name)
-        )
+        other = ToyTask(self.n, self.spec.length, self.vocabulary, seed=9)
+        return other.split(name) if name == "test" else super().split(name)
 
 
 def test_nothing_is_fitted_or_chosen_on_test_data(tmp_path: Path) -> None:
@@ -195,14 +191,8 @@ def test_nothing_is_fitted_or_chosen_on_test_data(tmp_path: Path) -> None:
     assert weights_of(one) == weights_of(other)
 
 
-def test_seeds_draw_disjoint_instances_and_other_weights(tmp_path: Path) -> None:
-    task = ToyTask(n=40, length=3)
-    rows = Experiment(task, TINY, tmp_path).splits.test_rows()
-    assert len(rows) == len(rows.unique()) == 30
-    results = run_toy(task, tmp_path)
+def test_seeds_differ_in_instances_and_weights(tmp_path: Path) -> None:
+    results, weights = run_toy(ToyTask(n=40, length=3), tmp_path), weights_of(tmp_path)
     assert results.seeds[0].methods["ChowSum"] != results.seeds[1].methods["ChowSum"]
-    weights = weights_of(tmp_path)
-    assert (
-        weights["rejectors/OneTimeModel-seed0/model.safetensors"]
-        != weights["rejectors/OneTimeModel-seed1/model.safetensors"]
-    )
+    one, other = (weights[f"rejectors/OneTimeModel-seed{seed}/model.safetensors"] for seed in (0, 1))
+    assert one != other

@@ -1,4 +1,4 @@
-"""What can be chosen of an experiment: settings, tasks, devices, methods, and what its networks start from."""
+"""What can be chosen about an experiment: settings, tasks, devices, methods, and the settings of its networks."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from typing import Any
 import pytest
 import torch
 from oracles import WithExpert, completing
+from runs import TINY
 
 from seqdefer.engine.drafts import draft
 from seqdefer.environment import choose_device
-from seqdefer.errors import DataError, OptionError
+from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
-from seqdefer.hyperparameters import Settings
-from seqdefer.interfaces import TaskEntry
+from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, Hyperparameters, Settings
 from seqdefer.progress import Clock
 from seqdefer.registry import find_tasks, load_task
 from seqdefer.rejectors.base import Sizes
-from seqdefer.rejectors.training import BY_FACTS, PERCEPTRON, PRESETS, TRANSFORMER
+from seqdefer.rejectors.checkpoints import draft_networks
 from seqdefer.tasks.weather.task import ENTRY
 from seqdefer.testing import ToyTask
-from tests.evaluation.test_experiment import TINY
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"seeds": 0}, {"instances": 0}, {"resamples": -1}, {"alpha": float("nan")}, {"alpha": float("inf")},
-     {"alpha": -1.0}, {"phi": "hinge"}, {"psi": "squared"}, {"strategy": "luck"}],
+     {"alpha": -1.0}, {"phi": "hinge"}, {"psi": "squared"}, {"strategy": "luck"}, {"methods": ("Luck",)}],
 )  # fmt: skip
-def test_settings_are_checked_before_anything_is_done(wrong: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=str(next(iter(wrong.values())))):
+def test_settings_are_checked_first(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=str(next(iter(wrong.values()))).strip("(',)")):
         replace(TINY, **wrong)
 
 
@@ -48,15 +47,6 @@ def test_too_many_instances_are_refused_before_labelling(tmp_path: Path) -> None
     with pytest.raises(DataError, match="the test split has 40 examples, 2 seeds x 21"):
         Experiment(ToyTask(n=40), replace(TINY, instances=21), tmp_path, clock).run()
     assert clock.seconds == {}
-
-
-def test_presets_are_the_papers() -> None:
-    paper, quick = (experiment_settings(load_task("weather"), preset) for preset in ("paper", "quick"))
-    assert (paper.token, paper.once) == (PRESETS["mwp-token"], PRESETS["mwp-once"])
-    assert (paper.seeds, paper.instances) == (5, 100)
-    assert (quick.token.units, quick.once.units) == (paper.token.units, paper.once.units)
-    assert quick.seeds < paper.seeds
-    assert quick.token.epochs < paper.token.epochs
 
 
 def test_tasks_are_found_by_name() -> None:
@@ -77,7 +67,7 @@ def test_devices() -> None:
             choose_device("cuda")
 
 
-def test_only_the_methods_that_are_asked_for(tmp_path: Path) -> None:
+def test_only_chosen_methods_run(tmp_path: Path) -> None:
     settings = replace(ExperimentSettings(), seeds=1, instances=8, methods=("ChowMean", "OneTimeModel"))
     results = Experiment(ToyTask(n=40), settings, tmp_path).run()
     references = {"Random", "OptimalWhole", "OptimalOneTime", "OptimalToken"}
@@ -93,60 +83,59 @@ def test_a_method_that_does_not_apply_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# -- what networks start from --------------------------------------------------------------------------------------
+# -- the settings of networks --------------------------------------------------------------------------------------
 
 
-def entry_for(hyperparameters: str) -> TaskEntry:
-    return replace(ENTRY, hyperparameters=hyperparameters)
+def record_of(task: str) -> Hyperparameters:
+    record = load_task(task).hyperparameters
+    assert isinstance(record, Hyperparameters)
+    return record
 
 
-@pytest.mark.parametrize(
-    ("hyperparameters", "once", "cost"),
-    [("mwp", PRESETS["mwp-once"], PERCEPTRON), ("xsum", TRANSFORMER, TRANSFORMER), ("tsp", TRANSFORMER, TRANSFORMER)],
-)
-def test_what_scores_drafts_by_task_and_by_choice(hyperparameters: str, once: Settings, cost: Settings) -> None:
-    entry = entry_for(hyperparameters)
-    usual = experiment_settings(entry, "paper")
-    assert (usual.once, usual.cost) == (once, cost)
+@pytest.mark.parametrize("name", ["weather", "xsum", "tsp"])
+def test_draft_settings_by_task_and_by_architecture(name: str) -> None:
+    entry, record = load_task(name), record_of(name)
+    default = experiment_settings(entry, "paper")
+    assert (default.token, default.once, default.cost) == (record.token, record.once, record.cost)
     by_perceptron = experiment_settings(entry, "paper", "draft_mlp")
-    assert (by_perceptron.once, by_perceptron.cost) == (PRESETS[f"{hyperparameters}-once"], PERCEPTRON)
+    assert (by_perceptron.once, by_perceptron.cost) == (record.published_once, COST_PERCEPTRON)
     by_attention = experiment_settings(entry, "paper", "draft_transformer")
-    assert by_attention.once == by_attention.cost == TRANSFORMER
-    assert by_perceptron.token == by_attention.token == usual.token
+    assert by_attention.once == by_attention.cost == ATTENTION
+    assert by_perceptron.token == by_attention.token == default.token
 
 
-def test_the_papers_network_by_token_comes_with_the_papers_hyperparameters() -> None:
-    entry = entry_for("xsum")
-    assert experiment_settings(entry, "paper").token == BY_FACTS
-    assert experiment_settings(entry, "paper", architecture="lstm").token == PRESETS["xsum-token"]
-    assert experiment_settings(entry, "paper", architecture="mlp").token == BY_FACTS
-    assert experiment_settings(entry_for("mwp"), "paper", architecture="mlp").token == replace(
-        PRESETS["mwp-token"], architecture="mlp"
-    )
+def test_the_papers_token_network_comes_with_the_papers_hyperparameters() -> None:
+    xsum, record = load_task("xsum"), record_of("xsum")
+    assert experiment_settings(xsum, "paper", architecture="lstm").token == record.published_token != record.token
+    assert experiment_settings(xsum, "paper", architecture="mlp").token == record.token
+    by_mlp = experiment_settings(ENTRY, "paper", architecture="mlp").token
+    assert by_mlp == replace(record_of("weather").token, architecture="mlp")
 
 
-@pytest.mark.parametrize("hyperparameters", ["mwp", "xsum", "tsp"])
+@pytest.mark.parametrize("name", ["weather", "xsum", "tsp"])
 @pytest.mark.parametrize("architecture", [None, "draft_mlp", "draft_transformer"])
-def test_quick_settings_are_the_same_but_smaller(hyperparameters: str, architecture: str | None) -> None:
-    """And every one of them makes a network."""
-    paper, quick = (experiment_settings(entry_for(hyperparameters), one, architecture) for one in ("paper", "quick"))
+def test_quick_settings_are_smaller_and_make_networks(name: str, architecture: str | None) -> None:
+    paper, quick = (experiment_settings(load_task(name), one, architecture) for one in ("paper", "quick"))
+    assert quick.seeds < paper.seeds
+    assert quick.token.epochs < paper.token.epochs
     drafted = draft(ToyTask(n=4).predictor, ToyTask(n=4).split("train"), ToyTask(n=4).spec)
     for one, other in ((paper.once, quick.once), (paper.cost, quick.cost)):
         assert one.architecture == other.architecture
         assert other.epochs < one.epochs
         assert other.units * other.layers <= one.units * one.layers
         for settings in (one, other):
-            sizes = Sizes(2, 3, 5, True, settings.layers, settings.units, settings.dropout, (0, 5))
-            assert draft_networks()[settings.architecture](sizes, "toy").eval().score(drafted).shape == (4, 2)
+            assert network_of(settings).score(drafted).shape == (4, 2)
 
 
-def test_hyperparameters_and_architectures_that_nobody_knows() -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"unknown hyperparameters of task 'weather' 'table 9'; available: mwp, pronounce, tsp, xsum",
-    ):
-        experiment_settings(entry_for("table 9"), "quick")
-    message = "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"
+def network_of(settings: Settings) -> Any:
+    sizes = Sizes(2, 3, 5, True, settings.layers, settings.units, settings.dropout, (0, 5))
+    return draft_networks()[settings.architecture](sizes, "toy").eval()
+
+
+def test_unknown_architectures_and_hyperparameters_are_named() -> None:
+    with pytest.raises(ContractError, match="hyperparameters of task 'weather' are 'table 9'; give a record"):
+        experiment_settings(replace(ENTRY, hyperparameters="table 9"), "quick")
+    message = "unknown draft architecture 'lstm'; available: draft_mlp, draft_transformer"
     with pytest.raises(OptionError, match=message):
         experiment_settings(ENTRY, "quick", "lstm")
     with pytest.raises(OptionError, match="unknown token-level architecture 'gru'; available: lstm, mlp"):

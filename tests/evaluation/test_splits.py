@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import WithExpert, completing
+from runs import TINY
 
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import ContractError, DataError
@@ -21,11 +22,11 @@ from seqdefer.interfaces import SplitName, Task
 from seqdefer.labels import jobs
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.label_store import LabelStore
+from seqdefer.labels.labelled import LabelledData, LearningData, TestData, require_learning_data
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.progress import Clock
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
-from tests.evaluation.test_experiment import TINY
 from tests.labels.test_exploration import by_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,9 +40,7 @@ def split_toy(folder: Path, task: Task = TASK, *, seeds: int = 2, instances: int
 # -- what is labelled ----------------------------------------------------------------------------------------------
 
 
-def test_each_split_is_labelled_once_and_only_when_it_is_asked_for(
-    tmp_path: Path, spy: Callable[[Any, str], list[Any]]
-) -> None:
+def test_each_split_is_labelled_once_on_first_use(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
     labelled, grown = spy(jobs, "hand_off_table"), spy(module, "enumerate_trees")
     splits = split_toy(tmp_path)
     splits.test_rows()
@@ -66,8 +65,8 @@ def test_labels_are_those_of_the_split(tmp_path: Path) -> None:
     assert len(splits.test.examples) == 24  # no more than the seeds need
 
 
-def test_hand_offs_that_somebody_asks_for(tmp_path: Path) -> None:
-    """Of test data all, which oracles look at."""
+def test_chosen_hand_offs_are_labelled(tmp_path: Path) -> None:
+    """Training data gets the chosen hand-offs; test data gets all, which oracles need."""
     every, some = (split_toy(tmp_path / name, kept=kept) for name, kept in (("every", None), ("some", [3, 0])))
     for part, whole in ((some.train, every.train), (some.validation, every.validation)):
         assert torch.equal(part.table.loss[:, [0, 3]], whole.table.loss[:, [0, 3]])
@@ -77,20 +76,18 @@ def test_hand_offs_that_somebody_asks_for(tmp_path: Path) -> None:
     assert some.table_calls.made < every.table_calls.made
 
 
-def test_hand_offs_that_were_all_labelled_are_not_labelled_again(
-    tmp_path: Path, spy: Callable[[Any, str], list[Any]]
-) -> None:
+def test_stored_hand_offs_are_not_labelled_again(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
     task = ToyTask(n=20, length=3)
     task.expert.fingerprint = "toy expert"
     every, labelled = split_toy(tmp_path, task, instances=4).train, spy(jobs, "hand_off_table")
     some = split_toy(tmp_path, task, instances=4, kept=(1,))
     assert torch.equal(some.train.table.loss, every.table.loss)
     assert labelled == []
-    assert bool(some.validation.table.loss[:, 0].isnan().all())  # which nobody has labelled
+    assert bool(some.validation.table.loss[:, 0].isnan().all())
 
 
-def test_trees_where_somebody_wants_them(tmp_path: Path) -> None:
-    """The oracle and confidence by token need those of the test data, whoever is fitted."""
+def test_trees_where_methods_need_them(tmp_path: Path) -> None:
+    """The oracle and token-level confidence need trees of the test data in any case."""
     splits = split_toy(tmp_path, by_token=False)
     assert splits.train.trees is splits.validation.trees is None
     assert splits.test.trees is not None
@@ -99,8 +96,8 @@ def test_trees_where_somebody_wants_them(tmp_path: Path) -> None:
     assert only_completes.grown == []
 
 
-def test_whole_trees_of_an_expert_with_a_name_are_kept(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
-    """By shards, here of three: in another order, and otherwise the same."""
+def test_whole_trees_are_stored(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
+    """Shards of three give the same trees, in another order."""
     task = ToyTask(n=10, length=4)
     task.expert.fingerprint = "toy expert"
     made = split_toy(tmp_path, task, seeds=1, instances=7, labels=LabelStore(task, Store(tmp_path), shard_size=3))
@@ -121,7 +118,7 @@ def test_whole_trees_of_an_expert_with_a_name_are_kept(tmp_path: Path, spy: Call
         assert part.trees.calls == whole.calls
 
 
-def test_expert_calls_are_those_of_what_was_labelled(tmp_path: Path) -> None:
+def test_expert_calls_count_what_was_labelled(tmp_path: Path) -> None:
     splits = split_toy(tmp_path)
     assert (splits.calls.made, splits.calls.saved) == (0, 0)
     _ = splits.train
@@ -145,13 +142,13 @@ def test_seeds_have_disjoint_test_instances(tmp_path: Path) -> None:
 
 
 def test_more_seeds_keep_the_instances_of_fewer(tmp_path: Path) -> None:
-    """Otherwise nothing measured on fewer could be used again."""
+    """Otherwise results on fewer seeds could not be reused."""
     few, many = split_toy(tmp_path, seeds=1), split_toy(tmp_path, seeds=3)
     assert torch.equal(many.test_rows()[:12], few.test_rows())
     assert torch.equal(many.test.table.loss[many.rows(0)], few.test.table.loss[few.rows(0)])
 
 
-def test_too_few_test_instances_are_told_before_labelling(tmp_path: Path) -> None:
+def test_too_few_test_instances_are_refused_before_labelling(tmp_path: Path) -> None:
     clock = Clock()
     with pytest.raises(DataError, match="the test split has 40 examples, 4 seeds x 11 instances need more; lower"):
         _ = split_toy(tmp_path, clock=clock, seeds=4, instances=11).test
@@ -162,7 +159,7 @@ def test_too_few_test_instances_are_told_before_labelling(tmp_path: Path) -> Non
 # -- test data is for the report alone -----------------------------------------------------------------------------
 
 
-def test_only_studied_splits_pass(tmp_path: Path) -> None:
+def test_only_learning_data_is_accepted(tmp_path: Path) -> None:
     splits = split_toy(tmp_path)
     train, test = splits.train, splits.test
     require_learning_data(train, splits.validation)
@@ -170,7 +167,7 @@ def test_only_studied_splits_pass(tmp_path: Path) -> None:
     plain = LabelledData(train.examples, train.draft, train.table, train.trees)
     for parts in ([test], [train, test], [test, train], [plain]):
         name = type(next(part for part in parts if part is not train)).__name__
-        with pytest.raises(ContractError, match=f"fitted or chosen with a {name} split; only LearningData ones"):
+        with pytest.raises(ContractError, match=f"fitted or chosen with {name}; only LearningData"):
             require_learning_data(*parts)
 
 
@@ -184,7 +181,8 @@ def test_nothing_is_fitted_with_test_data(places: tuple[str, str], tmp_path: Pat
 
 
 SNIPPET = """\
-from seqdefer.experiment import Experiment
+from seqdefer.evaluation.experiment import Experiment
+from seqdefer.methods.base import FitContext
 
 
 def choose(experiment: Experiment) -> None:
@@ -192,8 +190,8 @@ def choose(experiment: Experiment) -> None:
     experiment.fit(splits.train, splits.validation, 0)
     experiment.fit(splits.train, splits.test, 0)  # refused
     experiment.fit(splits.test, splits.validation, 0)  # refused
-    experiment.alpha(splits.train)
-    experiment.alpha(splits.test)  # refused
+    FitContext(experiment.task, experiment.settings, experiment.grid, splits.train, splits.validation)
+    FitContext(experiment.task, experiment.settings, experiment.grid, splits.train, splits.test)  # refused
 """
 
 
@@ -201,7 +199,7 @@ def choose(experiment: Experiment) -> None:
 def test_type_checkers_refuse_test_data_where_something_is_fitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The repository's cache makes this a second; without one, it takes many."""
+    """With a warm mypy cache this takes a second; without one, many."""
     pytest.importorskip("mypy")
     (tmp_path / "snippet.py").write_text(SNIPPET)
     monkeypatch.setenv("MYPYPATH", str(ROOT))

@@ -19,15 +19,15 @@ from labelling_toy import HeldToy, ToyOptions, files_in, label_toy
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.labels import jobs
 from seqdefer.labels.inventory import (
-    contents,
     remove_all,
     remove_damaged,
     remove_labellings,
     remove_unfinished,
+    take_inventory,
     verify,
 )
-from seqdefer.labels.jobs import Part, name_of
-from seqdefer.labels.label_store import Labels
+from seqdefer.labels.jobs import LabelPart, shard_name
+from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.manifest import read_manifest
 from seqdefer.storage.shards import DamagedShardWarning, Store, pack
 from seqdefer.types import Examples
@@ -43,7 +43,7 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_damaged_labels_are_not_trained_on(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """Labels with a flipped byte are made again."""
+    """LabelStore with a flipped byte are made again."""
     label_toy(tmp_path)
     paths = sorted((tmp_path / "labels").glob("*.safetensors"))[::6]
     for path in paths:
@@ -79,15 +79,15 @@ def test_manifests_come_last(left: int, toy_labels: dict[str, bytes], tmp_path: 
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(left)]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     store = Store(tmp_path / "labels")
-    found = contents(store)
+    found = take_inventory(store)
     assert len(found.labellings) == max(0, left - 21)
     assert len(store.names()) == min(left - 1, 20)
     assert [one.missing for one in found.labellings] == [()] * len(found.labellings)
-    assert len(found.halves) == 1
+    assert len(found.partial_files) == 1
     assert verify(store) == {}
     label_toy(tmp_path)
     assert files_in(store.folder) == toy_labels
-    assert remove_unfinished(store) == list(found.halves)
+    assert remove_unfinished(store) == list(found.partial_files)
     assert files_in(store.folder) == toy_labels
 
 
@@ -108,7 +108,7 @@ def change_spec(task: HeldToy, **changes: int | None) -> None:
 
 CHANGES: dict[str, Callable[[HeldToy, pytest.MonkeyPatch], object]] = {
     "version": lambda _, patch: patch.setattr(jobs, "__version__", "another"),
-    "layout": lambda _, patch: patch.setattr(jobs, "LAYOUT", jobs.LAYOUT + 1),
+    "layout": lambda _, patch: patch.setattr(jobs, "SHARD_LAYOUT", jobs.SHARD_LAYOUT + 1),
     "length": lambda task, _: change_spec(task, length=13),
     "end": lambda task, _: change_spec(task, end=None),
     "expert": lambda task, _: setattr(task.expert, "fingerprint", "another"),
@@ -124,46 +124,50 @@ CHANGES: dict[str, Callable[[HeldToy, pytest.MonkeyPatch], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", ["hand-offs", "trees"])
-def test_any_change_changes_the_name(kind: jobs.Kind, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(kind, "train", torch.arange(5), 3)
-    before = name_of(HeldToy(ToyOptions()), part)
+def test_any_change_changes_the_name(kind: jobs.LabelKind, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = LabelPart(kind, "train", torch.arange(5), 3)
+    before = shard_name(HeldToy(ToyOptions()), part)
     task = HeldToy(ToyOptions())
-    assert name_of(task, part) == before
+    assert shard_name(task, part) == before
     CHANGES[change](task, monkeypatch)
-    assert name_of(task, part) != before
+    assert shard_name(task, part) != before
 
 
 def test_names_follow_the_losses_that_are_kept(tmp_path: Path) -> None:
     """Tables hold sequence losses, trees hold token losses."""
     task, rows = HeldToy(ToyOptions()), torch.arange(5)
-    parts = [Part("hand-offs", "train", rows), Part("trees", "train", rows, 3), Part("whole-trees", "train", rows)]
-    before = [name_of(task, part) for part in parts]
+    parts = [
+        LabelPart("hand-offs", "train", rows),
+        LabelPart("trees", "train", rows, 3),
+        LabelPart("whole-trees", "train", rows),
+    ]
+    before = [shard_name(task, part) for part in parts]
     task.loss_unit = "another"
-    assert [name_of(task, part) == name for part, name in zip(parts, before, strict=True)] == [False, True, True]
+    assert [shard_name(task, part) == name for part, name in zip(parts, before, strict=True)] == [False, True, True]
     task.token_rule = "another"
-    assert [name_of(task, part) == name for part, name in zip(parts, before, strict=True)] == [False, False, False]
-    assert len({name_of(task, part) for part in parts}) == 3  # also if the losses share a name
+    assert [shard_name(task, part) == name for part, name in zip(parts, before, strict=True)] == [False, False, False]
+    assert len({shard_name(task, part) for part in parts}) == 3  # also if the losses share a name
     task.expert.fingerprint = ""
-    assert [name_of(task, part) for part in parts] == ["", "", ""]
+    assert [shard_name(task, part) for part in parts] == ["", "", ""]
 
 
 def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
     task, rows = HeldToy(ToyOptions()), torch.arange(5)
     names = [
-        name_of(task, Part("hand-offs", "train", rows)),
-        name_of(task, Part("hand-offs", "train", rows.flip(0))),
-        name_of(task, Part("hand-offs", "train", rows[:4])),
-        name_of(task, Part("hand-offs", "validation", rows)),
-        name_of(task, Part("hand-offs", "train", rows, kept=(0, 2))),
-        name_of(task, Part("hand-offs", "train", rows, kept=(0, 3))),
-        name_of(task, Part("trees", "train", rows, 3)),
-        name_of(task, Part("trees", "train", rows, 4)),
-        name_of(task, Part("trees", "train", rows, 3), first=5),
+        shard_name(task, LabelPart("hand-offs", "train", rows)),
+        shard_name(task, LabelPart("hand-offs", "train", rows.flip(0))),
+        shard_name(task, LabelPart("hand-offs", "train", rows[:4])),
+        shard_name(task, LabelPart("hand-offs", "validation", rows)),
+        shard_name(task, LabelPart("hand-offs", "train", rows, kept=(0, 2))),
+        shard_name(task, LabelPart("hand-offs", "train", rows, kept=(0, 3))),
+        shard_name(task, LabelPart("trees", "train", rows, 3)),
+        shard_name(task, LabelPart("trees", "train", rows, 4)),
+        shard_name(task, LabelPart("trees", "train", rows, 3), first=5),
     ]
     assert len(set(names)) == len(names)
     for kind in ("hand-offs", "whole-trees"):  # not random: independent of the first row
-        one, other = Part(kind, "train", rows, 3), Part(kind, "train", rows, 4)
-        assert name_of(task, one) == name_of(task, other, first=5)
+        one, other = LabelPart(kind, "train", rows, 3), LabelPart(kind, "train", rows, 4)
+        assert shard_name(task, one) == shard_name(task, other, first=5)
 
 
 # -- what a store holds --------------------------------------------------------------------------------------------
@@ -173,8 +177,10 @@ def test_rows_rollouts_and_places_have_names_of_their_own() -> None:
 def store(tmp_path: Path) -> Store:
     """A store with two labellings that share a shard, an unused shard, partial files and unrelated files."""
     task, kept = HeldToy(ToyOptions()), Store(tmp_path / "labels")
-    labels = Labels(task, kept, shard_size=5)
-    labels.make([Part("hand-offs", "train", torch.arange(10)), Part("hand-offs", "train", torch.arange(5, 10))])
+    labels = LabelStore(task, kept, shard_size=5)
+    labels.make(
+        [LabelPart("hand-offs", "train", torch.arange(10)), LabelPart("hand-offs", "train", torch.arange(5, 10))]
+    )
     kept.write(NAME, pack(NAME, TENSORS))
     for half in HALVES:
         (kept.folder / half).write_bytes(b"half")
@@ -192,29 +198,31 @@ def others_in(store: Store) -> list[str]:
 
 
 def test_what_there_is(store: Store) -> None:
-    found = contents(store)
+    found = take_inventory(store)
     assert sorted((one.manifest.rows, len(one.manifest.shards)) for one in found.labellings) == [(5, 1), (10, 2)]
     assert found.loose == (NAME,)
     assert found.loose_size == store.path(NAME).stat().st_size
-    assert [path.name for path in found.halves] == HALVES
+    assert [path.name for path in found.partial_files] == HALVES
     assert found.damaged == {}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no tzset")
 def test_times_are_those_of_greenwich(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = contents(store).labellings[0].manifest
+    manifest = take_inventory(store).labellings[0].manifest
     os.utime(store.folder / f"{manifest.name}.json", (0, 86_400))
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        assert contents(store).labellings[0].made == "1970-01-02 00:00"
+        assert take_inventory(store).labellings[0].made == "1970-01-02 00:00"
     finally:
         monkeypatch.undo()
         time.tzset()
 
 
 def test_shards_of_another_labelling_stay(store: Store) -> None:
-    small, large = sorted((one.manifest for one in contents(store).labellings), key=lambda manifest: manifest.rows)
+    small, large = sorted(
+        (one.manifest for one in take_inventory(store).labellings), key=lambda manifest: manifest.rows
+    )
     with pytest.raises(OptionError, match=r"'' begins several names: .*; give more of it"):
         remove_labellings(store, [""])
     with pytest.raises(OptionError, match=f"unknown labelling '{large.name[1:]}'"):
@@ -222,21 +230,21 @@ def test_shards_of_another_labelling_stay(store: Store) -> None:
     removed = remove_labellings(store, [large.name[:15]])
     assert [path.name for path in removed] == [f"{large.name}.json", f"{large.shards[0].name}.safetensors"]
     assert verify(store) == {}
-    assert [one.manifest for one in contents(store).labellings] == [small]
+    assert [one.manifest for one in take_inventory(store).labellings] == [small]
     with pytest.raises(OptionError, match=f"unknown labelling '{large.name}'; available: {small.name}"):
         remove_labellings(store, [large.name])
 
 
 def test_what_is_damaged_or_missing_is_named_and_removed(store: Store) -> None:
-    (path, *_) = (store.path(shard.name) for shard in contents(store).labellings[0].manifest.shards)
-    manifest = store.folder / f"{contents(store).labellings[1].manifest.name}.json"
+    (path, *_) = (store.path(shard.name) for shard in take_inventory(store).labellings[0].manifest.shards)
+    manifest = store.folder / f"{take_inventory(store).labellings[1].manifest.name}.json"
     flip(path, -1)
     manifest.write_text("{}")
     assert set(verify(store)) == {path, manifest}
     assert verify(store)[path] == f"{path} is damaged: its digest does not match its content"
     assert set(remove_damaged(store)) == {path, manifest}
     assert list(verify(store).values()) == [
-        f"{path} is missing: labelling {contents(store).labellings[0].manifest.name} names it"
+        f"{path} is missing: labelling {take_inventory(store).labellings[0].manifest.name} names it"
     ]
     assert remove_damaged(store) == []  # missing files need no removal
     assert others_in(store) == OTHERS
@@ -254,7 +262,7 @@ def test_verify_reads_what_was_checked_before(store: Store) -> None:
 
 def test_other_bytes_than_a_manifest_names_are_damage(store: Store) -> None:
     """A valid shard with another content."""
-    shard = contents(store).labellings[0].manifest.shards[0]
+    shard = take_inventory(store).labellings[0].manifest.shards[0]
     store.write(shard.name, pack(shard.name, TENSORS))
     assert [words.partition(": ")[2][:9] for words in verify(store).values()] == ["labelling"] * len(verify(store))
     assert set(verify(store)) == {store.path(shard.name)}
@@ -267,14 +275,14 @@ def test_files_of_others_stay(store: Store) -> None:
 
 
 def test_all_is_also_what_is_damaged_and_half_written(store: Store) -> None:
-    manifest = store.folder / f"{contents(store).labellings[0].manifest.name}.json"
+    manifest = store.folder / f"{take_inventory(store).labellings[0].manifest.name}.json"
     manifest.write_text("{}")
     assert {manifest, *(store.folder / half for half in HALVES)} <= set(remove_all(store))
     assert sorted(os.listdir(store.folder)) == OTHERS
 
 
 def test_a_manifest_under_another_name_is_none(store: Store) -> None:
-    name = contents(store).labellings[0].manifest.name
+    name = take_inventory(store).labellings[0].manifest.name
     path = store.folder / f"{name}.json"
     other = path.rename(store.folder / f"{'f' * 16}.json")
     with pytest.raises(CheckpointError, match=f"it says that its name is '{name}'"):

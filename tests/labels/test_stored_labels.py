@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracles import WithExpert, completing
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.labels.jobs import LabelPart, unpack_calls, unpack_hand_offs
 from seqdefer.labels.label_store import LabelStore

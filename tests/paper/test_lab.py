@@ -10,22 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import FITS
 from torch import Tensor
 from toy_studies import SEEDS, Spy, Toy, ToyOptions, cells_of, open_lab
 
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
+from seqdefer.budgets.sweeps import hand_off_sweep
 from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.evaluation import experiment, splits
-from seqdefer.evaluation.curves import Curve, Ends, curve_of, improvement, once_sweep, random_curve
+from seqdefer.evaluation.curves import Curve, Ends, curve_of, improvement, random_curve
 from seqdefer.evaluation.experiment import Experiment
-from seqdefer.evaluation.settings import METHODS
 from seqdefer.interfaces import SplitName
 from seqdefer.labels import jobs
 from seqdefer.labels.trees import DecisionTrees
+from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.paper import lab as lab_module
 from seqdefer.paper.lab import DEFAULT_VARIANT as DEFAULT
 from seqdefer.paper.lab import Lab, Variant
 from seqdefer.rejectors.checkpoints import load_rejector
-from seqdefer.rejectors.confidence import CHOW
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.storage.shards import DamagedShardWarning
@@ -48,8 +50,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def validation_improvement(lab: Lab, rejector: Any, grid: Tensor) -> float:
     """Return the % improvement of a one-time rejector on validation data, from its scores."""
     part = Experiment(lab.task, lab.settings, lab.folder).splits.validation
-    ends = Ends.of(part.table)
-    return improvement(curve_of(once_sweep(rejector.score(part.draft), grid, part.table), ends), random_curve(ends))
+    ends, scores = Ends.of(part.table), rejector.score(part.draft)
+    scored = ScoredHandOffs.of(scores, int(grid[-1]), hand_offs=grid, rule="odds")
+    return improvement(curve_of(hand_off_sweep(scored, part.table), ends), random_curve(ends))
 
 
 @pytest.mark.parametrize("variant", [DEFAULT, Variant(hand_offs=2), Variant(times=4.0)], ids=lambda one: one.name)
@@ -85,9 +88,9 @@ def test_stored_cells_equal_measured_ones(filled: Lab) -> None:
 
 
 def test_methods_apply_to_the_task(tmp_path: Path) -> None:
-    assert open_lab(tmp_path / "one").methods == METHODS
+    assert open_lab(tmp_path / "one").methods == list(all_methods())
     only_completes = open_lab(tmp_path / "other", Toy("solve", ToyOptions(by_token=False)))
-    assert only_completes.methods == [name for name in METHODS if not name.startswith("Tokenwise")]
+    assert only_completes.methods == [name for name in all_methods() if not name.startswith("Tokenwise")]
     assert set(only_completes.oracles(0)) == {"OptimalWhole", "OptimalOneTime"}
 
 
@@ -99,7 +102,7 @@ def test_without_entropy_there_are_no_entropy_methods(tmp_path: Path, monkeypatc
     task = Toy("spell", ToyOptions())
     propose = task.predictor.propose
     monkeypatch.setattr(task.predictor, "propose", lambda state: without_entropy(propose(state)))
-    assert open_lab(tmp_path, task).methods == [name for name in METHODS if not name.endswith("Entropy")]
+    assert open_lab(tmp_path, task).methods == [name for name in all_methods() if not name.endswith("Entropy")]
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------
@@ -294,7 +297,7 @@ def test_a_damaged_cell_is_measured_again(damage: str, tmp_path: Path, measured:
     made = open_lab(tmp_path).cell(DEFAULT, "OneTimeModel", 0)
     (path,) = (path for path in cells_of(tmp_path) if b"validation" in path.read_bytes())
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    fits = spy(experiment, "fit_once")
+    fits = spy(FITS["fit_once"], "fit_once")
     with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
         again = open_lab(tmp_path).cell(DEFAULT, "OneTimeModel", 0)
     assert len(measured) == 2
@@ -321,8 +324,8 @@ def test_no_method_beats_its_oracle_at_any_budget(filled: Lab) -> None:
     for seed in range(SEEDS):
         oracles, ends = filled.oracles(seed), filled.ends(seed)
         for name in filled.methods:
-            kind = "whole" if name in (*CHOW, "WholeModelEmbed") else "token" if name.startswith("Token") else "once"
-            assert is_below(oracles[OPTIMAL[kind]], curve_of(filled.cell(DEFAULT, name, seed).sweep, ends)), name
+            oracle = oracles[OPTIMAL[get_method(name).granularity]]
+            assert is_below(oracle, curve_of(filled.cell(DEFAULT, name, seed).sweep, ends)), name
         assert is_below(oracles["OptimalOneTime"], oracles["OptimalWhole"])
         assert is_below(oracles["OptimalToken"], oracles["OptimalOneTime"])
 

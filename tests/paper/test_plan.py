@@ -9,7 +9,6 @@ import pytest
 from seqdefer.paper import plan
 from seqdefer.paper.plan import settings_of
 from seqdefer.registry import load_task
-from seqdefer.rejectors.training import PRESETS
 
 planned = pytest.mark.parametrize(
     ("preset", "name"), [(preset, name) for preset in ("paper", "quick") for name in plan.PLANS[preset].tasks]
@@ -30,7 +29,7 @@ def test_cells_of_the_ablation_differ_only_in_what_is_ablated(preset: str, name:
     """Both architectures have the paper's hyperparameters, with at most the epochs of the preset."""
     entry, task = load_task(name), plan.PLANS[preset].tasks[name]
     default = settings_of(entry, task, 2)
-    papers = PRESETS.get(f"{entry.hyperparameters}-token", default.token)
+    papers = entry.hyperparameters.published_token or default.token
     for architecture in plan.ARCHITECTURES:
         for strategy in plan.STRATEGIES:
             chosen = plan.ablated_settings(entry, default, architecture, strategy)

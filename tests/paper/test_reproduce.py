@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from toy_studies import DRAWN, ENTRIES, PLAN, SEEDS, TIMED, Finished, ToyOptions, cells_of, final_files
 
 from seqdefer import cli
-from seqdefer.evaluation import experiment
-from seqdefer.evaluation.settings import METHODS
+from seqdefer.methods import one_time_cost
+from seqdefer.methods.registry import all_methods
 from seqdefer.paper import reproduce
 from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
@@ -66,7 +66,7 @@ def test_origins_hold_the_provenance(finished: Finished) -> None:
         assert one.data
         assert one.models
         assert one.machine["device"].startswith("cpu")
-    fitted = {"spell": {*METHODS}, "spell (blind)": {"TokenwiseModel"}, "solve": {*METHODS[:11]}}
+    fitted = {"spell": {*all_methods()}, "spell (blind)": {"TokenwiseModel"}, "solve": {*list(all_methods())[:11]}}
     for task, methods in fitted.items():
         assert set(origins.tasks[task].seconds) - {"label", "oracles"} == methods
 
@@ -215,7 +215,7 @@ def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypat
     assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
     output = capsys.readouterr()
     assert output.out == ""  # all went through the console of the bars
-    assert all(method in output.err for method in METHODS)
+    assert all(method in output.err for method in all_methods())
 
 
 def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_ctrl_c_can_be_resumed(
 
     arguments = ["table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures"]
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "fit_cost", stop)
+        patch.setattr(one_time_cost, "fit_cost", stop)
         assert run(*arguments) == 130
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "seqdefer: stopped; the same command resumes from what is finished\n")

@@ -16,9 +16,9 @@ from toy_studies import ENTRIES, PLAN, RESAMPLES, SEEDS, TINY, Finished, Toy, ce
 from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
 from seqdefer.evaluation.curves import Ends, Run, paired_bootstrap
-from seqdefer.evaluation.experiment import Experiment
+from seqdefer.evaluation.experiment import Experiment, granularity_of
 from seqdefer.evaluation.results import Results
-from seqdefer.evaluation.settings import GRANULARITY, ExperimentSettings
+from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
 from seqdefer.labels.hand_offs import hand_off_table
@@ -78,7 +78,7 @@ def test_contrasts_of_table_1_equal_those_of_a_run(plain: Results, finished: Fin
         assert ours.difference == one.difference
         assert ours.low <= ours.difference <= ours.high  # usually wider: runs are resampled too
     assert {first for first, _ in contrasts} <= {"WholeModelEmbed", "TokenwiseScore", "TokenwiseEntropy"}
-    assert all(GRANULARITY[second] == "whole" for _, second in contrasts)
+    assert all(granularity_of(second) == "whole" for _, second in contrasts)
 
 
 class SeparateRuns:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from oracles import PlannedHandOff
-from seqdefer.rejectors.networks import TokenNetwork
 from servers import (
     COMPLETE,
     IGNORE_BUDGETS,
@@ -33,8 +32,10 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import Policy, Served, Task
+from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.model.deferring_model import DeferringModel, Generation
 from seqdefer.progress import Silent
+from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.tasks.tsp.task import ENTRY
 from seqdefer.tasks.tsp.tours import is_tour
 from seqdefer.testing import ToyTask

@@ -27,7 +27,7 @@ from servers import (
 )
 from toy_pair import METHODS
 
-from seqdefer.remote.cancellation import ends_with
+from seqdefer.remote.cancellation import on_cancel
 from seqdefer.server.fallback import Cancelled, CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
 from seqdefer.server.http import Limits
 
@@ -159,7 +159,7 @@ class RemoteExpert(FaultyExpert):
         self.pending += 1
         self.max_pending = max(self.max_pending, self.pending)
         self.waiting.release()
-        with ends_with(self._cancel):
+        with on_cancel(self._cancel):
             assert self.gate.wait(20)
         self.pending -= 1
 
@@ -337,7 +337,7 @@ def test_timeout_cancels_the_call() -> None:
     caller = WaitingExpertCaller(0.05, thread)
 
     def call() -> None:
-        with ends_with(cancelled.set):
+        with on_cancel(cancelled.set):
             cancelled.wait(10)
 
     def work() -> None:

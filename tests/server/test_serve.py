@@ -158,7 +158,8 @@ def test_second_ctrl_c_ends_the_grace_period() -> None:
 def save_text_model(folder: Path) -> Path:
     from tiny_models import tiny, tokenizer
 
-    from seqdefer.model.deferring_model import DeferringModel, pairing_of
+    from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.model.folders import pairing_of
     from seqdefer.tasks.text.task import TextOptions
 
     for name, (n_layers, seed) in {"predictor": (1, 1), "expert": (2, 6)}.items():

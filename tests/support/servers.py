@@ -25,11 +25,12 @@ pytest.importorskip("openai", reason="needs the official client: pip install ope
 import httpx
 import openai
 
-from seqdefer.engine.interleaved import draft
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
 from seqdefer.interfaces import NextTokenExpert, Served
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.networks import LSTMRejector, Sizes, step_inputs
+from seqdefer.rejectors.base import Sizes, step_inputs
+from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.server.app import create_app
 from seqdefer.server.http import Limits
 from seqdefer.server.serve import address_of, listen, make_server

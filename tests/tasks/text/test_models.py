@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from seqdefer.engine.interleaved import HandOff, draft
+from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff
 from seqdefer.errors import DataError
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees

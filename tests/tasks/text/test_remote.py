@@ -30,9 +30,9 @@ from seqdefer.rejectors.base import Sizes, step_inputs
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.rejectors.networks import DraftMLP, LSTMRejector, Sizes, load_rejector, step_inputs
-from seqdefer.remote.client import KEY_VARIABLE as KEY
-from seqdefer.remote.client import Endpoint, EndpointClient, EndpointCompletion
+from seqdefer.rejectors.token import LSTMRejector
+from seqdefer.remote.client import KEY_VARIABLE, Endpoint, EndpointClient, EndpointCompletion
+from seqdefer.tasks.text.codec import encode
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import MixedPair, TextPair
 from seqdefer.tasks.text.remote import DOCUMENTS_PER_BATCH, PROMPT, ExpertCallsWarning, PromptAdapter, RemoteTokenExpert
@@ -70,9 +70,9 @@ def made_of(kind: str, family: str, n_layers: int, seed: int) -> TextModel:
 
 def remote_pair(
     url: str, predictor: TextModel, *, by_token: bool = False, prompt: str = PROMPT, **patience: Any
-) -> RemotePair:
+) -> MixedPair:
     client = EndpointClient(Endpoint(url, "toy", **patience))
-    return RemotePair.of(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
+    return MixedPair.of_remote(predictor, client, prompt=prompt, by_token=by_token, shown="facts")
 
 
 def served_of(pair: TextPair | MixedPair) -> Served:
@@ -108,7 +108,7 @@ def expert() -> TextModel:
 def endpoint(expert: TextModel) -> Iterator[str]:
     """seqdefer's own server, whose expert writes everything. Shared: do not modify."""
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from servers import running
+    from tests.server.test_app import running
 
     pair = TextPair.of(made_of("bytes", "gpt2", 1, 1), expert, "facts")
     model = with_rejector(served_of(pair), "token")
@@ -144,10 +144,10 @@ def test_tokens_continue_the_text_as_the_expert_wrote_it(data: st.DataObject) ->
     inputs, written = (tuple(data.draw(st.lists(piece, min_size=1, max_size=6))) for _ in range(2))
     text = data.draw(st.lists(st.sampled_from(["w", " w", "7", "41", " w3", " w25"]), min_size=1, max_size=5))
     answer = EndpointCompletion("".join(text), is_finished=True)
-    before, new = read(script, inputs, written), script.tokens(inputs, written, answer)
-    added = answer.text.lstrip() if script.model.is_encoder_decoder and not before else answer.text
-    assert read(script, inputs, (*written, *new)) == before + added
-    assert script.prompt(inputs, written).endswith(before[-5:])
+    before, new = read(adapter, inputs, written), adapter.tokens(inputs, written, answer)
+    added = answer.text.lstrip() if adapter.model.is_encoder_decoder and not before else answer.text
+    assert read(adapter, inputs, (*written, *new)) == before + added
+    assert adapter.prompt(inputs, written).endswith(before[-5:])
 
 
 @cache
@@ -160,20 +160,20 @@ def test_a_text_continues_the_prompt(kind: str, family: str) -> None:
     model = made_of_once(kind, family)
     adapter, tokenizer = PromptAdapter(model, 1), model.tokenizer
     inputs = tuple(tokenizer("w3 w41")["input_ids"])
-    assert script.prompt(inputs, ()) == "w3 w41"
-    begun = tuple(script.tokens(inputs, (), EndpointCompletion(" w25 w7", is_finished=False)))
-    assert script._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
-    assert script.prompt(inputs, begun) == "w3 w41 w25 w7"
-    new = tuple(script.tokens(inputs, begun, EndpointCompletion("8 w3", is_finished=False)))
-    assert script.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
+    assert adapter.prompt(inputs, ()) == "w3 w41"
+    begun = tuple(adapter.tokens(inputs, (), EndpointCompletion(" w25 w7", is_finished=False)))
+    assert adapter._text(begun) == (" w25 w7" if kind == "bytes" else "w25 w7")
+    assert adapter.prompt(inputs, begun) == "w3 w41 w25 w7"
+    new = tuple(adapter.tokens(inputs, begun, EndpointCompletion("8 w3", is_finished=False)))
+    assert adapter.prompt(inputs, begun + new) == "w3 w41 w25 w78 w3"
 
 
-def test_half_letters_and_ends_in_a_text() -> None:
-    script = Script(made_of_once("bytes", "gpt2"), 1)
-    assert script.tokens((13,), (), EndpointCompletion("\ufffd", is_finished=False)) == []
-    assert script._text(script.tokens((13,), (), EndpointCompletion("7\ufffd", is_finished=False))) == "7"
-    assert script._text(script.tokens((13,), (), EndpointCompletion("7</s>8", is_finished=True))) == "7"
-    assert script.tokens((13,), (), EndpointCompletion("", is_finished=True)) == []
+def test_partial_letters_and_end_tokens_in_a_text() -> None:
+    adapter = PromptAdapter(made_of_once("bytes", "gpt2"), 1)
+    assert adapter.tokens((13,), (), EndpointCompletion("\ufffd", is_finished=False)) == []
+    assert adapter._text(adapter.tokens((13,), (), EndpointCompletion("7\ufffd", is_finished=False))) == "7"
+    assert adapter._text(adapter.tokens((13,), (), EndpointCompletion("7</s>8", is_finished=True))) == "7"
+    assert adapter.tokens((13,), (), EndpointCompletion("", is_finished=True)) == []
 
 
 def test_a_custom_prompt() -> None:
@@ -264,8 +264,8 @@ def test_hand_offs_are_completions(endpoint: str, spy: Spy) -> None:
     assert naive == Calls(counted.made, 0)
 
 
-def test_sequences_that_all_begin_alike_still_do(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
-    """BART's first token is always the same: nobody is asked about it."""
+def test_a_forced_first_token_needs_no_call(server: Misbehaving, spy: Spy) -> None:  # noqa: F811
+    """BART's first token is always the same."""
     calls, model = spy(EndpointClient, "_post"), tiny_text_model("bart", 1, 1)
     pair = remote_pair(server.url, model, by_token=True)
     assert isinstance(pair.expert, RemoteTokenExpert)
@@ -322,7 +322,7 @@ def fit(place: Path, out: Path, url: str, *more: str) -> list[str]:
 def test_fit_calibrate_and_generate(
     place: Path, endpoint: str, tmp_path: Path, spy: Spy, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     calls, out = spy(EndpointClient, "_post"), tmp_path / "model"
     with pytest.warns(ExpertCallsWarning, match=r"may call http.* 184 times \(8 hand-offs of 23 documents\)"):
         assert cli.main(fit(place, out, endpoint)) == 0
@@ -404,14 +404,14 @@ def test_options_are_checked(capsys: Capture, place: Path, tmp_path: Path) -> No
             TextOptions(expert=url, expert_model="m", **bad)  # type: ignore[arg-type]
     for more in ([], ["--expert-model", ""]):
         error = refused(capsys, *fit(place, tmp_path / "model", "https://me:hush@host/v1", *more))
-        assert KEY in error
+        assert KEY_VARIABLE in error
         assert "hush" not in error
 
 
 def test_the_fingerprint_ignores_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prints = made_of_once("bytes", "gpt2"), list[str]()
     for key in ("one", "two"):
-        monkeypatch.setenv(KEY, key)
+        monkeypatch.setenv(KEY_VARIABLE, key)
         for url in ("https://host/v1", "https://other/v1"):
             prints += [remote_pair(url, model, prompt=prompt).expert.fingerprint for prompt in (PROMPT, "x" + PROMPT)]
     assert prints[:4] == prints[4:]
@@ -429,10 +429,10 @@ def test_the_predictor_finishes_if_the_endpoint_dies(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("fastapi", reason="needs the extra 'server'")
-    from servers import running
+    from tests.server.test_app import running
 
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     pair = remote_pair(server.url, made_of("bytes", "gpt2", 1, 3), retries=0)
     model = with_rejector(served_of(pair), "once")
     model.calibrate(TEXTS)

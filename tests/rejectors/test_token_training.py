@@ -1,4 +1,4 @@
-"""Fitting token-level rejectors: what is minimised along which rollouts, and that what can be seen is learned."""
+"""Fitting token-level rejectors: how rollouts are steered, what is minimised, and that it is learned."""
 
 from __future__ import annotations
 
@@ -22,12 +22,22 @@ from seqdefer.interfaces import SplitName, TokenRejector
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import DecisionTrees, enumerate_trees
-from seqdefer.rejectors import training
+from seqdefer.rejectors import token_training
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.losses import get_phi
-from seqdefer.rejectors.token import LSTMRejector, MLPRejector, TokenNetwork
-from seqdefer.rejectors.token_training import Coins, Steering, Strategy, default_price, fit_token, token_risk
+from seqdefer.rejectors.token import LSTMRejector
+from seqdefer.rejectors.token_training import (
+    COIN_PATHS,
+    STRATEGIES,
+    Coins,
+    Steering,
+    Strategy,
+    default_price,
+    fit_token,
+    teacher_probability,
+    token_risk,
+)
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyPredictor, ToyState
 from seqdefer.types import Examples, Proposal, Sequences
@@ -37,6 +47,103 @@ TOKEN = replace(QUICK, architecture="lstm", epochs=30, patience=30, learning_rat
 each_strategy = pytest.mark.parametrize(
     ("architecture", "strategy"), [("lstm", "free"), ("lstm", "explore"), ("mlp", "explore"), ("mlp", "scheduled")]
 )
+
+
+# -- steering ----------------------------------------------------------------------------------------------------
+
+
+def test_teacher_schedule() -> None:
+    """Five warm-up epochs with the teacher, then 0.95 of the last each epoch, down to 0.5."""
+    probabilities = [teacher_probability(epoch) for epoch in range(60)]
+    assert probabilities[:5] == [1.0] * 5
+    assert probabilities[5:18] == pytest.approx([0.95**k for k in range(1, 14)])
+    assert probabilities[18:] == [0.5] * 42
+    assert 0.95**13 > 0.5 > 0.95**14
+
+
+def steer(strategy: Strategy, epoch: int = 0, n: int = 4000) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a strategy decides, and what the rejector and hindsight would."""
+    generator = torch.Generator().manual_seed(0)
+    scores, loss, cost = (torch.randn(n, generator=generator) for _ in range(3))
+    cost[::10] = loss[::10]
+    steering = Steering(strategy, seed=0)
+    steering.before_epoch(epoch)
+    return steering.decide(scores, steering.thresholds(n), loss, cost), scores >= 0, loss >= cost
+
+
+def test_free_follows_the_rejector() -> None:
+    decided, rejector, _ = steer("free", epoch=30)
+    assert torch.equal(decided, rejector)
+
+
+def test_teacher_follows_hindsight() -> None:
+    decided, _, hindsight = steer("teacher", epoch=30)
+    assert torch.equal(decided, hindsight)
+
+
+def test_scheduled_tosses_a_coin_for_each_token() -> None:
+    for epoch in (0, 4):
+        decided, _, hindsight = steer("scheduled", epoch)
+        assert torch.equal(decided, hindsight)
+    for epoch in (8, 40):
+        decided, rejector, hindsight = steer("scheduled", epoch)
+        differ = rejector != hindsight
+        assert torch.equal(decided[~differ], rejector[~differ])
+        taught = float((decided == hindsight)[differ].float().mean())
+        assert taught == pytest.approx(teacher_probability(epoch), abs=0.04)
+
+
+def test_explore_draws_thresholds_from_recent_scores() -> None:
+    steering = Steering("explore", seed=0)
+    assert steering.thresholds(5).tolist() == [0.0] * 5  # no scores yet
+    scores = torch.linspace(-3, 5, 800)
+    plain = steering.decide(scores, torch.zeros(800), torch.zeros(800), torch.zeros(800))
+    assert torch.equal(plain, scores >= 0)
+    steering.before_epoch(1)
+    thresholds = steering.thresholds(2000)
+    assert set(thresholds.tolist()) <= set(scores.tolist())
+    assert float(thresholds.mean()) == pytest.approx(1.0, abs=0.2)  # spread like the scores
+    assert thresholds.unique().numel() > 50
+    own = torch.tensor([2.0, -1.0])
+    assert steering.decide(torch.tensor([1.0, 1.0]), own, torch.zeros(2), torch.zeros(2)).tolist() == [False, True]
+
+
+def test_steering_is_the_same_for_the_same_seed() -> None:
+    for strategy in STRATEGIES:
+        assert torch.equal(steer(strategy, 20)[0], steer(strategy, 20)[0])
+
+
+def toss(coins: Coins, n: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return shares (n,), and the decisions (n, L) at all positions of n sequences that do not end."""
+    shares, blank = coins.thresholds(n), torch.zeros(n)
+    return shares, torch.stack([coins.decide(blank, shares, blank, blank) for _ in range(length)], 1)
+
+
+def test_coins_repeat_whatever_the_scores() -> None:
+    coins, blank = Coins(3), torch.zeros(50)
+    shares, decided = toss(coins, 50, 20)
+    again = coins.thresholds(50)
+    scored = [coins.decide(torch.randn(50) * 100, again, blank + 1, blank) for _ in range(20)]
+    assert torch.equal(again, shares)
+    assert torch.equal(torch.stack(scored, 1), decided)
+    assert torch.equal(toss(Coins(3), 50, 20)[1], decided)
+    assert not torch.equal(toss(Coins(4), 50, 20)[1], decided)
+
+
+def test_coins_cover_all_shares() -> None:
+    shares, decided = toss(Coins(0), 400, 200)
+    torch.testing.assert_close(shares.sort().values, (torch.arange(400) + 0.5) / 400)
+    assert not torch.equal(shares, shares.sort().values)  # which sequence defers how much is drawn
+    torch.testing.assert_close(decided.float().mean(1), shares, atol=0.15, rtol=0)
+    assert float(decided.float().mean()) == pytest.approx(0.5, abs=0.01)
+
+
+def test_unknown_strategies_are_refused() -> None:
+    with pytest.raises(OptionError, match="unknown training strategy 'luck'; available: explore, free"):
+        Steering("luck", 0)  # type: ignore[arg-type]
+
+
+# -- the risk ------------------------------------------------------------------------------------------------------
 
 
 def lstm(task: ToyTask) -> LSTMRejector:
@@ -52,7 +159,7 @@ def after(prefix: list[Any]) -> Sequences:
 @pytest.mark.parametrize("phi", ["logistic", "square"])
 @pytest.mark.parametrize("ends", [True, False])
 def test_token_risk_is_the_surrogate_along_the_rollout(strategy: Strategy, phi: str, ends: bool) -> None:
-    """Token by token, with prefixes of the plain loop: mean over sequences of 1/L sum of l phi(r) + c phi(-r)."""
+    """Compare with the plain loop, token by token: mean over sequences of 1/L sum of l phi(r) + c phi(-r)."""
     task = ToyTask(n=12, ends=ends)
     examples, network, loss_of = task.split("train"), lstm(task), get_phi(phi)
     rows = torch.tensor([3, 0, 7, 11, 8])
@@ -76,7 +183,7 @@ def test_token_risk_is_the_surrogate_along_the_rollout(strategy: Strategy, phi: 
 
 
 def test_token_risk_has_the_gradient_of_the_scores_alone() -> None:
-    """Decisions carry no gradient: moving the weights a little changes the risk as the gradient says."""
+    """Decisions carry no gradient: a small change of the weights changes the risk by the gradient."""
     task = ToyTask(n=12, length=4)
     network, trees = lstm(task).double(), enumerate_trees(task, task.split("train"))
     trees.context, trees.nodes.features = trees.context.double(), trees.nodes.features.double()
@@ -98,7 +205,7 @@ def test_token_risk_has_the_gradient_of_the_scores_alone() -> None:
 
 
 def test_rollouts_by_coins_do_not_follow_the_rejector() -> None:
-    """On closed trees validation goes the same ways whatever the weights: only the scores change."""
+    """On closed trees validation takes the same paths with any weights: only the scores change."""
     task = ToyTask(n=12, length=14)
     trees = explore_trees(task, task.split("train"), 4)
     visited: list[list[Tensor]] = []
@@ -126,21 +233,21 @@ def test_closed_trees_are_judged_by_coins(is_closed: bool, monkeypatch: pytest.M
         explore_trees(task, task.split(name), 3) if is_closed else DecisionTrees(task, task.split(name))
         for name in ("train", "validation")
     ]
-    risk = training.token_risk
+    risk = token_training.token_risk
 
     def noted(rejector: Any, trees_of: DecisionTrees, rows: Tensor, phi: Any, steering: Steering, price: float) -> Any:
         if trees_of is trees[1]:
             judged.append((type(steering), rows.tolist()))
         return risk(rejector, trees_of, rows, phi, steering, price)
 
-    monkeypatch.setattr(training, "token_risk", noted)
+    monkeypatch.setattr(token_training, "token_risk", noted)
     fit_token(*trees, replace(QUICK, architecture="mlp", epochs=1), seed=0)
-    expected = (Coins, [*range(8)] * training.COINS) if is_closed else (Steering, [*range(8)])
+    expected = (Coins, [*range(8)] * COIN_PATHS) if is_closed else (Steering, [*range(8)])
     assert judged == [expected]
 
 
 class Visible(TokenRejector[Tensor]):
-    """Reads the very feature that says where the predictor strays."""
+    """Reads the feature that shows where the predictor errs."""
 
     def start(self, context: Tensor) -> Tensor:
         return context
@@ -153,7 +260,7 @@ class Visible(TokenRejector[Tensor]):
 
 
 class Honest(ToyPredictor):
-    """Its first feature is 1 where its token is wrong and 0 elsewhere."""
+    """A predictor whose first feature is 1 where its token is wrong and 0 elsewhere."""
 
     def propose(self, state: ToyState) -> Proposal:
         proposal = super().propose(state)
@@ -179,7 +286,7 @@ def honest_trees() -> list[DecisionTrees]:
 
 
 @each_strategy
-def test_token_rejectors_find_the_right_decision_where_it_can_be_seen(
+def test_token_rejectors_find_visible_decisions(
     honest_trees: list[DecisionTrees], architecture: str, strategy: Strategy
 ) -> None:
     train, validation, test = honest_trees
@@ -201,7 +308,7 @@ def test_token_rejectors_find_the_right_decision_where_it_can_be_seen(
 
 
 @each_strategy
-def test_token_rejectors_use_what_can_be_seen_not_quite_reliably(
+def test_token_rejectors_use_noisy_features(
     toy_trees: list[DecisionTrees], architecture: str, strategy: Strategy
 ) -> None:
     train, validation, test = toy_trees
@@ -221,7 +328,7 @@ def test_the_same_seed_fits_the_same_rejector(toy_trees: list[DecisionTrees]) ->
     settings = replace(TOKEN, epochs=2, dropout=0.3)
 
     def weights(seed: int, strategy: Strategy = "explore") -> dict[str, Tensor]:
-        torch.rand(3)  # whatever was drawn before
+        torch.rand(3)  # earlier draws do not matter
         return fit_token(train, validation, settings, seed=seed, strategy=strategy)[0].state_dict()
 
     first, again, other = weights(0), weights(0), weights(1)
@@ -229,7 +336,9 @@ def test_the_same_seed_fits_the_same_rejector(toy_trees: list[DecisionTrees]) ->
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
-def test_fitting_asks_nobody(toy_trees: list[DecisionTrees], spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
+def test_fitting_calls_no_model(
+    toy_trees: list[DecisionTrees], spy: Callable[[Any, str], list[tuple[Any, ...]]]
+) -> None:
     train, validation = toy_trees[:2]
     asked = [spy(train.task.predictor, "propose"), spy(train.task.expert, "next")]
     fit_token(train, validation, replace(TOKEN, epochs=1), seed=0)
@@ -237,7 +346,7 @@ def test_fitting_asks_nobody(toy_trees: list[DecisionTrees], spy: Callable[[Any,
 
 
 def test_a_price_is_added_where_some_tokens_cost_nothing() -> None:
-    """With l = c = 0 wherever both are right, scores there were arbitrary: a first speller came out at -44 %."""
+    """Where both are right l = c = 0, and scores are arbitrary: without a price one task reached -44 %."""
 
     class Free(ToyTask):
         def token_cost(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
@@ -255,14 +364,14 @@ def test_a_price_is_added_where_some_tokens_cost_nothing() -> None:
     assert dearer > plain
 
 
-def test_a_cost_that_rounds_to_nothing_is_no_reason_for_a_price() -> None:
-    """With noise of 0.1 degrees one reading in some hundred thousand is exact; it switched the price on for all."""
+def test_a_rare_cost_of_0_adds_no_price() -> None:
+    """With noise of 0.1 degrees one reading in 100,000 is exact, which once switched the price on for all."""
     trees = enumerate_trees(task := ToyTask(n=50), task.split("train"))
     trees.nodes.losses[5] = 0.0
     assert default_price(trees) == 0.0
 
 
-def test_statistics_of_lazy_trees_do_not_depend_on_what_was_grown() -> None:
+def test_statistics_of_lazy_trees_do_not_depend_on_growth() -> None:
     task = ToyTask(n=20, length=6)
     fresh, grown = DecisionTrees(task, task.split("train")), DecisionTrees(task, task.split("train"))
     sweep_thresholds(Confidence(), grown)
@@ -273,7 +382,7 @@ def test_statistics_of_lazy_trees_do_not_depend_on_what_was_grown() -> None:
     assert len(nodes[0]) > 2 * len(fresh)
 
 
-def test_a_rejector_knows_its_predictor_and_its_training_inputs(toy_trees: list[DecisionTrees]) -> None:
+def test_a_rejector_records_its_predictor_and_statistics(toy_trees: list[DecisionTrees]) -> None:
     train, validation = toy_trees[:2]
     rejector, _ = fit_token(train, validation, replace(TOKEN, epochs=1), seed=0, phi="square", strategy="teacher")
     assert rejector.predictor == train.task.predictor.fingerprint
@@ -285,8 +394,3 @@ def test_a_rejector_knows_its_predictor_and_its_training_inputs(toy_trees: list[
 def test_draft_networks_do_not_score_by_token(toy_trees: list[DecisionTrees]) -> None:
     with pytest.raises(OptionError, match="unknown token-level architecture 'draft_mlp'; available: lstm, mlp"):
         fit_token(toy_trees[0], toy_trees[1], QUICK, seed=0)
-
-
-def test_every_token_architecture_is_a_token_network() -> None:
-    assert issubclass(LSTMRejector, TokenNetwork)
-    assert issubclass(MLPRejector, TokenNetwork)

@@ -1,4 +1,4 @@
-"""Fitting rejectors by draft, whole, once and by cost: what is minimised, and that what can be seen is learned."""
+"""Fitting draft rejectors (whole, once, cost): what they minimise, and that they learn what inputs show."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ import torch
 from oracles import proposal_after, rows_of
 from torch import Tensor, nn
 
-from seqdefer.budgets.policies import choose_by_cost, choose_hand_off
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
+from seqdefer.budgets.sweeps import hand_off_sweep
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
-from seqdefer.evaluation.curves import (
-    Ends,
-    curve_of,
-    improvement,
-    once_sweep,
-    optimal_once,
-    random_curve,
-    whole_sweep,
-)
+from seqdefer.evaluation.curves import Ends, curve_of, improvement, optimal_once, random_curve
 from seqdefer.hyperparameters import Settings
 from seqdefer.labels.hand_offs import hand_off_table
-from seqdefer.rejectors import training
+from seqdefer.methods.plans import scored_hand_offs
+from seqdefer.rejectors import draft_training
 from seqdefer.rejectors.draft import DraftMLP, DraftNetwork, draft_inputs
 from seqdefer.rejectors.draft_training import fit_cost, fit_once, fit_whole
 from seqdefer.rejectors.losses import one_time_loss, query_costs
@@ -39,7 +33,7 @@ LENGTH = 3
 
 
 def visible_drafts(n: int, seed: int) -> tuple[Draft, HandOffTable, Tensor]:
-    """Drafts whose context shows the best hand-off, hidden among noise, with the table that makes it the best."""
+    """Return drafts whose context shows the best hand-off among noise, their table and the best hand-offs."""
     generator = torch.Generator().manual_seed(seed)
     best = torch.randint(LENGTH + 1, (n,), generator=generator)
     context = torch.cat([nn.functional.one_hot(best, LENGTH + 1).float(), torch.randn(n, 2, generator=generator)], 1)
@@ -51,7 +45,7 @@ def visible_drafts(n: int, seed: int) -> tuple[Draft, HandOffTable, Tensor]:
 
 
 @pytest.mark.parametrize("psi", ["cross_entropy", "mean_absolute_error"])
-def test_one_time_rejectors_learn_what_can_be_seen(psi: str) -> None:
+def test_one_time_rejectors_learn_what_inputs_show(psi: str) -> None:
     train, validation, test = (visible_drafts(400, seed) for seed in range(3))
     grid = torch.arange(LENGTH + 1)
     rejector, _ = fit_once(train[:2], validation[:2], grid, QUICK, alpha=0.1, psi=psi, fingerprint="x", seed=0)
@@ -60,7 +54,8 @@ def test_one_time_rejectors_learn_what_can_be_seen(psi: str) -> None:
     total = test[1].loss + query_costs(test[1].deferred, 0.1, LENGTH)
     assert float(one_time_loss(scores, total)) < 1.1 * float(total.amin(1).mean()) + 0.05
     ends, optimal = Ends.of(test[1]), optimal_once(test[1])
-    curve = curve_of(once_sweep(scores, grid, test[1]), ends)
+    scored = ScoredHandOffs.of(scores, LENGTH, hand_offs=grid, rule="odds")
+    curve = curve_of(hand_off_sweep(scored, test[1]), ends)
     # A threshold in the middle does what the oracle does with as many tokens; past it no one-time method can.
     assert float(curve.at(optimal.deferred[-2])) < 0.1 * ends.predictor_loss.mean()
     assert rejector.notes == {"grid": grid.tolist(), "alpha": 0.1, "psi": psi}
@@ -78,7 +73,7 @@ def test_a_grid_of_few_hand_offs_learns_the_best_among_them() -> None:
 
 
 @pytest.mark.parametrize(("alpha", "kept"), [(100.0, LENGTH), (0.0, None)])
-def test_a_dear_expert_is_not_asked(alpha: float, kept: int | None) -> None:
+def test_a_dear_expert_is_not_used(alpha: float, kept: int | None) -> None:
     train, validation, test = (visible_drafts(300, seed) for seed in range(3))
     grid = torch.arange(LENGTH + 1)
     rejector, _ = fit_once(train[:2], validation[:2], grid, QUICK, alpha=alpha, fingerprint="x", seed=0)
@@ -100,18 +95,8 @@ def test_whole_rejectors_learn_where_the_expert_is_better() -> None:
     sure = torch.arange(300) % 7 != 0
     assert float(((scores > 0) == (test[1].loss[:, 0] < test[1].loss[:, -1]))[sure].float().mean()) > 0.95
     ends = Ends.of(test[1])
-    assert improvement(curve_of(whole_sweep(scores, test[1]), ends), random_curve(ends)) > 25
-
-
-def test_the_same_seed_fits_the_same_draft_rejector() -> None:
-    train, validation = visible_drafts(100, 0)[:2], visible_drafts(100, 1)[:2]
-    settings = replace(QUICK, epochs=3, dropout=0.2)
-
-    def weights(seed: int) -> list[Tensor]:
-        return list(fit_whole(train, validation, settings, fingerprint="x", seed=seed)[0].parameters())
-
-    assert all(torch.equal(one, other) for one, other in zip(weights(0), weights(0), strict=True))
-    assert not torch.equal(weights(0)[0], weights(1)[0])
+    curve = curve_of(hand_off_sweep(ScoredHandOffs.of(scores, LENGTH), test[1]), ends)
+    assert improvement(curve, random_curve(ends)) > 25
 
 
 def test_statistics_of_drafts_leave_padding_out() -> None:
@@ -135,15 +120,15 @@ def test_statistics_of_drafts_leave_padding_out() -> None:
 
 SPIKES = 6  # tokens of a draft
 GRID = torch.arange(SPIKES + 1)
-NETWORKS_BY_DRAFT = {
+DRAFT_SETTINGS = {
     "draft_mlp": replace(QUICK, units=48, layers=2, epochs=25, least_steps=24),
     "draft_transformer": replace(QUICK, architecture="draft_transformer", units=16, learning_rate=5e-3, epochs=20),
 }
-each_by_draft = pytest.mark.parametrize("settings", NETWORKS_BY_DRAFT.values(), ids=NETWORKS_BY_DRAFT)
+each_by_draft = pytest.mark.parametrize("settings", DRAFT_SETTINGS.values(), ids=DRAFT_SETTINGS)
 
 
 def spiking_drafts(n: int, seed: int, noise: float = 0.3) -> tuple[Draft, HandOffTable, Tensor]:
-    """Drafts of different lengths; one feature spikes where it is best to hand off, or nowhere."""
+    """Return drafts of different lengths; one feature spikes where it is best to hand off, or nowhere."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(SPIKES - 2, SPIKES + 1, (n,), generator=generator)
     best = (torch.rand(n, generator=generator) * (lengths + 1)).long()
@@ -175,20 +160,17 @@ def test_hand_offs_are_learned_from_the_step_that_shows_them(
     once, _ = fit_once(train[:2], validation[:2], GRID, settings, alpha=0.05, fingerprint="x", seed=0)
     cost, _ = fit_cost(train[:2], validation[:2], GRID, settings, fingerprint="x", seed=0)
     lengths = test[0].sequences.lengths
-    chosen = {
-        "once": choose_hand_off(once.score(test[0]), GRID, 0.0),
-        "cost": choose_by_cost(cost.score(test[0]), GRID, lengths, 0.05),
-    }
-    for name, kept in chosen.items():
-        assert float((torch.minimum(kept, lengths) == test[2]).float().mean()) > 0.9, name
+    for rejector, setting in ((once, 0.0), (cost, 0.05)):
+        kept = torch.from_numpy(scored_hand_offs(rejector, test[0], SPIKES).kept(setting))
+        assert float((torch.minimum(kept, lengths) == test[2]).float().mean()) > 0.9, rejector.rule
     assert (once.kind, cost.kind) == (settings.architecture,) * 2
-    assert (once.sizes.rule, cost.sizes.rule) == ("odds", "cost")
+    assert (once.rule, cost.rule) == ("odds", "cost")
     assert cost.notes == {"grid": GRID.tolist()}
 
 
 @each_by_draft
 def test_estimates_approach_the_conditional_mean(settings: Settings) -> None:
-    """Two kinds of examples that can be told apart, losses with a known mean for each, much noise around it."""
+    """Two kinds of examples that inputs tell apart, with a known mean loss of each and much noise."""
     means = torch.tensor([[1.0, 2.0, 5.0, 4.0], [3.0, 3.0, 0.0, 4.0]])
 
     def labelled(n: int, seed: int) -> tuple[Draft, HandOffTable, Tensor]:
@@ -212,7 +194,7 @@ def test_estimates_approach_the_conditional_mean(settings: Settings) -> None:
 def captured_squares(
     monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> tuple[DraftNetwork, Draft, Callable[[Tensor, Tensor], Tensor], Tensor]:
-    """The network, drafts, loss function and labels with which `fit_cost` would begin."""
+    """Return the network, drafts, loss function and labels that `fit_cost` starts with."""
     noted: list[Any] = []
 
     def note(network: DraftNetwork, train: Draft, _: Draft, labels: Any, loss_of: Any, *rest: Any) -> History:
@@ -221,7 +203,7 @@ def captured_squares(
         noted.extend([network, train, loss_of, labels[0]])
         return History()
 
-    monkeypatch.setattr(training, "_fit_draft", note)
+    monkeypatch.setattr(draft_training, "_fit_draft", note)
     train = spiking_drafts(12, 0)[:2]
     fit_cost(train, train, GRID, settings, fingerprint="x", seed=0)
     network, drafted, loss_of, losses = noted
@@ -229,9 +211,7 @@ def captured_squares(
 
 
 @each_by_draft
-def test_regression_is_by_squares_of_what_can_be_handed_off(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regression_squares_errors_of_possible_hand_offs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     network, drafted, loss_of, losses = captured_squares(monkeypatch, settings)
     scores, total = network.eval().score(drafted), 0.0
     unit = float(losses.std(0).mean())
@@ -244,7 +224,7 @@ def test_regression_is_by_squares_of_what_can_be_handed_off(
 
 @each_by_draft
 def test_regression_has_the_gradient_of_finite_differences(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In double precision, through attention, the masks and the hand-offs that are none."""
+    """Check in double precision, through attention, masks and impossible hand-offs."""
     network, drafted, loss_of, losses = captured_squares(monkeypatch, settings)
     network.double().train()
     context, steps, mask = draft_inputs(drafted)
@@ -287,7 +267,7 @@ def test_the_same_seed_fits_the_same_weights_by_any_method(method: str, settings
     settings = replace(settings, epochs=2, dropout=0.2)
 
     def weights(seed: int) -> dict[str, Tensor]:
-        torch.rand(3)  # whatever was drawn before
+        torch.rand(3)  # earlier draws do not matter
         return fit_any(method, settings, seed=seed).state_dict()
 
     first, again, other = weights(0), weights(0), weights(1)
@@ -310,22 +290,20 @@ def test_a_network_works_on_a_device_and_comes_back(
     assert not network.training
 
 
-def test_estimates_that_are_no_number_are_no_success() -> None:
-    """A network that had diverged scored NaN, which counted as an error of 0: the best epoch of all."""
+def test_nan_estimates_are_an_error() -> None:
+    """A diverged network scored NaN, which once counted as an error of 0: the best epoch of all."""
     with pytest.raises(OptionError, match="the validation loss was nan"):
         fit_any("cost", replace(QUICK, learning_rate=1e30, clip_norm=1e30, epochs=3))
 
 
 @each_method
-def test_what_scores_tokens_cannot_score_drafts(method: str) -> None:
-    with pytest.raises(
-        OptionError, match="unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer"
-    ):
+def test_token_networks_do_not_score_drafts(method: str) -> None:
+    with pytest.raises(OptionError, match="unknown draft architecture 'lstm'; available: draft_mlp, draft_transformer"):
         fit_any(method, replace(QUICK, architecture="lstm"))
 
 
 def test_one_example_is_enough_to_estimate() -> None:
-    """It has no spread, which must not become a division by 0."""
+    """A single example has no spread to divide by."""
     one = spiking_drafts(1, 0)[:2]
     rejector, history = fit_cost(one, one, GRID, replace(QUICK, epochs=2), fingerprint="x", seed=0)
     assert all(map(math.isfinite, history.validation))
