@@ -137,7 +137,7 @@ class Decoding:
             states: Tensor = encoder(inputs.clamp(min=0), (inputs != PADDING).long()).last_hidden_state
             return states
 
-        return self.over(lambda some: EncoderCache().of(some.inputs, encode)[:, 0, 0])
+        return self.over(lambda some: EncoderCache().get(some.inputs, encode)[:, 0, 0])
 
     def generate(self, model: TextModel, **options: Any) -> Tensor:
         return self.over(lambda some: generate(model, some.inputs, self.spec, **options))
