@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import quote as _short
+from seqdefer.storage.user_files import quote
 from seqdefer.storage.user_files import read_bytes
 from seqdefer.tasks.common.download import RemoteFile, fetch, wheel
 
@@ -117,16 +117,16 @@ def _parse_line(line: str, place: str) -> tuple[str, tuple[str, ...]]:
     head, *symbols = line.split()
     match = _WORD.fullmatch(head)
     if match is None:
-        raise DataError(f"{place}: {_short(head)} is not a word; write word, or word(2) for another pronunciation")
+        raise DataError(f"{place}: {quote(head)} is not a word; write word, or word(2) for another pronunciation")
     if not symbols:
-        raise DataError(f"{place}: {_short(head)} has no phonemes; write them after it: hello HH AH0 L OW1")
+        raise DataError(f"{place}: {quote(head)} has no phonemes; write them after it: hello HH AH0 L OW1")
     return match["word"].lower(), tuple(_phoneme(symbol, place) for symbol in symbols)
 
 
 def _phoneme(symbol: str, place: str) -> str:
     match = _PHONEME.fullmatch(symbol)
     if match is None or match["phoneme"] not in PHONEMES:
-        raise DataError(f"{place}: unknown phoneme {_short(symbol)}; available: {', '.join(PHONEMES)}, with 0, 1 or 2")
+        raise DataError(f"{place}: unknown phoneme {quote(symbol)}; available: {', '.join(PHONEMES)}, with 0, 1 or 2")
     return match["phoneme"]
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from seqdefer.errors import DataError
 from seqdefer.storage.user_files import check_size, read_bytes
-from seqdefer.storage.user_files import join_quoted as _listed
-from seqdefer.storage.user_files import quote as _quoted
+from seqdefer.storage.user_files import join_quoted
+from seqdefer.storage.user_files import quote
 
 Reals = NDArray[np.float64]
 
@@ -111,10 +111,10 @@ def _coordinate(cell: str, name: str, line: int) -> float:
     """Parse a coordinate. Stricter than `float`, which accepts 1_000 and digits of other scripts."""
     if not _NUMBER.fullmatch(cell):
         what = "is not finite" if _NOT_FINITE.fullmatch(cell) else "is not a number"
-        raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} {what}")
+        raise DataError(f"{name}, line {line}: the coordinate {quote(cell)} {what}")
     value = float(cell)
     if abs(value) > MAX_COORDINATE:
-        raise DataError(f"{name}, line {line}: the coordinate {_quoted(cell)} is beyond ±{MAX_COORDINATE:g}")
+        raise DataError(f"{name}, line {line}: the coordinate {quote(cell)} is beyond ±{MAX_COORDINATE:g}")
     return value
 
 
@@ -149,7 +149,7 @@ def _parse_tsplib(lines: Sequence[str], name: str) -> Instance:
     dimension = header["DIMENSION"]
     if dimension != str(len(cities)):
         raise DataError(
-            f"{name}: DIMENSION is {_quoted(dimension)}, but the {_COORDINATES} has {count_cities(len(cities))};"
+            f"{name}: DIMENSION is {quote(dimension)}, but the {_COORDINATES} has {count_cities(len(cities))};"
             " the file is truncated, or its header is wrong"
         )
     ordered = [cities[number] for number in sorted(cities)]
@@ -160,16 +160,16 @@ def _header_line(line: str, name: str, number: int) -> tuple[str, str]:
     """Parse a keyword and its value; refuse unsupported ones."""
     found = _HEADER.fullmatch(line)
     if found is None:
-        raise DataError(f"{name}, line {number}: cannot read {_quoted(line)}; write 'KEYWORD : value' or 'number x y'")
+        raise DataError(f"{name}, line {number}: cannot read {quote(line)}; write 'KEYWORD : value' or 'number x y'")
     key, value = found["key"].upper(), (found["value"] or "").strip()
     if key.endswith("_SECTION") and key != _COORDINATES:
-        raise DataError(f"{name}, line {number}: {_quoted(key)} is not supported; only {_COORDINATES} is")
+        raise DataError(f"{name}, line {number}: {quote(key)} is not supported; only {_COORDINATES} is")
     if not key.endswith("_SECTION") and found["value"] is None:
-        raise DataError(f"{name}, line {number}: cannot read {_quoted(line)}; write 'KEYWORD : value' or 'number x y'")
+        raise DataError(f"{name}, line {number}: cannot read {quote(line)}; write 'KEYWORD : value' or 'number x y'")
     word = (value.split() or [""])[0]  # some files add the author
     if key in _SUPPORTED and word.upper() != _SUPPORTED[key]:
         raise DataError(
-            f"{name}, line {number}: {key} is {_quoted(word)}; supported is {_SUPPORTED[key]}: a symmetric problem with"
+            f"{name}, line {number}: {key} is {quote(word)}; supported is {_SUPPORTED[key]}: a symmetric problem with"
             " Euclidean distances in the plane"
         )
     return key, value
@@ -178,9 +178,9 @@ def _header_line(line: str, name: str, number: int) -> tuple[str, str]:
 def _add_city(cities: dict[int, tuple[float, float, int]], line: str, name: str, number: int) -> None:
     cells = line.split()
     if len(cells) != 3:
-        raise DataError(f"{name}, line {number}: expected a number, x and y, not {_quoted(line)}")
+        raise DataError(f"{name}, line {number}: expected a number, x and y, not {quote(line)}")
     if not re.fullmatch(r"[+-]?\d{1,18}", cells[0], re.ASCII):
-        raise DataError(f"{name}, line {number}: the city's number is {_quoted(cells[0])}, not a whole number")
+        raise DataError(f"{name}, line {number}: the city's number is {quote(cells[0])}, not a whole number")
     index = int(cells[0])
     if index in cities:
         raise DataError(f"{name}, line {number}: city {index} is already on line {cities[index][2]}")
@@ -207,14 +207,14 @@ def _parse_csv(lines: Sequence[str], name: str) -> list[Instance]:
     for number, row in rows if columns.has_header else chain([head], rows):
         cells = [row[place] if place < len(row) else "" for place in columns.places]
         if "" in cells:
-            raise DataError(f"{name}, line {number}: a cell is empty or missing; the row is {_listed(row)}")
+            raise DataError(f"{name}, line {number}: a cell is empty or missing; the row is {join_quoted(row)}")
         cities, at = groups.setdefault(cells[0] if columns.has_instance else "", ([], []))
         cities.append((_coordinate(cells[-2], name, number), _coordinate(cells[-1], name, number)))
         at.append(number)
     if not groups:
         raise DataError(f"{name} has a header and no rows; give rows of x and y")
     return [
-        Instance(f"{name}, instance {_quoted(key)}" if columns.has_instance else name, np.array(cities), at)
+        Instance(f"{name}, instance {quote(key)}" if columns.has_instance else name, np.array(cities), at)
         for key, (cities, at) in groups.items()
     ]
 
@@ -252,5 +252,5 @@ def _columns(first: Sequence[str], name: str) -> _Columns:
     has_instance = "instance" in folded
     wanted = ("instance", "x", "y") if has_instance else ("x", "y")
     if not set(wanted) <= set(folded):
-        raise DataError(f"{name} has no columns 'x' and 'y'; its first line is {_listed(first)}")
+        raise DataError(f"{name} has no columns 'x' and 'y'; its first line is {join_quoted(first)}")
     return _Columns([folded.index(column) for column in wanted], has_header=True, has_instance=has_instance)

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from seqdefer.errors import DataError, OptionError, unknown
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import join_quoted as _listed
-from seqdefer.storage.user_files import quote as _quoted
+from seqdefer.storage.user_files import join_quoted
+from seqdefer.storage.user_files import quote
 from seqdefer.storage.user_files import read_bytes
 from seqdefer.tasks.common.proportions import divide_by_remainder
 
@@ -134,7 +134,7 @@ def parse_series(content: bytes, name: str, column: str | None = None) -> Series
     if len(minutes) < 2:
         raise DataError(
             f"{name}: only {len(minutes)} of {rows} rows have a temperature between {MIN_CELSIUS:g} and"
-            f" {MAX_CELSIUS:g} degrees Celsius in column {_quoted(table.column)}; at least 2 are needed: choose"
+            f" {MAX_CELSIUS:g} degrees Celsius in column {quote(table.column)}; at least 2 are needed: choose"
             " another column with --column, or convert the unit"
         )
     distinct = len(minutes)
@@ -196,7 +196,7 @@ def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: 
     for candidate in wanted:
         if candidate.casefold() in folded:
             return folded.index(candidate.casefold())
-    raise DataError(f"{name} has no {kind} column: looked for {_listed(wanted)}; the columns are: {_listed(header)}")
+    raise DataError(f"{name} has no {kind} column: looked for {join_quoted(wanted)}; the columns are: {join_quoted(header)}")
 
 
 def _minutes_of(table: _Table, name: str) -> Minutes:
@@ -206,7 +206,7 @@ def _minutes_of(table: _Table, name: str) -> Minutes:
     except ValueError:
         bad = next(row for row, time in enumerate(table.times) if not _is_time(time))
         raise DataError(
-            f"{name}, line {table.lines[bad]}: cannot read the time {_quoted(table.times[bad])};"
+            f"{name}, line {table.lines[bad]}: cannot read the time {quote(table.times[bad])};"
             " write yyyy-mm-dd HH:MM:SS or dd.mm.yyyy HH:MM:SS"
         ) from None
 
