@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.storage.files import read_tensors, write_json, write_tensors
 from seqdefer.tasks.tsp import task as tsp
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, step_facts
-from seqdefer.tasks.tsp.tours import is_tour
 from seqdefer.testing import check_predictor
 from seqdefer.types import Sequences, SequenceSpec
 
@@ -30,6 +29,7 @@ with warnings.catch_warnings():
     from seqdefer_rl4co import RL4COPredictor, load_predictor, save_policy
     from seqdefer_rl4co.predictor import into_unit_square
     from tensordict import TensorDict
+torch.set_num_threads(1)  # the tensors are tiny
 
 SMALL = {"embed_dim": 16, "num_heads": 2, "feedforward_hidden": 16, "num_encoder_layers": 2}
 POMO = {**SMALL, "normalization": "instance", "use_graph_context": False}  # as POMO builds its policy
@@ -40,14 +40,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "symnco": ("SymNCOPolicy", {"embed_dim": 16, "num_heads": 2, "feedforward_hidden": 16}),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(kind: str, seed: int = 0, **more: Any) -> Any:
@@ -93,8 +85,8 @@ def walk(predictor: RL4COPredictor, cities: Tensor, path: Tensor | None = None) 
     return torch.stack(tokens, 1), torch.stack(log_probs, 1)
 
 
-def total(log_probs: Tensor, tours: Tensor) -> Tensor:
-    return log_probs.gather(2, tours[..., None]).squeeze(2).sum(1)
+def steps_of(log_probs: Tensor, tours: Tensor) -> Tensor:
+    return log_probs.gather(2, tours[..., None]).squeeze(2)
 
 
 # -- equal to RL4CO ------------------------------------------------------------------------------------------------
@@ -107,12 +99,9 @@ def test_greedy_tours(kind: str, size: int) -> None:
     tours, log_likelihood = run_policy(policy, cities, decode_type="greedy")
     own, log_probs = walk(RL4COPredictor(policy, scale="none", first="policy"), cities)
     assert torch.equal(own, tours)
-    assert is_tour(own).all()
     best = log_probs[:, :-1].topk(2, 2).values  # near ties would prove nothing
     assert (best[..., 0] - best[..., 1]).median() > 0.02
-    torch.testing.assert_close(total(log_probs, own), log_likelihood, rtol=1e-4, atol=1e-5)
-    probabilities = torch.where(log_probs.isfinite(), log_probs.exp(), 0.0).sum(2)
-    torch.testing.assert_close(probabilities, torch.ones_like(probabilities))
+    torch.testing.assert_close(steps_of(log_probs, own).sum(1), log_likelihood, rtol=1e-4, atol=1e-5)
 
 
 @each_kind
@@ -122,10 +111,10 @@ def test_prefixes_of_another_author(kind: str) -> None:
     _, log_probs = walk(RL4COPredictor(policy, scale="none", first="policy"), cities, tours)
     given = {"eval_tours" if kind == "pointer" else "actions": tours}
     expected = run_policy(policy, cities, **given)[1]
-    torch.testing.assert_close(total(log_probs, tours), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(steps_of(log_probs, tours).sum(1), expected, rtol=1e-4, atol=1e-5)
     if kind != "pointer":
         steps = run_policy(policy, cities, **given, return_sum_log_likelihood=False)[1]
-        torch.testing.assert_close(log_probs.gather(2, tours[..., None]).squeeze(2), steps, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(steps_of(log_probs, tours), steps, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +124,6 @@ def test_prefixes_of_another_author(kind: str) -> None:
         lambda: make("pointer", mask_logits=False, mask_inner=False, tanh_clipping=0),
         lambda: PolyNetPolicy(k=4, embed_dim=16, num_heads=2, feedforward_hidden=16).eval(),
     ],
-    ids=["clipping and temperature", "logits not masked", "PolyNet"],
 )
 def test_settings_of_policies(policy: Callable[[], Any]) -> None:
     made, cities = policy(), make_cities()
@@ -150,10 +138,8 @@ def test_pomo_starts_at_city_0() -> None:
     predictor = RL4COPredictor(policy, scale="none")
     assert torch.equal(walk(predictor, cities)[0], tours[: len(cities)])
     proposal = predictor.propose(predictor.start(cities)[0])
-    assert not proposal.tokens.any()
     assert not proposal.uncertainty.any()
     assert RL4COPredictor(training_module().policy).first == "zero"
-    assert RL4COPredictor(make("attention")).first == "policy"
 
 
 def test_unit_square() -> None:
@@ -212,7 +198,6 @@ def test_fingerprints() -> None:
     options: list[dict[str, Any]] = [{"facts": False}, {"scale": "none"}, {"first": "zero"}]
     predictors = [*map(RL4COPredictor, policies), *(RL4COPredictor(policies[0], **one) for one in options)]
     assert len({predictor.fingerprint for predictor in predictors}) == 7
-    assert RL4COPredictor(make("attention")).fingerprint == predictors[0].fingerprint
 
 
 @pytest.mark.gpu
@@ -240,7 +225,6 @@ def training_module() -> Any:
         (lambda: "AttentionModelPolicy", "made for None"),
         (training_module, "give its .policy"),
     ],
-    ids=["another environment", "a loop of its own", "a heat map", "no policy", "a training module"],
 )
 def test_unsupported_policies(policy: Callable[[], Any], reason: str) -> None:
     with pytest.raises(OptionError, match=rf"{reason}.*; available: AttentionModelPolicy"):
@@ -257,7 +241,6 @@ def test_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     assert loaded.fingerprint == saved.fingerprint
     assert (loaded.scale, loaded.first) == ("none", "zero" if kind == "pomo" else "policy")
     assert torch.equal(walk(loaded, cities)[1], walk(saved, cities)[1])
-    assert load_predictor(tmp_path, facts=False).facts is False
 
 
 def test_the_command_line_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +269,6 @@ def test_arguments_of_another_policy(arguments: dict[str, Any], reason: str, tmp
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"kind": "tsp_pointer"}, "does not describe a policy of RL4CO"),
         ({"arguments": []}, "does not describe a policy of RL4CO"),
         ({"policy": "os.system"}, "unknown policy 'os.system'"),
         ({"arguments": {"embed_dim": -1}}, "fails"),

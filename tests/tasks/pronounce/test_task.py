@@ -1,4 +1,4 @@
-"""The task of pronouncing words: networks that keep the contract and their promises, losses, and a whole small run."""
+"""The pronunciation task: networks, training, losses, the codec, and small runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from seqdefer import cli
 from seqdefer.engine.interleaved import HandOff, draft, roll_out
 from seqdefer.errors import CheckpointError, DataError, InputError, OptionError
-from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
 from seqdefer.rejectors.training import Settings
@@ -51,7 +50,7 @@ TINY = PronounceOptions(predictor_hidden=6, predictor_epochs=1, expert_hidden=12
 
 
 def made_up_dictionary(n: int = 900) -> str:
-    """A language that is written as it is said, but for double letters, which are said once."""
+    """Return a dictionary with one phoneme per letter, except that double letters are one phoneme."""
     generator, lines = torch.Generator().manual_seed(0), {}
     for index in range(n):
         letters = ["abcdefghij"[i] for i in torch.randint(10, (3 + index % 8,), generator=generator).tolist()]
@@ -81,7 +80,7 @@ def words(n: int = 200) -> tuple[Tensor, Tensor]:
 
 
 def network(hidden: int = 7, *, sharp: float = 3.0) -> Pronouncer:
-    """Untrained, with weights large enough to say different things of different words."""
+    """Return an untrained network with weights large enough that outputs differ between words."""
     torch.manual_seed(3)
     model = Pronouncer(hidden, embedding=5)
     with torch.no_grad():
@@ -109,7 +108,7 @@ def test_padding_changes_nothing() -> None:
 
 @torch.no_grad()
 def test_steps_are_the_forward_pass() -> None:
-    """Training feeds the truth back in one pass; the predictor and the expert go step by step."""
+    """Teacher forcing in one pass equals the predictor and the expert step by step."""
     model, batch = network().eval(), examples()
     targets = batch.targets[:, 0]
     logits = model(batch.inputs, targets)
@@ -122,7 +121,7 @@ def test_steps_are_the_forward_pass() -> None:
         torch.testing.assert_close(proposal.uncertainty, -logits[:, position].log_softmax(1).amax(1))
         distribution = torch.distributions.Categorical(logits=logits[:, position])
         torch.testing.assert_close(proposal.entropy, distribution.entropy(), rtol=1e-4, atol=1e-5)
-        named, _ = expert.next(silent, torch.arange(len(batch)))  # it has read nothing before
+        named, _ = expert.next(silent, torch.arange(len(batch)))  # its first call
         assert torch.equal(named, proposal.tokens)
         state, silent = (
             predictor.append(state, targets[:, position]),
@@ -139,7 +138,7 @@ def test_both_keep_the_contract() -> None:
     check_expert(PronounceExpert(network()), batch, SPEC, drafts=drafts)
 
 
-def test_the_expert_reads_what_it_must_and_when(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
+def test_the_expert_reads_lazily(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
     model, batch = network(), examples()
     expert, encoded, read = PronounceExpert(model), spy(model, "encode"), spy(model, "read")
     state = expert.start(batch)
@@ -192,7 +191,7 @@ def test_every_word_is_in_one_batch() -> None:
     assert all(len(batch) <= 8 for batch in batches)
 
 
-def test_networks_are_kept_and_found(tmp_path: Path) -> None:
+def test_networks_are_trained_once(tmp_path: Path) -> None:
     class Noting(Silent):
         stages: list[tuple[str, int]] = []  # noqa: RUF012
 
@@ -214,15 +213,6 @@ def test_networks_are_kept_and_found(tmp_path: Path) -> None:
         ("predictor", some, replace(options, seed=1)),
     ]
     assert len({home.name, *(name_of(*other) for other in others)}) == 4
-    (home / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match="cannot read"):
-        load_or_train(home, "predictor", some, options, CPU, meter)
-    safetensors.torch.save_file({"weight": torch.zeros(2)}, home / "model.safetensors")
-    with pytest.raises(CheckpointError, match="is damaged"):
-        load_or_train(home, "predictor", some, options, CPU, meter)
-    (home / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="does not belong to these options"):
-        load_or_train(home, "predictor", some, options, CPU, meter)
 
 
 # -- the task ------------------------------------------------------------------------------------------------------
@@ -232,8 +222,8 @@ def test_the_task_keeps_the_contract(task: PronounceTask) -> None:
     check_task(task)
 
 
-def test_no_word_teaches_and_tests(task: PronounceTask, dictionary: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """What the networks are trained on, and the splits, share no word."""
+def test_no_word_is_in_two_parts(task: PronounceTask, dictionary: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """The words of both networks and of all splits are disjoint."""
     taught = []
 
     def note(folder: Path, who: str, words: tuple[Tensor, Tensor], *_: Any) -> Pronouncer:
@@ -248,7 +238,7 @@ def test_no_word_teaches_and_tests(task: PronounceTask, dictionary: Path, tmp_pa
     assert min(map(len, parts)) > 20
 
 
-def test_caps_keep_the_other_splits(task: PronounceTask, dictionary: Path, tmp_path: Path) -> None:
+def test_limits_keep_the_other_splits(task: PronounceTask, dictionary: Path, tmp_path: Path) -> None:
     small = prepare(replace(TINY, data=str(dictionary), train=10, validation=5), tmp_path, CPU, Silent())
     assert [len(small.split(name)) for name in ("train", "validation")] == [10, 5]
     assert torch.equal(small.split("test").inputs, task.split("test").inputs)
@@ -271,7 +261,7 @@ def test_token_losses_add_to_the_error_rate(task: PronounceTask) -> None:
     assert costs.tolist() == [25.0 + FEE]
 
 
-def test_what_it_says_of_itself(task: PronounceTask) -> None:
+def test_description(task: PronounceTask) -> None:
     described = task.describe()
     assert described["data"].startswith("made-up.dict (")
     assert described["words"].startswith("train ")
@@ -294,7 +284,7 @@ def test_options_out_of_range(changes: dict[str, int], message: str) -> None:
         PronounceOptions(**changes)
 
 
-def test_a_dictionary_that_is_none(tmp_path: Path) -> None:
+def test_bad_dictionaries(tmp_path: Path) -> None:
     path = tmp_path / "bad.dict"
     path.write_text("cat K AE1 T\ndog D OG1\n")
     with pytest.raises(DataError, match=r"bad\.dict:2: unknown phoneme 'OG1'"):
@@ -341,7 +331,7 @@ def test_a_small_run(dictionary: Path, tmp_path: Path) -> None:
     assert again.summary == results.summary
 
 
-# -- words of users' own -------------------------------------------------------------------------------------------
+# -- the codec, and fitted pairs -----------------------------------------------------------------------------------
 
 
 def test_words_become_letters_and_tokens_phonemes() -> None:
@@ -376,12 +366,12 @@ def test_words_become_letters_and_tokens_phonemes() -> None:
         (["cat"], "input 2 of 2 is a list; give a word"),
     ],
 )
-def test_what_is_no_word_is_refused(word: Any, message: str) -> None:
+def test_bad_words(word: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         PhonemeCodec().encode(["cat", word])
 
 
-def test_the_schema_of_an_input_is_what_is_read() -> None:
+def test_the_schema_accepts_what_is_read() -> None:
     pattern = PhonemeCodec().schema()["pattern"]
     read = ("cat", " O'Brien ", "ONOMATOPOEIA", "it\N{RIGHT SINGLE QUOTATION MARK}s")
     assert all(re.search(pattern, word) for word in read)
@@ -400,7 +390,7 @@ def fit_tiny(dictionary: Path, out: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nobody may change it."""
+    """A fitted pair. Do not change it."""
     return fit_tiny(dictionary, tmp_path_factory.mktemp("fitted") / "model")
 
 
@@ -420,7 +410,7 @@ def test_a_fitted_pair_needs_no_dictionary_and_may_be_moved(
     assert "by the expert" in shown[0]
 
 
-def test_the_ends_are_the_networks_alone(fitted: Path, task: PronounceTask) -> None:
+def test_budgets_0_and_1_are_the_networks_alone(fitted: Path, task: PronounceTask) -> None:
     model, some = DeferringModel.from_pretrained(fitted, device="cpu"), ["abacab", "jade", "bad", "fee"]
     served, examples = model.served, task.codec.encode(some)
     nothing = torch.zeros(len(some), MAX_TOKENS, dtype=torch.long)
@@ -469,14 +459,9 @@ def test_networks_that_are_missing(what: str, message: str, fitted: Path, tmp_pa
 
 
 def test_the_pair_of_the_last_fit_is_served(fitted: Path, dictionary: Path, tmp_path: Path) -> None:
-    """A folder may hold the networks of several fits: which two belong together is written down."""
+    """A folder may hold the networks of several fits."""
     shutil.copytree(fitted, tmp_path / "model")
     fit_tiny(dictionary, tmp_path / "model", "--seed", "1")
     assert len(list((tmp_path / "model" / "work").glob("predictor-*"))) == 2
     one, other = (DeferringModel.from_pretrained(folder, device="cpu") for folder in (fitted, tmp_path / "model"))
     assert one.served.predictor.fingerprint != other.served.predictor.fingerprint
-
-
-def test_both_presets_are_there() -> None:
-    assert set(ENTRY.presets) == {"quick", "paper"}
-    assert experiment_settings(ENTRY, "quick").seeds >= 1

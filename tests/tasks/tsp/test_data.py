@@ -1,4 +1,4 @@
-"""Instances of the traveling salesman: made by seed, drawn from a map, read from files, split."""
+"""Instances of the traveling salesman problem: generated, drawn from a map, read from files, split."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_gaussian_instances_are_standard_normal() -> None:
     assert abs(float((flat.abs() < 1).double().mean()) - 0.6827) < 0.005
 
 
-def test_the_numbers_of_a_seed_are_these_for_ever() -> None:
-    """Labels and results are named by the seed: another version of numpy or torch must not change the instances."""
+def test_the_instances_of_a_seed_never_change() -> None:
+    """Labels and results are named by the seed, so other versions of numpy or torch must give the same instances."""
     wanted = torch.tensor([[1.5754622, 0.2691034], [0.43758, -0.9157804]])
     torch.testing.assert_close(gaussian_instances(1, 4, seed=0)[0, :2], wanted, rtol=0, atol=1e-6)
 
 
-def test_an_instance_does_not_depend_on_how_many_there_are_or_on_the_global_seed() -> None:
+def test_instances_depend_on_seed_stream_and_index_alone() -> None:
     torch.manual_seed(1)
     many = gaussian_instances(100, 7, seed=3)
     torch.manual_seed(2)
@@ -115,12 +115,12 @@ def test_instances_of_a_map_are_different_cities_normalised() -> None:
     assert all(len(instance.unique(dim=0)) == 30 for instance in drawn)
     assert drawn.mean(1).abs().max() < 1e-5
     torch.testing.assert_close(drawn.square().mean((1, 2)), torch.ones(50))
-    assert (drawn.std(1)[:, 0] > 1.5 * drawn.std(1)[:, 1]).all()  # the map stays as wide as it was
+    assert (drawn.std(1)[:, 0] > 1.5 * drawn.std(1)[:, 1]).all()  # the map keeps its shape
     assert instances_from_pool(cities, 7, 30, seed=0).equal(drawn[:7])
     assert not as_set(drawn) & as_set(instances_from_pool(cities, 50, 30, seed=0, stream="test"))
 
 
-def test_every_set_of_cities_and_every_order_is_as_likely() -> None:
+def test_subsets_and_orders_are_uniform() -> None:
     n = 6000
     cities = torch.tensor([(0.0, 0), (1, 0), (0, 1), (3, 1), (5, 2), (2, 7)], dtype=torch.float64)
     subsets = {tuple(map(tuple, normalise(cities[list(rows)]).tolist())): rows for rows in combinations(range(6), 4)}
@@ -136,7 +136,7 @@ def test_every_set_of_cities_and_every_order_is_as_likely() -> None:
 def _nearest(
     cities: tuple[tuple[float, ...], ...], places: dict[frozenset[tuple[float, ...]], tuple[int, ...]]
 ) -> frozenset[tuple[float, ...]]:
-    """The subset a drawn instance is, up to the last digit: sums in another order round otherwise."""
+    """Return the subset of a drawn instance, up to rounding."""
 
     def distance(place: frozenset[tuple[float, ...]]) -> float:
         return sum(min(abs(x - u) + abs(y - v) for u, v in place) for x, y in cities)
@@ -150,12 +150,12 @@ def test_a_map_cannot_give_more_cities_than_it_has() -> None:
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-300, 0.0), (1e-3, 100.0), (1e99, 0.0)])
-def test_normalise_does_not_mind_the_unit(scale: float, shift: float) -> None:
+def test_normalise_removes_the_unit(scale: float, shift: float) -> None:
     cities = torch.tensor(SQUARE, dtype=torch.float64)
     torch.testing.assert_close(normalise(cities * scale + shift), normalise(cities))
 
 
-def test_normalise_keeps_cities_at_one_place_finite() -> None:
+def test_normalise_of_equal_cities_is_finite() -> None:
     assert normalise(torch.ones(3, 4, 2)).equal(torch.zeros(3, 4, 2))
 
 
@@ -254,12 +254,12 @@ def test_three_cities_are_too_few(tmp_path: Path) -> None:
     ],
     ids=["picture", "wide letters", "archive", "no gzip", "cut short"],
 )
-def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_that_are_not_text(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_instances(write(tmp_path / "map.tsp", content))
 
 
-def test_files_that_are_not_there_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_oversized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nowhere\.tsp: No such file"):
         read_instances(tmp_path / "nowhere.tsp")
     with pytest.raises(DataError, match="--data is empty"):
@@ -370,9 +370,7 @@ def test_instances_of_different_sizes(tmp_path: Path) -> None:
 @settings(max_examples=150)
 @given(content=st.one_of(st.binary(max_size=60), st.text("xy,;\t 0123.e-#nan\n\"'", max_size=60).map(str.encode)))
 @pytest.mark.parametrize("name", ["a.csv", "a.tsp"])
-def test_whatever_is_in_a_file_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
-) -> None:
+def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes) -> None:
     path = write(tmp_path_factory.getbasetemp() / name, content)
     with suppress(DataError):
         assert read_instances(path).isfinite().all()
@@ -381,7 +379,7 @@ def test_whatever_is_in_a_file_is_read_or_refused(
 # --- pools and splits ------------------------------------------------------------------------------------------------
 
 
-def test_a_pool_keeps_the_first_of_cities_at_one_place(tmp_path: Path) -> None:
+def test_a_pool_keeps_the_first_of_equal_cities(tmp_path: Path) -> None:
     cities = gaussian_instances(1, 30, seed=0)[0].double()
     doubled = torch.cat([cities, cities[:3], cities[3:4] + 1e-9])
     pool = data._pool_of(reading.read_cities(write_tsplib(tmp_path / "map.tsp", doubled)))
@@ -426,14 +424,14 @@ def test_splits_of_many_instances(tmp_path: Path) -> None:
     assert not make_splits(Options(path, cities=5, seed=1)).parts["test"].equal(splits.parts["test"])
 
 
-def test_copies_would_leak_from_one_part_into_another(tmp_path: Path) -> None:
+def test_equal_instances_are_refused(tmp_path: Path) -> None:
     instances = gaussian_instances(20, 5, seed=0)
     instances[7] = instances[3].flip(0)
     with pytest.raises(DataError, match=r"many\.csv, instance '3' and many\.csv, instance '7' are the same instance"):
         make_splits(Options(str(write_many(tmp_path / "many.csv", instances)), cities=5))
 
 
-def test_fewer_instances_than_asked_for_are_shared_out(tmp_path: Path) -> None:
+def test_too_few_instances_are_split_in_proportion(tmp_path: Path) -> None:
     path = str(write_many(tmp_path / "many.csv", gaussian_instances(20, 5, seed=0)))
     splits = make_splits(Options(path, cities=5, train=2400, validation=240, test=500))
     assert [len(part) for part in splits.parts.values()] == [15, 2, 3]
@@ -445,8 +443,8 @@ def test_every_part_gets_its_share(n: int, counts: tuple[int, int, int]) -> None
     asked = dict(zip(("train", "validation", "test"), counts, strict=True))
     rows = torch.arange(n)
     parts = split_instances(rows, asked, seed=0)  # type: ignore[arg-type]
-    dealt = torch.cat(list(parts.values())).tolist()
-    assert len(set(dealt)) == len(dealt) == min(n, sum(counts))
+    assigned = torch.cat(list(parts.values())).tolist()
+    assert len(set(assigned)) == len(assigned) == min(n, sum(counts))
     assert all(len(part) >= 1 for part in parts.values())
     if n < sum(counts):
         assert all(abs(len(parts[name]) - n * asked[name] / sum(counts)) < 2 for name in parts)

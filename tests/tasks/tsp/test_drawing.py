@@ -1,4 +1,4 @@
-"""Drawings of tours: whose edge is whose, well formed, safe with hostile words, and alive in a real browser."""
+"""Drawings of tours: authors of edges, valid markup, escaping, and layout in a real browser."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shapes(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 
 
 def edges(svg: ElementTree.Element, name: str) -> Counter[Edge]:
-    """The edges that a line draws, each as its two ends."""
+    """Return the edges of a line, each as its two ends."""
     found: Counter[Edge] = Counter()
     for shape in shapes(svg, name):
         first = last = (0.0, 0.0)
@@ -63,7 +63,7 @@ def edges(svg: ElementTree.Element, name: str) -> Counter[Edge]:
 
 
 def places(svg: ElementTree.Element, n: int) -> dict[int, tuple[float, float]]:
-    """Where each city lies, read off the expert's own tour, which visits them in order."""
+    """Return the place of each city, read off the expert's own tour, which visits them in order."""
     (road,) = shapes(svg, "tour-road")
     points = [tuple(map(float, pair.split())) for pair in road.get("d", "").strip("MZ").split("L")]
     return {city: (point[0], point[1]) for city, point in zip(range(n), points, strict=True)}
@@ -71,7 +71,7 @@ def places(svg: ElementTree.Element, n: int) -> dict[int, tuple[float, float]]:
 
 @settings(max_examples=40)
 @given(authors=st.lists(st.booleans(), min_size=4, max_size=12))
-def test_an_edge_belongs_to_whoever_wrote_the_city_at_its_end(authors: list[bool]) -> None:
+def test_an_edge_belongs_to_the_author_of_its_end(authors: list[bool]) -> None:
     n = len(authors)
     drawing = a_drawing(n, by_expert=torch.tensor(authors))
     svg, tour = draw(drawing), drawing.tour.tolist()
@@ -150,7 +150,7 @@ def _alone(drawing: TourDrawing) -> str:
         ([False, True, False, True], "The expert wrote 2 of the 4 cities."),
     ],
 )
-def test_it_can_be_read_aloud(by_expert: list[bool], words: str) -> None:
+def test_titles_for_screen_readers(by_expert: list[bool], words: str) -> None:
     svg = draw(a_drawing(4, by_expert=torch.tensor(by_expert)))
     assert svg.get("role") == "img"
     assert [svg.findtext(f"{SVG}{tag}") for tag in ("title", "desc")] == ["Tour of 4 cities", words]
@@ -165,7 +165,7 @@ def test_it_can_be_read_aloud(by_expert: list[bool], words: str) -> None:
         ({"optimal": torch.arange(11)}, "optimal does not visit"),
     ],
 )
-def test_what_is_no_tour_is_refused(changes: dict[str, torch.Tensor], message: str) -> None:
+def test_bad_input(changes: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         draw(a_drawing(12, **changes))
 
@@ -173,7 +173,7 @@ def test_what_is_no_tour_is_refused(changes: dict[str, torch.Tensor], message: s
 # --- the gallery -----------------------------------------------------------------------------------------------------
 
 
-def test_captions_say_the_loss_the_tokens_and_the_budget() -> None:
+def test_captions() -> None:
     page = draw_gallery([a_drawing(), a_drawing(kept=12, budget=None, title="", percent_over=-0.0)])
     figures = ElementTree.fromstring(page).findall(".//figure")
     captions = [" ".join("".join(figure.find("figcaption").itertext()).split()) for figure in figures]  # type: ignore[union-attr]

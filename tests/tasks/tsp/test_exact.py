@@ -1,4 +1,4 @@
-"""What the exact experts are made of, without a solver: tours, subtours, and the moves that make paths shorter."""
+"""The parts of the exact experts that need no solver: tours, subtours and local search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path_length(path: np.ndarray, distances: np.ndarray) -> float:
 
 @pytest.mark.parametrize("shift", range(5))
 @pytest.mark.parametrize("step", [1, -1])
-def test_canonical_is_the_same_for_every_way_to_write_a_tour(shift: int, step: int) -> None:
+def test_canonical_is_unique(shift: int, step: int) -> None:
     tour = np.array([0, 3, 1, 4, 2])
     assert canonical(np.roll(tour, shift)[::step]).tolist() == [0, 2, 4, 1, 3]
 
@@ -53,7 +53,7 @@ def test_nearest_neighbours_by_hand() -> None:
     assert nearest_neighbours(np.array([0, 2]), distances).tolist() == [3, 1]
 
 
-def test_geometry_of_cities_in_one_place_is_no_division_by_zero() -> None:
+def test_geometry_of_equal_cities() -> None:
     assert not Geometry(np.ones((5, 2))).distances.any()
 
 
@@ -97,7 +97,7 @@ def test_improve_finds_the_best_of_four_cities() -> None:
 
 
 def mixture(n: int, seed: int) -> np.ndarray:
-    """A relaxed solution: degrees of 2 and no weight above 1, mixed from tours, from two subtours, or from both."""
+    """Return a relaxed solution: a mixture of tours and pairs of subtours, with degrees 2."""
     generator = np.random.default_rng(seed)
     weights = np.zeros((n, n))
     for share in generator.dirichlet(np.ones(3)):
@@ -125,7 +125,7 @@ def test_violated_finds_a_set_whenever_there_is_one(seed: int) -> None:
         assert weights[mask][:, ~mask].sum() < 2 - 1e-6
 
 
-def test_violated_of_whole_numbers() -> None:
+def test_violated_of_integer_solutions() -> None:
     tour = np.roll(np.eye(6), 1, axis=1)
     assert not violated(tour + tour.T)
     triangles = np.kron(np.eye(2), 1 - np.eye(3))

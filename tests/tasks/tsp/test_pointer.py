@@ -1,4 +1,4 @@
-"""Tours and the pointer network that writes them: measured against loops over single cities, computed from scratch."""
+"""Tours and the pointer network, against loops over single cities and computation from scratch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_tours(n: int, n_cities: int, seed: int = 1) -> Tensor:
 
 
 def make_net(hidden: int = HIDDEN, seed: int = 3) -> PointerNet:
-    """Untrained, but sure of itself: its logits reach far into where they are clipped."""
+    """Return an untrained network whose logits reach the range where they are clipped."""
     torch.manual_seed(seed)
     net = PointerNet(hidden).requires_grad_(False)
     for layer in (net.pointer, net.glimpse):
@@ -71,7 +71,7 @@ def test_lengths_by_a_loop(n_cities: int) -> None:
     assert lengths.tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_lengths_do_not_change_where_a_tour_begins_or_which_way_it_goes() -> None:
+def test_lengths_are_invariant() -> None:
     cities, tours = make_cities(5, 12), make_tours(5, 12)
     lengths = tour_lengths(cities, tours)
     for same in (tours.roll(1, 1), tours.roll(5, 1), tours.flip(1)):
@@ -84,7 +84,7 @@ def test_lengths_do_not_change_where_a_tour_begins_or_which_way_it_goes() -> Non
 
 
 def test_percent_over_by_hand() -> None:
-    """A square of side 1: around it 4, crosswise 2 + 2 sqrt(2)."""
+    """A square of side 1: 4 around it, 2 + 2 sqrt(2) crosswise."""
     cities = torch.tensor([[[0.0, 0], [1, 0], [1, 1], [0, 1]]]).expand(3, -1, -1)
     around, across = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 1, 3])
     over = percent_over(cities, torch.stack([across, around, around]), torch.stack([around, around.flip(0), across]))
@@ -104,7 +104,7 @@ def test_percent_over_is_never_negative() -> None:
 
 
 def test_near_cities_keep_their_digits() -> None:
-    """Squares and products of coordinates around 1,000 would lose distances of 1/1000."""
+    """Squares of coordinates around 1,000 would lose distances of 1/1000."""
     cities = 1000 + torch.arange(40)[None, :, None] * torch.tensor([1e-3, 0.0])
     exact = (cities[0, :, None].double() - cities[0, None].double()).norm(dim=2)
     torch.testing.assert_close(distances(cities)[0].double(), exact, rtol=1e-6, atol=0)
@@ -120,9 +120,8 @@ def test_is_tour() -> None:
 
 @torch.no_grad()
 def from_scratch(net: PointerNet, cities: Tensor, prefix: list[int]) -> tuple[list[float], Tensor, Tensor]:
-    """Log probabilities of the next city of one instance (N, 2), the decoder's state (H,) and the nodes (N, H).
-
-    City by city, without batches, caches or masks."""
+    """Return log probabilities of the next city of one instance (N, 2), the decoder's state (H,) and the nodes (N, H),
+    computed city by city, without batches, caches or masks."""
     n, middle = len(cities), cities.mean(0).tolist()
     angles = [math.atan2(y - middle[1], x - middle[0]) for x, y in cities.tolist()]
     nodes, state = torch.zeros(n, net.hidden), None
@@ -149,7 +148,7 @@ def from_scratch(net: PointerNet, cities: Tensor, prefix: list[int]) -> tuple[li
 def along(
     predictor: TourPredictor, cities: Tensor, tours: Tensor | None = None
 ) -> Iterator[tuple[TourState, Proposal]]:
-    """State and proposal at every position while `tours` are written, or what is proposed."""
+    """Yield state and proposal at every position along `tours`, or along the proposals."""
     state, _ = predictor.start(cities)
     for position in range(cities.shape[1]):
         proposal = predictor.propose(state)
@@ -159,7 +158,7 @@ def along(
 
 @pytest.mark.parametrize("n_cities", [4, 5, 9])
 def test_every_step_equals_a_run_from_scratch(n_cities: int) -> None:
-    """Along tours that someone else wrote: nothing that was read before is read wrongly."""
+    """Along tours of another author."""
     predictor, cities, tours = TourPredictor(make_net()), make_cities(4, n_cities), make_tours(4, n_cities)
     surest = 0.0
     for position, (state, proposal) in enumerate(along(predictor, cities, tours)):
@@ -174,10 +173,10 @@ def test_every_step_equals_a_run_from_scratch(n_cities: int) -> None:
             entropy = -sum(math.exp(value) * value for value in known)
             assert float(proposal.entropy[row]) == pytest.approx(entropy, abs=1e-4)
             surest = max(surest, max(known) - min(known))
-    assert surest > 5, "the clipped logits were not tried"
+    assert surest > 5, "the clipped logits were not tested"
 
 
-def test_probabilities_are_of_the_cities_left() -> None:
+def test_probabilities_cover_the_unvisited_cities() -> None:
     cities, tours = make_cities(6, 10), make_tours(6, 10)
     for position, (state, _) in enumerate(along(TourPredictor(make_net()), cities, tours)):
         been = torch.zeros(6, 10, dtype=torch.bool).scatter_(1, tours[:, :position], True)
@@ -187,7 +186,7 @@ def test_probabilities_are_of_the_cities_left() -> None:
 
 
 def test_the_last_city_is_certain() -> None:
-    """One city is left: no doubt, and no NaN."""
+    """One city remains: uncertainty 0, and no NaN."""
     *_, (_, proposal) = along(TourPredictor(make_net()), make_cities(6, 10), make_tours(6, 10))
     assert torch.equal(proposal.tokens, make_tours(6, 10)[:, -1])
     assert proposal.uncertainty.tolist() == [0.0] * 6
@@ -217,7 +216,7 @@ def test_a_batch_equals_its_rows() -> None:
 
 
 @pytest.mark.parametrize("net", [make_net, lambda: shipped_pointer(CPU)], ids=["made up", "shipped"])
-def test_the_tour_does_not_depend_on_how_cities_are_listed(net: Callable[[], PointerNet]) -> None:
+def test_the_tour_does_not_depend_on_the_order_of_cities(net: Callable[[], PointerNet]) -> None:
     predictor, cities = TourPredictor(net()), make_cities(20, 15)
     order = make_tours(20, 15, seed=7)
     listed = cities.gather(1, order[..., None].expand(-1, -1, 2))
@@ -230,7 +229,7 @@ def test_the_tour_does_not_depend_on_how_cities_are_listed(net: Callable[[], Poi
 
 
 def test_cities_at_the_same_angle() -> None:
-    """Half of a grid's cities tie, and one is the middle itself: they are read as they are listed, in any batch."""
+    """Ties in the angle, and a city at the center: cities are read in their given order, in any batch."""
     grid = torch.stack(torch.meshgrid(torch.arange(5.0), torch.arange(5.0), indexing="ij"), -1).view(1, 25, 2) - 2
     cities = torch.cat([grid, make_cities(3, 25), grid])
     check_predictor(TourPredictor(make_net()), cities, SequenceSpec(25))
@@ -239,7 +238,7 @@ def test_cities_at_the_same_angle() -> None:
     assert torch.equal(tours[0], tours[-1])
 
 
-def test_selected_rows_go_on_as_before() -> None:
+def test_selected_rows_continue_unchanged() -> None:
     predictor, cities, tours = TourPredictor(make_net()), make_cities(6, 9), make_tours(6, 9)
     rows = torch.tensor([5, 5, 2, 0])
     for position, (state, _) in enumerate(along(predictor, cities, tours)):
@@ -254,7 +253,7 @@ def test_selected_rows_go_on_as_before() -> None:
 
 
 def test_a_state_can_branch() -> None:
-    """The same state goes on in two ways; the second does not see the first."""
+    """Two continuations of a state do not affect each other."""
     predictor, cities = TourPredictor(make_net()), make_cities(3, 8)
     state, _ = predictor.start(cities)
     left = predictor.append(predictor.append(state, torch.tensor([0, 1, 2])), torch.tensor([5, 6, 7]))
@@ -274,7 +273,7 @@ def test_contract(facts: bool, n_cities: int) -> None:
     check_predictor(predictor, cities, SequenceSpec(n_cities), paths=foreign)
 
 
-def test_the_predictor_is_frozen_and_has_a_name() -> None:
+def test_the_predictor_is_frozen_and_named() -> None:
     predictor = TourPredictor(make_net())
     assert not any(weight.requires_grad for weight in predictor.model.parameters())
     assert not predictor.model.training
@@ -287,7 +286,7 @@ def test_the_predictor_is_frozen_and_has_a_name() -> None:
 
 
 def facts_by_loop(points: list[list[float]], prefix: list[int], token: int) -> list[float]:
-    """What the partial tour shows, each fact by itself."""
+    """Compute each fact of the partial tour by itself."""
     n = len(points)
     free = [city for city in range(n) if city not in prefix]
     here, start = (prefix[-1], prefix[0]) if prefix else (token, token)
@@ -323,7 +322,7 @@ def test_facts_by_loops(n_cities: int, foreign: bool) -> None:
 
 
 def test_facts_of_the_first_step_by_hand() -> None:
-    """No step leads to the first city, and nothing is behind it."""
+    """The first city has no step before it."""
     predictor, cities = TourPredictor(make_net()), make_cities(5, 6)
     proposal = predictor.propose(predictor.start(cities)[0])
     facts, rows = proposal.features[:, HIDDEN:], torch.arange(5)
@@ -335,7 +334,7 @@ def test_facts_of_the_first_step_by_hand() -> None:
 
 @pytest.mark.parametrize("n_cities", [4, 5, 50])
 def test_features_are_finite(n_cities: int) -> None:
-    """Also for cities on a line, at one distance, far away, or almost at one place."""
+    """For cities on a line, on a circle, far apart, or almost equal."""
     line = torch.stack([torch.arange(n_cities) * 1.0, torch.zeros(n_cities)], 1)
     circle = 2 * math.pi * torch.arange(n_cities) / n_cities
     ring = torch.stack([circle.cos(), circle.sin()], 1)
@@ -350,7 +349,7 @@ def test_features_are_finite(n_cities: int) -> None:
 
 
 def test_what_rejectors_see_without_facts() -> None:
-    """The embedding of the proposed city, as in the paper; the mean of all and the encoder's last state before."""
+    """Features are the embedding of the proposed city; the context is the mean of all and the encoder's last state."""
     predictor, cities, tours = TourPredictor(make_net(), facts=False), make_cities(3, 7), make_tours(3, 7)
     _, context = predictor.start(cities)
     for position, (_, proposal) in enumerate(along(predictor, cities, tours)):
@@ -434,25 +433,11 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_in_one_line(
     assert str(tmp_path) in str(caught.value)
 
 
-def test_stopped_saving_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old config with new weights would be a checkpoint that nobody made."""
-    save_pointer(make_net(), tmp_path, {})
-
-    def stop(path: Path, value: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("seqdefer.storage.made_once.write_json", stop)
-    with pytest.raises(KeyboardInterrupt):
-        save_pointer(make_net(seed=4), tmp_path, {})
-    with pytest.raises(CheckpointError, match="no pointer network"):
-        load_pointer(tmp_path, CPU)
-
-
 # -- the checkpoint that is shipped --------------------------------------------------------------------------------
 
 
-def test_the_shipped_checkpoint_is_the_one_that_was_measured() -> None:
-    """Its size, and its name: rejectors fitted for it, and the figures of the docs, belong to these weights."""
+def test_the_shipped_checkpoint_is_unchanged() -> None:
+    """Fitted rejectors and the figures in the docs belong to these weights."""
     with as_file(files("seqdefer.tasks.tsp") / "pointer-50") as folder:
         assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
     net = shipped_pointer(CPU)
@@ -460,14 +445,14 @@ def test_the_shipped_checkpoint_is_the_one_that_was_measured() -> None:
     assert all(weight.isfinite().all() for weight in net.parameters())
 
 
-def test_the_shipped_checkpoint_says_how_it_was_made() -> None:
+def test_the_shipped_checkpoint_notes_its_options() -> None:
     notes = json.loads((files("seqdefer.tasks.tsp") / "pointer-50" / "config.json").read_text())["notes"]
     assert notes["options"] == asdict(TrainingOptions())
     assert 10 < notes["gap"] < 15
 
 
 def test_the_shipped_checkpoint_is_about_as_good_as_the_papers(tmp_path: Path) -> None:
-    """About 12 % over the expert. The seed is no seed that it was trained or judged with."""
+    """About 12 % over the expert, on instances that it was neither trained nor measured on."""
     pytest.importorskip("numba", reason="needs the extra tsp")
     cities = gaussian_instances(200, 50, seed=20_240_607, stream="test")
     best = own_tours(make_expert("search"), cities, tmp_path, Silent(), "solve")

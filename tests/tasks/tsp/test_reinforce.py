@@ -1,4 +1,4 @@
-"""Training the pointer network: its gradient is that of the expected length, and stopping changes nothing."""
+"""Training the pointer network: its gradient is that of the expected length, and resuming changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOURS = torch.tensor(list(permutations(range(4))))  # (24, 4)
 
 
 def make_net(hidden: int = 3) -> PointerNet:
-    """In float64, so that differences tell derivatives; sure enough that tours differ in probability."""
+    """Return a float64 network, for finite differences, whose tours differ in probability."""
     torch.manual_seed(5)
     net = PointerNet(hidden).double()
     with torch.no_grad():
@@ -46,7 +46,7 @@ def four_cities() -> Tensor:
 
 
 def log_probs_of(net: PointerNet, cities: Tensor, tours: Tensor) -> Tensor:
-    """Of given tours (M, N) of one instance (1, N, 2), one step after the other. (M,)"""
+    """Return log probabilities of tours (M, N) of one instance (1, N, 2), step by step. (M,)"""
     encoded = net.encode(cities).select(torch.zeros(len(tours), dtype=torch.long))
     rows, visited = torch.arange(len(tours)), torch.zeros(tours.shape, dtype=torch.bool)
     inputs, hidden, memory = net.begin.expand(len(tours), -1), encoded.hidden, encoded.memory
@@ -60,13 +60,13 @@ def log_probs_of(net: PointerNet, cities: Tensor, tours: Tensor) -> Tensor:
 
 
 def expected_length(net: PointerNet, cities: Tensor) -> Tensor:
-    """The sum of probability times length over all tours."""
+    """Return the sum of probability times length over all tours."""
     return log_probs_of(net, cities, TOURS).exp() @ tour_lengths(cities.expand(24, -1, -1), TOURS)
 
 
 @pytest.fixture(scope="module")
 def slopes() -> list[Tensor]:
-    """The gradient of the expected length by differences, weight by weight."""
+    """The gradient of the expected length by finite differences."""
     net, cities, step, found = make_net(), four_cities(), 1e-5, []
     with torch.no_grad():
         for weights in net.parameters():
@@ -90,12 +90,12 @@ def test_tours_have_probabilities() -> None:
     with torch.no_grad():
         probabilities = log_probs_of(make_net(), four_cities(), TOURS).exp()
     assert float(probabilities.sum()) == pytest.approx(1)
-    assert float(probabilities.max() / probabilities.min()) > 3  # or the tests below would show little
+    assert float(probabilities.max() / probabilities.min()) > 3  # otherwise the tests below would prove little
 
 
 @torch.no_grad()
 def test_tours_are_sampled_with_their_probabilities() -> None:
-    """The frequencies of 20,000 samples, and the log probability that is told with each."""
+    """Check the frequencies of 20,000 samples, and the log probability returned with each."""
     net, cities, n = make_net(), four_cities(), 20_000
     encoded = net.encode(cities).select(torch.zeros(n, dtype=torch.long))
     tours, told = sample_tours(net, encoded, torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def test_greedy_takes_the_likeliest_city_at_every_step() -> None:
 
 @pytest.mark.parametrize("samples", [2, 3])
 def test_the_gradient_is_that_of_the_expected_length(samples: int, slopes: list[Tensor]) -> None:
-    """Up to a factor. The mean of K tours holds the tour itself, so that with a gradient g = grad log p and lengths l
+    """Up to a factor: the mean of K tours includes the tour itself, so with g = grad log p and lengths l
 
         E (l_1 - (l_1 + ... + l_K) / K) g_1 = (1 - 1/K) E l_1 g_1 - (K - 1)/K E l_2 E g_1 = (K - 1)/K grad E l,
 
@@ -146,7 +146,7 @@ def test_the_gradient_is_that_of_the_expected_length(samples: int, slopes: list[
 
 
 def test_a_step_follows_the_gradient_of_the_tours_it_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One epoch of one batch, done again here: turned cities, K tours each, the surrogate, clipped."""
+    """Recompute one epoch of one batch: rotated cities, K tours each, the surrogate, clipping."""
     options = replace(TINY, epochs=1, instances=5, clip_norm=1e-3)
     cities = gaussian_instances(5, 6, seed=0)
     training, seen = PointerTraining(cities, options, CPU), []
@@ -179,7 +179,7 @@ def test_a_step_follows_the_gradient_of_the_tours_it_sampled(monkeypatch: pytest
 
 
 def drawn_by(options: TrainingOptions, cities: Tensor) -> tuple[Tensor, Tensor]:
-    """The order of the first epoch and the cities as they are shown in it."""
+    """Return the order of the first epoch and its rotated cities."""
     seed = int(fingerprint(options.seed, 0), 16) % 2**63
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(cities), generator=generator)
@@ -189,7 +189,7 @@ def drawn_by(options: TrainingOptions, cities: Tensor) -> tuple[Tensor, Tensor]:
 # -- what is shown, and how fast -----------------------------------------------------------------------------------
 
 
-def test_turned_cities_keep_all_distances() -> None:
+def test_rotation_keeps_distances() -> None:
     cities = gaussian_instances(400, 7, seed=3)
     turned = rotate(cities, torch.Generator().manual_seed(0))
     torch.testing.assert_close(distances(turned), distances(cities), rtol=1e-4, atol=1e-5)
@@ -198,7 +198,7 @@ def test_turned_cities_keep_all_distances() -> None:
     assert torch.equal(turned, rotate(cities, torch.Generator().manual_seed(0)))
 
 
-def test_half_are_mirrored_and_all_angles_come_up() -> None:
+def test_half_are_mirrored_and_angles_are_uniform() -> None:
     cities = gaussian_instances(4000, 4, seed=3)
     turned = rotate(cities, torch.Generator().manual_seed(0))
     before, after = ((each[:, 0, 0] * each[:, 1, 1] - each[:, 0, 1] * each[:, 1, 0]) for each in (cities, turned))
@@ -211,7 +211,7 @@ def test_half_are_mirrored_and_all_angles_come_up() -> None:
         torch.testing.assert_close(quarters, torch.full((4,), 0.25), rtol=0, atol=0.04)
 
 
-def test_the_rate_rises_then_falls_to_nothing() -> None:
+def test_the_learning_rate_rises_then_falls_to_zero() -> None:
     rates = [schedule(step / 1000) for step in range(1001)]
     top = rates.index(max(rates))
     assert rates[0] == 0
@@ -231,7 +231,7 @@ def weights_of(net: PointerNet) -> Tensor:
 
 
 def test_training_makes_tours_shorter(tmp_path: Path) -> None:
-    """Judged on instances that it has not seen, against the network it began with."""
+    """Compared with the initial network on unseen instances."""
     options = TrainingOptions(
         cities=8, instances=512, hidden=16, epochs=6, samples=4, batch_size=32, learning_rate=5e-3
     )
@@ -245,7 +245,7 @@ def test_training_makes_tours_shorter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_stopped_training_goes_on_as_if_it_had_not_been(stop: int, tmp_path: Path) -> None:
+def test_resumed_training_equals_uninterrupted_training(stop: int, tmp_path: Path) -> None:
     cities = gaussian_instances(20, 6, seed=0)
     whole = train(cities, TINY, CPU, tmp_path / "whole")
     done: list[int] = []
@@ -304,7 +304,7 @@ def test_damaged_training_is_refused(tmp_path: Path) -> None:
 
 
 def test_seeds_make_the_network(tmp_path: Path) -> None:
-    """The same seed the same weights, whatever was drawn before; another seed others, from the start on."""
+    """Weights depend on the seed, not on the global random state."""
     cities = gaussian_instances(20, 6, seed=0)
     torch.manual_seed(1)
     one = train(cities, TINY, CPU, tmp_path / "one")
@@ -327,7 +327,7 @@ def test_every_instance_is_seen_once_an_epoch_in_another_order() -> None:
 
 
 def shown_in(training: PointerTraining, epochs: int) -> Iterator[Tensor]:
-    """The sum of all distances of every instance shown, which turning does not change."""
+    """Yield the sum of distances of every instance shown, which rotation does not change."""
     sample, seen = training._sample, []
 
     def watch(cities: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -356,7 +356,7 @@ def test_options_out_of_range(wrong: dict[str, Any]) -> None:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_leaves_a_predictor_and_says_how_good_it_is(
+def test_the_command_saves_and_measures_a_predictor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spy: Callable[[Any, str], list[Any]]
 ) -> None:
     pytest.importorskip("numba", reason="needs the extra tsp")

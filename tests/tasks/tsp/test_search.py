@@ -1,4 +1,4 @@
-"""The local search against brute force, and what it promises: order, agreement, the same answer whoever else asks."""
+"""The local search: against brute force, monotone lengths, and independence of batch and threads."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def lengths(cities: Array, tours: Tours) -> Array:
 
 
 def shortest(cities: Array, prefix: Tours) -> float:
-    """Brute force over every order of the cities that remain."""
+    """Return the shortest length over every order of the remaining cities."""
     others = np.setdiff1d(np.arange(len(cities)), prefix)
     tours = np.array([[*prefix, *tail] for tail in permutations(others)], dtype=np.int64)
     return float(lengths(cities[None], tours[None]).min())
 
 
 def instances(n: int, n_cities: int, seed: int = 0) -> tuple[Array, Tours]:
-    """Cities from a standard normal, with drafts in random order."""
+    """Return cities from a standard normal, and drafts in random order."""
     rng = np.random.default_rng(seed)
     drafts = rng.permuted(np.tile(np.arange(n_cities), (n, 1)), axis=1)
     return rng.normal(size=(n, n_cities, 2)), drafts
 
 
 def check_table(cities: Array, drafts: Tours, kept: Tours, tours: Tours) -> None:
-    """Every row is a tour that begins with its prefix; lengths never fall as more is kept, nor exceed the draft's."""
+    """Check that rows are tours that begin with their prefix, and that lengths never fall nor exceed the draft's."""
     assert tours.shape == (len(cities), len(kept), cities.shape[1])
     assert (np.sort(tours, axis=2) == np.arange(cities.shape[1])).all()
     for j, k in enumerate(kept):
@@ -66,7 +66,7 @@ def check_table(cities: Array, drafts: Tours, kept: Tours, tours: Tours) -> None
 
 @pytest.fixture(params=["exact tail", "search alone"])
 def tail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With so few cities the exact tail would do all the work: once without it, so that the search is tested too."""
+    """Run with and without the exact tail, which would do all the work on so few cities."""
     if request.param == "search alone":
         monkeypatch.setattr(search, "N_EXACT", 0)
     return str(request.param)
@@ -113,7 +113,7 @@ def test_lattice_points_equal_brute_force(points: list[tuple[int, int]], seed: i
     np.testing.assert_allclose(lengths(cities, tours)[0], best, rtol=1e-12)
 
 
-def test_hand_offs_equal_asking_for_each_prefix() -> None:
+def test_hand_offs_equal_complete() -> None:
     cities, drafts = instances(4, 24)
     kept = np.arange(25)
     tours, runs = search.hand_offs(cities, drafts, kept, effort=20)
@@ -129,7 +129,7 @@ def test_hand_offs_equal_asking_for_each_prefix() -> None:
 
 
 def test_a_draft_that_is_optimal_needs_one_run() -> None:
-    """The completion of nothing agrees with the draft everywhere, whichever way round the draft goes."""
+    """The free completion agrees with the draft, in either direction."""
     cities, drafts = instances(3, 30)
     best = search.complete(cities, drafts, np.zeros(3, np.int64))
     for draft in (best, np.roll(best, 7, axis=1), np.roll(best, 7, axis=1)[:, ::-1]):
@@ -140,7 +140,7 @@ def test_a_draft_that_is_optimal_needs_one_run() -> None:
         assert (tours[:, 0] == best).all()
 
 
-def test_the_draft_is_kept_where_nothing_remains() -> None:
+def test_the_draft_is_returned_if_nothing_remains() -> None:
     cities, drafts = instances(2, 12)
     tours, runs = search.hand_offs(cities, drafts, np.array([11, 12]))
     assert runs == 0
@@ -155,7 +155,7 @@ def test_any_rising_grid(kept: list[int]) -> None:
     assert runs <= 3 * len(kept)
 
 
-def test_neither_the_batch_nor_the_threads_matter() -> None:
+def test_independence_of_batch_and_threads() -> None:
     cities, drafts = instances(5, 30)
     kept = np.arange(0, 31, 3)
     tours, runs = search.hand_offs(cities, drafts, kept, seed=3, threads=1)
@@ -171,7 +171,7 @@ def test_neither_the_batch_nor_the_threads_matter() -> None:
     assert (one == alone[2:3]).all()
 
 
-def test_what_stands_past_the_prefix_does_not_matter() -> None:
+def test_tokens_past_the_prefix_are_ignored() -> None:
     cities, drafts = instances(3, 20)
     kept = np.array([0, 3, 5])
     junk = np.where(np.arange(20) < kept[:, None], drafts, -1)
@@ -256,7 +256,7 @@ GOOD, DRAFT = instances(1, 6)
         (GOOD, DRAFT, [0, 1], DataError, "kept of shape"),
     ],
 )
-def test_complete_says_what_is_wrong(
+def test_bad_input_to_complete(
     cities: Array, prefixes: Tours, kept: list[int], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -273,7 +273,7 @@ def test_complete_says_what_is_wrong(
         (DRAFT, [0, 7], OptionError, "between 0 and 6"),
     ],
 )
-def test_hand_offs_say_what_is_wrong(drafts: Tours, kept: list[int], error: type[Exception], message: str) -> None:
+def test_bad_input_to_hand_offs(drafts: Tours, kept: list[int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         search.hand_offs(GOOD, drafts, np.array(kept))
 
@@ -297,19 +297,19 @@ def test_importing_it_loads_neither_numba_nor_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_an_interrupt_gets_through() -> None:
-    """Hours of work, stopped within a second."""
+def test_interrupt() -> None:
+    """Hours of work stop within seconds."""
     cities, drafts = instances(8, 300)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         search.hand_offs(cities, drafts, np.arange(301), effort=1000)
-    assert time.monotonic() - begin < 5  # a busy machine is no failure
+    assert time.monotonic() - begin < 5  # on a busy machine
 
 
-def test_no_folder_for_the_cache_is_no_error(tmp_path: Path) -> None:
-    """The package's folder and the user's cache may both be read-only: then it compiles without keeping the result."""
+def test_no_writable_cache(tmp_path: Path) -> None:
+    """With a read-only package and user cache, the code compiles without caching."""
     code = (
         "import numba.core.caching as caching\n"
         "caching.CacheImpl._locator_classes = []\n"

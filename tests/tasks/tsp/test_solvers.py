@@ -1,4 +1,4 @@
-"""Gurobi and HiGHS give the shortest completions: as all orders tried out, and as the plain model of all edges."""
+"""Gurobi and HiGHS return shortest completions: against brute force and against the plain model of all edges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from seqdefer.errors import InputError, MissingExtraError, OptionError
+from seqdefer.errors import InputError, OptionError
 from seqdefer.tasks.tsp import solvers
 from seqdefer.tasks.tsp.exact import Constraint, ExactSolver, HandOffs, Solution, canonical
 from seqdefer.tasks.tsp.solvers import Gurobi, Highs, solve_cold
@@ -36,7 +36,7 @@ def random_draft(n: int, seed: int = 0) -> np.ndarray:
 
 
 def near_draft(cities: np.ndarray) -> np.ndarray:
-    """From the last city always on to the nearest: as good a draft as a weak predictor's."""
+    """Return a nearest-neighbour tour from the last city, as good as a weak predictor's."""
     left, draft = set(range(len(cities) - 1)), [len(cities) - 1]
     while left:
         draft.append(min(left, key=lambda city: float(np.linalg.norm(cities[city] - cities[draft[-1]]))))
@@ -45,7 +45,7 @@ def near_draft(cities: np.ndarray) -> np.ndarray:
 
 
 def length_of(cities: np.ndarray, tours: np.ndarray) -> np.ndarray:
-    """Lengths of tours (..., N)."""
+    """Return lengths of tours (..., N)."""
     return np.linalg.norm(cities[tours] - cities[np.roll(tours, -1, -1)], axis=-1).sum(-1)
 
 
@@ -55,7 +55,7 @@ def orders(n: int) -> np.ndarray:
 
 
 def shortest(cities: np.ndarray, prefix: np.ndarray) -> float:
-    """By trying all orders of the other cities; a closed tour may as well begin with city 0."""
+    """Return the shortest length over all orders of the other cities."""
     prefix = prefix if len(prefix) else np.array([0])
     left = np.setdiff1d(np.arange(len(cities)), prefix)
     others = left[orders(len(left))]
@@ -118,7 +118,7 @@ def test_hand_offs_equal_complete_and_never_fall(kind: type[ExactSolver], make_d
 
 
 @each_solver
-def test_some_hand_offs_equal_those_among_all(kind: type[ExactSolver]) -> None:
+def test_a_subset_of_hand_offs_equals_all(kind: type[ExactSolver]) -> None:
     cities, draft, solver = random_cities(18, seed=2), random_draft(18), make(kind)
     kept = np.array([2, 3, 7, 16])
     some, every = solver.hand_offs(cities, draft, kept), solver.hand_offs(cities, draft, np.arange(19))
@@ -137,7 +137,7 @@ def test_draft_that_is_the_shortest_tour_needs_one_run(kind: type[ExactSolver]) 
 
 
 @each_solver
-def test_one_city_kept_is_the_free_tour_turned(kind: type[ExactSolver]) -> None:
+def test_one_city_kept_rotates_the_free_tour(kind: type[ExactSolver]) -> None:
     cities, solver = random_cities(15), make(kind)
     free = solver.complete(cities, NOTHING).tour
     for city in range(15):
@@ -188,7 +188,7 @@ def test_ties(kind: type[ExactSolver], cities: np.ndarray) -> None:
 
 
 @each_solver
-def test_time_over_keeps_the_best_tour(kind: type[ExactSolver]) -> None:
+def test_the_time_limit_keeps_the_best_tour(kind: type[ExactSolver]) -> None:
     cities, solver = random_cities(40), make(kind, time_limit=1e-9)
     best = make(kind).complete(cities, NOTHING)
     solution = solver.complete(cities, NOTHING)
@@ -201,7 +201,7 @@ def test_time_over_keeps_the_best_tour(kind: type[ExactSolver]) -> None:
 
 
 @each_solver
-def test_time_over_in_hand_offs(kind: type[ExactSolver]) -> None:
+def test_the_time_limit_in_hand_offs(kind: type[ExactSolver]) -> None:
     cities = random_cities(40)
     draft = near_draft(cities)
     handed = make(kind, time_limit=1e-9).hand_offs(cities, draft, np.arange(41))
@@ -213,8 +213,8 @@ def test_time_over_in_hand_offs(kind: type[ExactSolver]) -> None:
         assert tour[:kept].tolist() == draft[:kept].tolist()
 
 
-def test_time_is_counted_anew_for_each_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HiGHS counts the seconds of all runs of an object: a relaxation that served many prefixes was over at once."""
+def test_each_prefix_has_its_own_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: HiGHS sums the time of all runs, so a relaxation reused for many prefixes hit the limit at once."""
     pytest.importorskip("highspy", reason="needs the extra tsp")
     given: list[float] = []
     relaxation = Highs().relaxation(np.ones(3), [Constraint(np.array([0, 1]), 1.0, is_equal=True)])
@@ -240,7 +240,7 @@ def test_time_is_counted_anew_for_each_prefix(monkeypatch: pytest.MonkeyPatch) -
 
 
 @each_solver
-def test_stop_ends_it_soon(kind: type[ExactSolver]) -> None:
+def test_stop_ends_the_search(kind: type[ExactSolver]) -> None:
     cities, stop, solver = random_cities(50), threading.Event(), make(kind)
     stop.set()
     begun = time.monotonic()
@@ -253,7 +253,7 @@ def test_stop_ends_it_soon(kind: type[ExactSolver]) -> None:
 
 
 def is_licensed() -> bool:
-    """Does Gurobi here solve what needs a licence?"""
+    """Return whether Gurobi has a licence for large models."""
     try:
         make(Gurobi).complete(random_cities(70), NOTHING)
     except OptionError:
@@ -261,7 +261,7 @@ def is_licensed() -> bool:
     return True
 
 
-def test_past_the_licence() -> None:
+def test_too_large_for_the_licence() -> None:
     if is_licensed():
         pytest.skip("Gurobi has a licence here, so nothing is too large")
     with pytest.raises(OptionError, match=r"70 cities have 2,415 edges.*2,000 variables.*highs, search") as raised:
@@ -269,7 +269,7 @@ def test_past_the_licence() -> None:
     assert type(raised.value.__cause__).__name__ == "GurobiError"
 
 
-def test_other_trouble_with_gurobi(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_gurobi(monkeypatch: pytest.MonkeyPatch) -> None:
     solver = make(Gurobi)
     import gurobipy
 
@@ -279,14 +279,6 @@ def test_other_trouble_with_gurobi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solvers, "_environment", refuse)
     with pytest.raises(InputError, match=r"No Gurobi license found.*highs, search"):
         solver.complete(random_cities(12), NOTHING)
-
-
-@each_solver
-def test_missing_package(kind: type[ExactSolver], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, PACKAGES[kind], None)
-    says = rf"{PACKAGES[kind]}.*pip install 'seqdefer\[tsp\]'.*another expert: .*search"
-    with pytest.raises(MissingExtraError, match=says):
-        kind().complete(random_cities(12), NOTHING)
 
 
 def test_import_is_light() -> None:

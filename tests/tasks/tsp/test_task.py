@@ -1,4 +1,4 @@
-"""The traveling salesman task from end to end: its labels are those of brute force, its command keeps its promises."""
+"""The traveling salesman task end to end: labels against brute force, the command, resuming, and bad input."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from io import StringIO
 from itertools import pairwise, permutations
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from seqdefer import cli
 from seqdefer.engine.interleaved import draft
-from seqdefer.errors import MissingExtraError, OptionError
+from seqdefer.errors import MissingExtraError
 from seqdefer.evaluation import experiment
 from seqdefer.evaluation.results import Results, load_results
 from seqdefer.labels.hand_offs import hand_off_table
@@ -35,7 +34,6 @@ from seqdefer.tasks.tsp.data import gaussian_instances, normalise
 from seqdefer.tasks.tsp.experts import SearchExpert, UnprovenTourWarning, make_expert
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, save_pointer
 from seqdefer.tasks.tsp.task import (
-    ENTRY,
     PREDICTORS,
     TSPOptions,
     TSPTask,
@@ -62,7 +60,7 @@ def need(expert: str) -> None:
 
 @pytest.fixture(scope="module")
 def poor(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A predictor that was never trained: its tours leave much to mend."""
+    """Save an untrained predictor, whose tours leave much to improve."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("poor")
     save_pointer(PointerNet(6), folder, {})
@@ -81,7 +79,7 @@ def make_task(expert: str, predictor: Path, folder: Path, *, n: int = 5, cities:
 
 
 def losses_by_brute_force(cities: Tensor, tour: Tensor) -> list[float]:
-    """For every prefix of a tour, how many per cent the shortest of all tours that begin so is longer than the best."""
+    """Return, for every prefix of a tour, how many per cent its best completion is longer than the best tour."""
     n = len(cities)
     everything = torch.tensor(list(permutations(range(n))))
     lengths = tour_lengths(cities.expand(len(everything), -1, -1), everything)
@@ -97,8 +95,8 @@ def test_labels_are_those_of_brute_force(name: str, poor: Path, tmp_path: Path) 
     table, calls = hand_off_table(task, examples, drafted)
     expected = [losses_by_brute_force(*pair) for pair in zip(examples.inputs, drafted.sequences.tokens, strict=True)]
     torch.testing.assert_close(table.loss, torch.tensor(expected), rtol=1e-4, atol=1e-3)
-    assert table.loss.mean() > 1  # or there was nothing to see
-    assert (table.loss[:, :2] == 0).all(), "one city kept is none: a tour may begin anywhere"
+    assert table.loss.mean() > 1  # otherwise the test would prove nothing
+    assert (table.loss[:, :2] == 0).all(), "one city kept is no constraint: a tour may begin anywhere"
     assert (table.loss.diff(dim=1) > -1e-4).all(), "a longer prefix leaves fewer tours to choose from"
     own = task.sequence_loss(examples, drafted.sequences)
     assert torch.equal(table.loss[:, -1], own)
@@ -121,7 +119,7 @@ def test_targets_are_the_shortest_tours(name: str, poor: Path, tmp_path: Path) -
 
 @each_expert
 def test_contract(name: str, poor: Path, tmp_path: Path) -> None:
-    """Among other things, that no example is in two parts: ids of all parts began at 0."""
+    """Regression: the ids of all parts began at 0, so examples of different parts shared ids."""
     check_task(make_task(name, poor, tmp_path, n=3, cities=6), n=2)
 
 
@@ -139,7 +137,7 @@ def test_the_loss_is_relative_to_the_experts_tour(poor: Path, tmp_path: Path) ->
 # -- the expert's own tours ----------------------------------------------------------------------------------------
 
 
-def test_own_tours_are_kept_as_they_are_made(
+def test_own_tours_are_written_batch_by_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spy: Callable[[Any, str], list[Any]]
 ) -> None:
     need("search")
@@ -155,12 +153,12 @@ def test_own_tours_are_kept_as_they_are_made(
     assert torch.equal(own_tours(expert, cities, tmp_path, Silent(), "solve"), tours)
     assert len(solved) == 4
     assert torch.equal(own_tours(expert, cities[:8], tmp_path, Silent(), "solve"), tours[:8])
-    assert len(solved) == 4, "the first of many are the same"
+    assert len(solved) == 4, "the first instances are the same"
     own_tours(make_expert("search", effort=1), cities, tmp_path, Silent(), "solve")
-    assert len(solved) == 7, "another expert has tours of its own"
+    assert len(solved) == 7, "another expert has other tours"
 
 
-def test_stopped_solving_keeps_what_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_solving_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("search")
     monkeypatch.setattr(module, "SOLVE_BATCH", 4)
     cities, expert, solve, calls = gaussian_instances(10, 8, seed=1), make_expert("search"), module._solve, []
@@ -196,7 +194,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def found_in(folder: Path) -> dict[str, Any]:
-    """The results without what differs from run to run: seconds, and the name of the folder."""
+    """Return the results without what differs between runs: seconds, and the name of the folder."""
     found: dict[str, Any] = json.loads((folder / "results.json").read_text())
     del found["provenance"]["seconds"], found["provenance"]["command"]
     return found
@@ -211,7 +209,7 @@ def finished(folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run from end to end. Nobody may change it."""
+    """The folder of a complete run. Do not change it."""
     return finished(tmp_path_factory.mktemp("done") / "run")
 
 
@@ -234,7 +232,7 @@ def test_files_of_a_run(done: Path) -> None:
     assert not list(done.rglob(".*"))
 
 
-def test_methods_are_those_of_an_expert_that_only_completes(results: Results) -> None:
+def test_there_are_no_token_methods(results: Results) -> None:
     assert not [name for name in results.summary if "Token" in name]
     assert {"OneTimeModel", "OneTimeCost", "OneTimeScore", "OneTimeEntropy", "ChowSum"} <= set(results.summary)
     for seed in results.seeds:
@@ -243,8 +241,8 @@ def test_methods_are_those_of_an_expert_that_only_completes(results: Results) ->
             assert seed.methods[oracle].audc <= method.audc + 1e-6, name
 
 
-def test_curves_run_from_the_predictors_gap_to_nothing(results: Results) -> None:
-    """Recomputed here from the seeds alone."""
+def test_curves_run_from_the_predictors_gap_to_zero(results: Results) -> None:
+    """Recompute the gap from the seeds alone."""
     cities = gaussian_instances(20, 8, seed=0, stream="test")
     drawn = torch.randperm(20, generator=torch.Generator().manual_seed(0))
     tours = greedy_tours(shipped_pointer(CPU), cities, CPU)
@@ -257,17 +255,17 @@ def test_curves_run_from_the_predictors_gap_to_nothing(results: Results) -> None
 
 
 def test_provenance(results: Results) -> None:
-    told = results.provenance
-    assert told.data["data"] == "Gaussian instances of 8 cities, seed 0"
-    assert told.data["instances"] == "train 40, validation 20, test 20"
-    assert told.models["expert"] == make_expert("search").fingerprint
-    assert told.expert_calls.made + told.expert_calls.saved == 80 * 8
-    assert 0 < told.expert_calls.made < 80 * 8 / 2
-    assert told.settings["task"]["cities"] == 8
+    provenance = results.provenance
+    assert provenance.data["data"] == "Gaussian instances of 8 cities, seed 0"
+    assert provenance.data["instances"] == "train 40, validation 20, test 20"
+    assert provenance.models["expert"] == make_expert("search").fingerprint
+    assert provenance.expert_calls.made + provenance.expert_calls.saved == 80 * 8
+    assert 0 < provenance.expert_calls.made < 80 * 8 / 2
+    assert provenance.settings["task"]["cities"] == 8
 
 
 def test_the_report_draws_tours(done: Path) -> None:
-    """Three instances at four budgets each: the more may be spent, the earlier the expert comes in."""
+    """Three instances at four budgets each: the larger the budget, the earlier the expert takes over."""
     page = (done / "report.html").read_text()
     drawings = re.findall(r'<svg [^>]*class="tour">.*?</svg>', page)
     assert len(drawings) == 12
@@ -286,10 +284,10 @@ def test_the_report_draws_tours(done: Path) -> None:
     assert "<img" not in page
 
 
-def test_a_run_that_is_resumed_asks_the_expert_nothing(
+def test_a_resumed_run_does_not_call_the_expert(
     done: Path, tmp_path: Path, spy: Callable[[Any, str], list[Any]]
 ) -> None:
-    """But for the few tours that are drawn."""
+    """Except for the tours that the report draws."""
     folder = tmp_path / "copy"
     shutil.copytree(done, folder)
     (folder / "results.json").unlink()
@@ -327,10 +325,10 @@ cli.main(sys.argv[2:])
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
 @pytest.mark.parametrize(("during", "tours", "labels"), [("solving", 1, 0), ("labelling", 3, 1), ("writing", 3, 1)])
-def test_a_killed_run_goes_on(
+def test_a_killed_run_resumes(
     during: str, tours: int, labels: int, done_fast: Path, tmp_path: Path, spy: Callable[[Any, str], list[Any]]
 ) -> None:
-    """No warning, no clean-up: what was finished is whole, and the rest is made as if nothing had been."""
+    """SIGKILL leaves only complete files, and the rest is made as in an uninterrupted run."""
     folder = tmp_path / "run"
     command = [sys.executable, "-c", KILLED, during, "run", "tsp", *SMALL, *FAST, "--out", str(folder)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
@@ -343,15 +341,6 @@ def test_a_killed_run_goes_on(
     assert found_in(folder) == found_in(done_fast)
     assert (len(solved), len(labelled)) == (3 - tours, 3 - labels)
     assert all(content(folder)[name] == value for name, value in before.items())
-
-
-@pytest.mark.parametrize("size", range(5, 52))
-def test_hand_offs_of_any_number(size: int) -> None:
-    grid = hand_off_grid(50, size).tolist()
-    assert (len(grid), grid[0], grid[-1]) == (size, 0, 50)
-    gaps = [two - one for one, two in pairwise(grid)]
-    assert min(gaps) >= 1
-    assert max(gaps) - min(gaps) <= 1
 
 
 @pytest.mark.parametrize("size", [5, 51])
@@ -403,11 +392,11 @@ def write_table(path: Path) -> Path:
         ("table.csv", write_table, "80 instances of 8 cities in table.csv, split by seed 0"),
     ],
 )
-def test_data_of_ones_own(name: str, write: Callable[[Path], Path], source: str, tmp_path: Path) -> None:
+def test_data_from_files(name: str, write: Callable[[Path], Path], source: str, tmp_path: Path) -> None:
     path = write(tmp_path / name)
     finished(tmp_path / "out", "--data", str(path), "--methods", "ChowMean")
-    told = load_results(tmp_path / "out").provenance
-    assert told.data == {"data": source, "instances": "train 40, validation 20, test 20"}
+    provenance = load_results(tmp_path / "out").provenance
+    assert provenance.data == {"data": source, "instances": "train 40, validation 20, test 20"}
     options = TSPOptions(data=str(path), cities=8, expert="search", train=40, validation=20, test=20)
     parts = prepare(options, tmp_path / "out", CPU, Silent()).parts
     shown = torch.cat([part.inputs for part in parts.values()])
@@ -420,11 +409,11 @@ def test_data_of_ones_own(name: str, write: Callable[[Path], Path], source: str,
         assert nearest.indices.sort().values.tolist() == list(range(80))
 
 
-# -- what the user can mend ----------------------------------------------------------------------------------------
+# -- bad input --------------------------------------------------------------------------------------------------
 
 
 def fails_with(capsys: Capture, out: Path, *arguments: str | Path) -> str:
-    """A run that must fail: status 2, one line on stderr, nothing on stdout, no result, nothing written aside."""
+    """Run a command that must fail: status 2, one line on stderr, nothing on stdout, no results."""
     assert run(*SMALL, *arguments, "--out", out) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -487,7 +476,7 @@ def changed(cities: Tensor, change: Callable[[Tensor], None] = no_number) -> Ten
 
 
 def broken(change: Callable[[Tensor], None]) -> str:
-    """Forty instances of eight cities, the 30th of them changed."""
+    """Return a CSV of 40 instances of eight cities, with instance 30 changed."""
     instances = gaussian_instances(40, 8, seed=4)
     instances[30] = changed(instances[30], change)
     return table_of(instances)
@@ -557,27 +546,18 @@ def test_a_damaged_predictor(poor: Path, tmp_path: Path, capsys: Capture) -> Non
 
 
 @pytest.mark.parametrize("name", ["gurobi", "highs"])
-def test_time_that_is_over_is_said(name: str, tmp_path: Path) -> None:
-    """The best tour is kept; the provenance tells of how many that holds."""
+def test_the_time_limit_is_reported(name: str, tmp_path: Path) -> None:
+    """The best tours are used, and the provenance counts those without a proof."""
     need(name)
     sizes = ["--cities", "30", "--train", "4", "--validation", "3", "--test", "3", "--seeds", "1", "--instances", "3"]
     with pytest.warns(UnprovenTourWarning, match="may not be the shortest: the time limit was reached"):
         finished(tmp_path, *sizes, "--expert", name, "--time-limit", "1e-9", "--methods", "ChowMean")
     expert = load_results(tmp_path).provenance.models["expert"]
-    told = re.fullmatch(rf"tsp-{name}-1 time_limit=1e-09, (\d+) tours not proven shortest", expert)
-    assert told is not None
-    assert int(told[1]) > 10
+    provenance = re.fullmatch(rf"tsp-{name}-1 time_limit=1e-09, (\d+) tours not proven shortest", expert)
+    assert provenance is not None
+    assert int(provenance[1]) > 10
     for seed in load_results(tmp_path).seeds:
         assert all(y >= 0 for method in seed.methods.values() for _, y in method.curve)
-
-
-def test_presets() -> None:
-    assert set(ENTRY.presets) == {"quick", "paper", "large"}
-    paper = ENTRY.presets["paper"]
-    assert (paper.cities, paper.train, paper.expert) == (50, 2400, "gurobi")
-    assert ENTRY.presets["large"] == replace(paper, expert="search", train=24_000, validation=2400)
-    with pytest.raises(OptionError, match="unknown expert"):
-        prepare(replace(paper, expert="x"), Path("nowhere"), CPU, Silent())
 
 
 @pytest.mark.gpu

@@ -36,7 +36,7 @@ ISO = "%Y-%m-%d %H:%M:%S"
 
 
 def write_csv(path: Path, temperatures: list[str], **options: str) -> Path:
-    """A record with a row every 10 minutes from START on."""
+    """Write a record with a row every 10 minutes from START."""
     layout, delimiter = options.get("layout", ISO), options.get("delimiter", ",")
     rows = [options.get("header", f"date{delimiter}p (mbar){delimiter}T (degC)")]
     for row, temperature in enumerate(temperatures):
@@ -95,7 +95,7 @@ def test_every_layout_reads_the_same(tmp_path: Path, options: dict[str, str]) ->
     assert series.fingerprint == read_series(write_csv(tmp_path / "other.csv", ["1.5", "-2", "3", "4"])).fingerprint
 
 
-def test_gzip_is_known_by_its_content_not_by_its_name(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_content(tmp_path: Path) -> None:
     plain = write_csv(tmp_path / "plain.gz", ["1", "2"])
     packed = tmp_path / "packed.csv"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -116,7 +116,7 @@ def test_missing_values_are_dropped_counted_and_leave_gaps(tmp_path: Path) -> No
     assert series.cleaning == Cleaning(rows=len(cells), missing=7, duplicates=0, between=0, gaps=7)
 
 
-def test_a_row_cut_short_has_no_temperature(tmp_path: Path) -> None:
+def test_a_truncated_row_has_no_temperature(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "record.csv", ["1", "2"])
     path.write_text(path.read_text() + "2020-02-29 00:00:00,990\n")
     assert read_series(path).cleaning.missing == 1
@@ -224,7 +224,7 @@ def gappy_series(draw: st.DrawFn) -> Series:
 
 @settings(deadline=None)
 @given(gappy_series(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-def test_windows_are_those_of_brute_force(series: Series, n_in: int, n_out: int, stride: int) -> None:
+def test_windows_equal_brute_force(series: Series, n_in: int, n_out: int, stride: int) -> None:
     expected = []
     for start in range(len(series) - n_in - n_out + 1):
         times = series.minutes[start : start + n_in + n_out].tolist()
@@ -241,7 +241,7 @@ def test_windows_are_those_of_brute_force(series: Series, n_in: int, n_out: int,
     assert windows.minutes.tolist() == [last_input for _, last_input in expected]
 
 
-def test_windows_have_the_tasks_shape_and_know_their_ends() -> None:
+def test_shapes_and_ends_of_windows() -> None:
     windows = make_windows(series_of(list(range(0, 300, 10))))
     assert (windows.inputs.shape, windows.targets.shape, len(windows)) == ((13, 12), (13, 6), 13)
     arrays = (windows.inputs, windows.targets, windows.minutes)
@@ -252,7 +252,7 @@ def test_windows_have_the_tasks_shape_and_know_their_ends() -> None:
     assert windows.select(windows.minutes > 200).inputs.shape == (3, 12)
 
 
-def test_stride_six_means_the_full_hour_whatever_was_lost() -> None:
+def test_stride_six_means_the_full_hour() -> None:
     minutes = [10 * row for row in range(200) if row not in (33, 34, 100)]
     windows = make_windows(series_of(minutes), stride=6)
     assert len(windows) > 10
@@ -279,7 +279,7 @@ def test_windows_that_cannot_be_made() -> None:
 
 @st.composite
 def records(draw: st.DrawFn) -> Windows:
-    """Windows of a record of some weeks, with holes, thinned to keep the test fast."""
+    """Windows of a record of some weeks, with gaps, thinned for speed."""
     n_weeks = draw(st.integers(8, 45))
     start = draw(st.integers(0, WEEK // STEP)) * STEP
     holes = draw(st.lists(st.tuples(st.integers(0, n_weeks * WEEK), st.integers(0, WEEK)), max_size=3))
@@ -340,7 +340,7 @@ def test_chronological_shares_are_of_the_windows() -> None:
 
 
 @pytest.mark.parametrize("how", get_args(SplitMethod))
-def test_at_stride_one_the_parts_come_close_and_still_share_nothing(how: SplitMethod) -> None:
+def test_adjacent_parts_share_no_time_stamp(how: SplitMethod) -> None:
     seen = [times_in(part) for part in parts_of(split_windows(make_windows(series_of(FOUR_WEEKS)), how, 0))]
     assert sum(map(len, seen)) == len(set().union(*seen)) == len(FOUR_WEEKS)
 

