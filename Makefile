@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-extras check bench docs reproduce clean
+.PHONY: help demo serve test test-all check bench docs reproduce clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,11 +27,17 @@ reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts
 	$(BIN)/seqdefer reproduce all --preset quick
 
 test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
-	$(PYTEST)
+	$(PYTEST) -m 'not slow' tests
 
-test-extras: .venv/.stamp ## the tests that need RL4CO, Transformers, Ray or the server; installs them (1.2 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,rl4co,text,server,ray,remote]' openai schemathesis selenium
-	$(PYTEST) -m 'not cluster' tests/tasks/tsp/test_rl4co.py tests/test_text_*.py tests/benchmarks/test_text.py tests/model/test_fitting.py tests/test_server*.py tests/labels/test_ray.py
+# What optional packages are needed for; `make test` skips most of it.
+EXTRAS := tests/tasks/text tests/server tests/model/test_fitting.py tests/labels/test_ray.py tests/benchmarks/test_text.py
+
+test-all: test ## then the slow tests, and those that need Transformers, Ray, RL4CO or a browser; installs them (1.2 GB) into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,server,ray,remote]' openai schemathesis selenium
+	@$(INSTALL) --no-build-isolation ./examples/seqdefer-rl4co
+	$(PYTEST) -m 'not cluster' $(EXTRAS)
+	$(PYTEST) -m 'slow and not cluster' tests $(EXTRAS:%=--ignore=%)
+	$(BIN)/python -m pytest -q examples/seqdefer-rl4co
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check
