@@ -22,6 +22,7 @@ from seqdefer.paper.records import (
     Origins,
     Row,
     Study,
+    load_judgements,
     load_study,
     save,
 )
@@ -31,6 +32,7 @@ from seqdefer.paper.render.files import (
     markdown_text,
     tables_of,
     verdicts_csv_of,
+    write_judgements,
     write_study,
 )
 from seqdefer.paper.render.latex import latex_of, latex_text
@@ -48,6 +50,7 @@ from seqdefer.paper.render.tables import (
 from seqdefer.report.markup import number
 
 HOSTILE = "a_b|<x>&%"
+RECORDS = Path(__file__).parents[2] / "docs" / "results"
 each_study = pytest.mark.parametrize("name", made_up.STUDIES)
 
 
@@ -369,6 +372,14 @@ def test_equal_studies_give_equal_files(name: str, tmp_path: Path) -> None:
     assert [path.name for path in first] == [f"{name}.json", f"{name}.csv", f"{name}.tex"]
     second = write_study(load_study(first[0]), tmp_path / "second", figures=False)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_published_files_are_those_of_the_records(tmp_path: Path) -> None:
+    for name in made_up.STUDIES:
+        write_study(load_study(RECORDS / f"{name}.json"), tmp_path, figures=False)
+    write_judgements(load_judgements(RECORDS / "verdicts.json"), tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (RECORDS / path.name).read_bytes(), path.name
 
 
 def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
