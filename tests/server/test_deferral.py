@@ -36,6 +36,8 @@ from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.model.deferring_model import DeferringModel, Generation
 from seqdefer.progress import Silent
 from seqdefer.rejectors.token import TokenNetwork
+from seqdefer.server.cohorts import Token
+from seqdefer.server.responses import token_details
 from seqdefer.tasks.tsp.task import ENTRY
 from seqdefer.tasks.tsp.tours import is_tour
 from seqdefer.testing import ToyTask
@@ -274,6 +276,11 @@ def test_tours_are_scored(tour_server: RunningServer, cities: list[Any]) -> None
 def test_defer_is_the_rejectors_decision(server: RunningServer) -> None:
     data = server.post(COMPLETE, {"model": "toy@0.5", "input": "13"}).json()["data"][0]
     assert [token["defer"] for token in data["tokens"]] == [token["author"] == "expert" for token in data["tokens"]]
+
+
+def test_infinite_scores_are_null() -> None:
+    token = Token(0, 0, 5, "f", "expert", math.inf, True, None, None)
+    assert token_details(token)["score"] is None
 
 
 @pytest.mark.parametrize(

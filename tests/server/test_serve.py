@@ -116,8 +116,10 @@ def is_listening(address: str) -> bool:
 def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
     body = {"model": "toy@1", "prompt": "13"}
     with toy_process(hangs=hangs, grace=0.5) as (server, address), ThreadPoolExecutor(4) as pool:
-        responses = [pool.submit(httpx.post, address + COMPLETIONS, json=body, timeout=20) for _ in range(2)]
-        time.sleep(0.5)
+        responses = []
+        for expected in ({"seqdefer_cohorts_running 1"}, {"seqdefer_cohorts_running 2", "seqdefer_queue_length 1"}):
+            responses.append(pool.submit(httpx.post, address + COMPLETIONS, json=body, timeout=20))
+            until(lambda lines=expected: lines & set(httpx.get(f"{address}/metrics").text.splitlines()))
         started = time.monotonic()
         server.send_signal(signal.SIGINT)
         for response in responses:

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import quote
-from seqdefer.storage.user_files import read_bytes
+from seqdefer.storage.user_files import quote, read_bytes
 from seqdefer.tasks.common.download import RemoteFile, fetch, wheel
 
 PHONEMES = (

@@ -21,9 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqdefer.errors import DataError
-from seqdefer.storage.user_files import check_size, read_bytes
-from seqdefer.storage.user_files import join_quoted
-from seqdefer.storage.user_files import quote
+from seqdefer.storage.user_files import check_size, join_quoted, quote, read_bytes
 
 Reals = NDArray[np.float64]
 

@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 
 from seqdefer.errors import DataError, OptionError, unknown
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import join_quoted
-from seqdefer.storage.user_files import quote
-from seqdefer.storage.user_files import read_bytes
+from seqdefer.storage.user_files import join_quoted, quote, read_bytes
 from seqdefer.tasks.common.proportions import divide_by_remainder
 
 Minutes = NDArray[np.int64]
@@ -196,7 +194,9 @@ def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: 
     for candidate in wanted:
         if candidate.casefold() in folded:
             return folded.index(candidate.casefold())
-    raise DataError(f"{name} has no {kind} column: looked for {join_quoted(wanted)}; the columns are: {join_quoted(header)}")
+    raise DataError(
+        f"{name} has no {kind} column: looked for {join_quoted(wanted)}; the columns are: {join_quoted(header)}"
+    )
 
 
 def _minutes_of(table: _Table, name: str) -> Minutes:
