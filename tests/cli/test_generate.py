@@ -281,9 +281,7 @@ def test_another_field(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run("calibrate", folder, "--data", data, "--field", "n", "--quiet") == 0
 
 
-def test_a_calibration_of_another_rejector_is_refused(
-    folder: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_calibration_of_another_rejector_is_refused(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     path = folder / "calibration.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rejector": "0123"}))
     error = fails_with(capsys, "generate", folder, 13)
