@@ -29,14 +29,15 @@ from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import MissingExtraError
-from seqdefer.evaluation.settings import STARTING_POINTS
 from seqdefer.interfaces import Codec, Served
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.tasks.text.models import transformers
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.task import REJECTORS
 from seqdefer.types import Examples
 
 NAME = "pair"
@@ -79,7 +80,7 @@ def _showing_facts(plain: Decoding) -> Decoding:
 
 
 def _rejector(some: Decoding) -> TokenNetwork:
-    settings, _, _ = STARTING_POINTS["xsum"]
+    settings = REJECTORS.token
     seen = draft(some.pair.predictor, some.examples.select(torch.arange(1)), some.spec)
     torch.manual_seed(0)
     sizes = Sizes(
@@ -103,7 +104,7 @@ def _calibration(some: Decoding, rejector: TokenNetwork) -> Calibration:
         level = min(max(level + share - BUDGET, 0.0), 1.0)
     _, threshold, share = min(tried)
     between = [Setting(budget, threshold, share, share, share) for budget in BUDGETS[1:-1]]
-    ends = Setting(0.0, BEYOND, 0.0, 0.0, 0.0), Setting(1.0, -BEYOND, 1.0, 1.0, 1.0)
+    ends = Setting(0.0, FINITE_LIMIT, 0.0, 0.0, 0.0), Setting(1.0, -FINITE_LIMIT, 1.0, 1.0, 1.0)
     return Calibration((ends[0], *between, ends[1]), len(some.examples), "")
 
 

@@ -18,30 +18,30 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Row, Seconds, peak_gigabytes, race, require_same
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.rules import threshold_for
-from seqdefer.budgets.sweeps import StepSweep
+from seqdefer.budgets.sweeps import StepSweep, hand_off_sweep
 from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
-from seqdefer.evaluation.curves import whole_sweep
 from seqdefer.evaluation.oracle import all_outcomes
-from seqdefer.hyperparameters import Settings
+from seqdefer.hyperparameters import PUBLISHED_TOKEN, Settings
 from seqdefer.interfaces import Policy, SplitName, Task
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
 from seqdefer.progress import Silent
-from seqdefer.rejectors.base import NETWORKS
+from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.confidence import ChowSum
 from seqdefer.rejectors.losses import Phi, get_phi, token_surrogate
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.rejectors.token_training import fit_token
-from seqdefer.rejectors.training import PRESETS, History, fit
+from seqdefer.rejectors.training import History, fit
 from seqdefer.storage.files import write_text
 from seqdefer.tasks.weather.task import WeatherOptions, WeatherTask, prepare
 from seqdefer.types import Examples, HandOffTable, Proposal, Rollout, Sequences
 
-PAPER = PRESETS["mwp-token"]
+PAPER = PUBLISHED_TOKEN
 SEED = 0
 CLOSE = 1e-4  # what float32 leaves of squared errors and losses after batches of different sizes
 FLIPS = 1e-3  # share of decisions that such rounding may turn round
@@ -193,8 +193,7 @@ def _break_even(seconds: Mapping[str, Seconds], epochs: int) -> str:
 def fit_by_asking(task: Task, examples: Examples, judged: Examples, settings: Settings, like: TokenNetwork) -> History:
     """`fit_token` without trees: the same network, standardised as `like` is, steered freely, from the same seed."""
     torch.manual_seed(SEED)
-    network = NETWORKS[settings.architecture](like.sizes, like.predictor)
-    assert isinstance(network, TokenNetwork)
+    network = token_networks()[settings.architecture](like.sizes, like.predictor)
     for name, statistic in like.named_buffers():
         network.get_buffer(name).copy_(statistic)
     phi = get_phi("logistic")
@@ -394,7 +393,8 @@ def sweep_by_rollouts(
 def curve(bench: Bench) -> list[Row]:
     task, examples = bench.task, bench.some("test", bench.sizes.n_curve)
     drafted = draft(task.predictor, examples, task.spec)
-    swept = whole_sweep(ChowSum().score(drafted), hand_off_table(task, examples, drafted)[0])
+    scored = ScoredHandOffs.of(ChowSum().score(drafted), task.spec.length)
+    swept = hand_off_sweep(scored, hand_off_table(task, examples, drafted)[0])
     weights = np.ones((1, len(examples)))
     bench.tell("comparing")
     ours = np.concatenate(swept.curves(weights))

@@ -96,9 +96,7 @@ def test_trees_where_methods_need_them(tmp_path: Path) -> None:
     assert only_completes.grown == []
 
 
-def test_whole_trees_are_stored(
-    tmp_path: Path, spy: Callable[[Any, str], list[Any]]
-) -> None:
+def test_whole_trees_are_stored(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
     """Shards of three give the same trees, in another order."""
     task = ToyTask(n=10, length=4)
     task.expert.fingerprint = "toy expert"

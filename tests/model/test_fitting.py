@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 import torch
+from runs import FITS
 
 from seqdefer import cli
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.evaluation import experiment
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.labels import exploration, hand_offs
 from seqdefer.model.deferring_model import DeferringModel
@@ -168,10 +168,10 @@ def test_the_same_command_again_fits_and_labels_nothing(
     method: str, place: Path, folders: dict[str, Path], tmp_path: Path, spy: Spy
 ) -> None:
     shutil.copytree(folders[method], tmp_path / "model")
-    fits = [spy(experiment, f"fit_{name}") for name in ("once", "cost", "token")]
+    fits = [spy(module, name) for name, module in FITS.items()]
     labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explored")
     fitted(place, tmp_path / "model", "--method", method)
-    assert (labelled, explored, fits) == ([], [], [[], [], []])
+    assert (labelled, explored, fits) == ([], [], [[]] * 4)
     assert files_of(tmp_path / "model") == files_of(folders[method])
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runs import FITTED, OPTIMAL
 
 from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
 from seqdefer.evaluation.curves import Ends, Run, paired_bootstrap
-from seqdefer.evaluation.experiment import Experiment
+from seqdefer.evaluation.experiment import Experiment, granularity_of
 from seqdefer.evaluation.results import Results
-from seqdefer.evaluation.settings import GRANULARITY, ExperimentSettings
+from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
 from seqdefer.labels.hand_offs import hand_off_table
@@ -29,7 +30,6 @@ from seqdefer.paper.reproduce import reproduce
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.testing.fakes import blank_prefixes
-from tests.evaluation.test_experiment import FITTED, OPTIMAL
 from tests.paper.test_lab import ENTRIES, PLAN, RESAMPLES, SEEDS, Toy, cells_of, contents
 from tests.paper.test_plan import TINY, Finished, copied_fixture, finished_fixture, installed_fixture, rows_of  # noqa: F401, three are fixtures
 
@@ -76,7 +76,7 @@ def test_contrasts_of_table_1_are_those_of_a_run(plain: Results, finished: Finis
         assert ours.difference == one.difference
         assert ours.low <= ours.difference <= ours.high  # wider as a rule: runs are drawn, too
     assert {first for first, _ in told} <= {"WholeModelEmbed", "TokenwiseScore", "TokenwiseEntropy"}
-    assert all(GRANULARITY[second] == "whole" for _, second in told)
+    assert all(granularity_of(second) == "whole" for _, second in told)
 
 
 class Apart:
@@ -193,7 +193,7 @@ def test_no_method_beats_its_oracle(name: str, finished: Finished) -> None:
     lines = lines_of(finished.made["figure-curves"], name)
     rows = {row.method: row for row in rows_of(finished.made["table1"], name)}
     for method in set(rows) - set(OPTIMAL.values()):
-        oracle = OPTIMAL[GRANULARITY[method]]
+        oracle = OPTIMAL[granularity_of(method)]
         assert np.all(np.array(lines[oracle].mean) <= np.array(lines[method].mean) + 1e-9), method
         pairs = zip(rows[oracle].improvements, rows[method].improvements, strict=True)
         assert all(best >= reached - 1e-9 for best, reached in pairs)

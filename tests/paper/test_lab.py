@@ -14,16 +14,21 @@ import numpy as np
 import pytest
 import torch
 from oracles import completing
+from runs import FITS, FITTED, OPTIMAL, TINY
 from torch import Tensor
 
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
+from seqdefer.budgets.sweeps import hand_off_sweep
 from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.evaluation import experiment, splits
-from seqdefer.evaluation.curves import Curve, Ends, curve_of, improvement, once_sweep, random_curve
+from seqdefer.evaluation.curves import Curve, Ends, curve_of, improvement, random_curve
 from seqdefer.evaluation.experiment import Experiment
-from seqdefer.evaluation.settings import METHODS, experiment_settings
+from seqdefer.evaluation.settings import experiment_settings
+from seqdefer.hyperparameters import Hyperparameters
 from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.labels import jobs
 from seqdefer.labels.trees import DecisionTrees
+from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.paper import lab as lab_module
 from seqdefer.paper import plan, reproduce, studies
 from seqdefer.paper.lab import USUAL, Lab, Variant
@@ -31,15 +36,12 @@ from seqdefer.paper.plan import Plan, TaskPlan, settings_of
 from seqdefer.progress import Clock
 from seqdefer.registry import load_task
 from seqdefer.rejectors.checkpoints import load_rejector
-from seqdefer.rejectors.confidence import CHOW
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.rejectors.training import PRESETS
 from seqdefer.storage.shards import DamagedShardWarning
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyPredictor, ToyState
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
-from tests.evaluation.test_experiment import FITTED, OPTIMAL, TINY
 
 SEEDS, RESAMPLES = 2, 30
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -144,8 +146,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def judged_by(lab: Lab, rejector: Any, grid: Tensor) -> float:
     """% improvement of a one-time rejector on validation data, from its scores."""
     part = Experiment(lab.task, lab.settings, lab.folder).splits.validation
-    ends = Ends.of(part.table)
-    return improvement(curve_of(once_sweep(rejector.score(part.draft), grid, part.table), ends), random_curve(ends))
+    ends, scores = Ends.of(part.table), rejector.score(part.draft)
+    scored = ScoredHandOffs.of(scores, int(grid[-1]), hand_offs=grid, rule="odds")
+    return improvement(curve_of(hand_off_sweep(scored, part.table), ends), random_curve(ends))
 
 
 @pytest.mark.parametrize("variant", [USUAL, Variant(hand_offs=2), Variant(times=4.0)], ids=lambda one: one.name)
@@ -181,9 +184,9 @@ def test_kept_cells_are_those_that_were_made(filled: Lab) -> None:
 
 
 def test_methods_are_those_that_apply(tmp_path: Path) -> None:
-    assert open_lab(tmp_path / "one").methods == METHODS
+    assert open_lab(tmp_path / "one").methods == list(all_methods())
     only_completes = open_lab(tmp_path / "other", Toy("solve", ToyOptions(by_token=False)))
-    assert only_completes.methods == [name for name in METHODS if not name.startswith("Tokenwise")]
+    assert only_completes.methods == [name for name in all_methods() if not name.startswith("Tokenwise")]
     assert set(only_completes.oracles(0)) == {"OptimalWhole", "OptimalOneTime"}
 
 
@@ -195,7 +198,7 @@ def test_without_an_entropy_there_are_no_methods_by_entropy(tmp_path: Path, monk
     task = Toy("spell", ToyOptions())
     propose = task.predictor.propose
     monkeypatch.setattr(task.predictor, "propose", lambda state: without_entropy(propose(state)))
-    assert open_lab(tmp_path, task).methods == [name for name in METHODS if not name.endswith("Entropy")]
+    assert open_lab(tmp_path, task).methods == [name for name in all_methods() if not name.endswith("Entropy")]
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def test_facts_are_kept(filled: Lab, spy: Spy) -> None:
 
 
 def test_cells_that_are_there_are_neither_labelled_nor_fitted_nor_loaded_for(filled: Lab, spy: Spy) -> None:
-    work = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")]
+    work = [spy(module, name) for name, module in FITS.items()] + [spy(experiment, "load_rejector")]
     work += [spy(jobs, "draft"), spy(jobs, "hand_off_table"), spy(splits, "enumerate_trees")]
     before = cells_of(filled.folder)
     again = open_lab(filled.folder)
@@ -247,7 +250,7 @@ def test_cells_that_are_there_are_neither_labelled_nor_fitted_nor_loaded_for(fil
 
 
 def test_a_cell_needs_its_own_rejector_alone(tmp_path: Path, spy: Spy) -> None:
-    fits = {name: spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token")}
+    fits = {name: spy(module, name) for name, module in FITS.items()}
     lab = open_lab(tmp_path)
     lab.cell(USUAL, "ChowMean", 0)
     lab.cell(USUAL, "OneTimeScore", 0)
@@ -388,7 +391,7 @@ def test_a_damaged_cell_is_made_again(damage: str, tmp_path: Path, measured: lis
     made = open_lab(tmp_path).cell(USUAL, "OneTimeModel", 0)
     (path,) = (path for path in cells_of(tmp_path) if b"validation" in path.read_bytes())
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    fits = spy(experiment, "fit_once")
+    fits = spy(FITS["fit_once"], "fit_once")
     with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged: .*; it is removed and made again"):
         again = open_lab(tmp_path).cell(USUAL, "OneTimeModel", 0)
     assert len(measured) == 2
@@ -415,8 +418,8 @@ def test_no_method_beats_its_oracle_at_any_budget(filled: Lab) -> None:
     for seed in range(SEEDS):
         oracles, ends = filled.oracles(seed), filled.ends(seed)
         for name in filled.methods:
-            kind = "whole" if name in (*CHOW, "WholeModelEmbed") else "token" if name.startswith("Token") else "once"
-            assert is_below(oracles[OPTIMAL[kind]], curve_of(filled.cell(USUAL, name, seed).sweep, ends)), name
+            oracle = oracles[OPTIMAL[get_method(name).granularity]]
+            assert is_below(oracle, curve_of(filled.cell(USUAL, name, seed).sweep, ends)), name
         assert is_below(oracles["OptimalOneTime"], oracles["OptimalWhole"])
         assert is_below(oracles["OptimalToken"], oracles["OptimalOneTime"])
 
@@ -504,7 +507,8 @@ def test_cells_of_the_ablation_differ_in_what_is_ablated_alone(preset: str, name
     """The paper's hyperparameters for both architectures; not longer than the preset would fit."""
     entry, task = load_task(name), plan.PLANS[preset].tasks[name]
     usual = settings_of(entry, task, 2)
-    papers = PRESETS.get(f"{entry.hyperparameters}-token", usual.token)
+    assert isinstance(entry.hyperparameters, Hyperparameters)
+    papers = entry.hyperparameters.published_token or usual.token
     for architecture in plan.ARCHITECTURES:
         for strategy in plan.ABLATED:
             chosen = plan.ablated_settings(entry, usual, architecture, strategy)

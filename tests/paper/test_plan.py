@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import FITS
 
 from seqdefer.evaluation import experiment, splits
-from seqdefer.evaluation.settings import METHODS
 from seqdefer.labels import jobs
+from seqdefer.methods.registry import all_methods
 from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import Judgements, Row, Study, load_judgements, load_origins, load_study
@@ -79,9 +80,8 @@ def rows_of(study: Study, task: str, method: str | None = None) -> list[Row]:
 @pytest.fixture(name="work")
 def work_fixture(spy: Spy) -> dict[str, list[tuple[Any, ...]]]:
     """Every fit, every labelling, every rejector that is loaded."""
-    fits = ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")
-    labels = {"draft": jobs, "hand_off_table": jobs, "enumerate_trees": splits}
-    return {name: spy(owner, name) for name, owner in (dict.fromkeys(fits, experiment) | labels).items()}
+    others = {"load_rejector": experiment, "draft": jobs, "hand_off_table": jobs, "enumerate_trees": splits}
+    return {name: spy(owner, name) for name, owner in (FITS | others).items()}
 
 
 def test_files_of_a_reproduction(finished: Finished) -> None:
@@ -135,7 +135,7 @@ def test_origins_tell_where_the_figures_come_from(finished: Finished) -> None:
         assert told.data
         assert told.models
         assert told.machine["device"].startswith("cpu")
-    fitted = {"spell": {*METHODS}, "spell (blind)": {"TokenwiseModel"}, "solve": {*METHODS[:11]}}
+    fitted = {"spell": {*all_methods()}, "spell (blind)": {"TokenwiseModel"}, "solve": {*list(all_methods())[:11]}}
     for task, methods in fitted.items():
         assert set(origins.tasks[task].seconds) - {"label", "oracles"} == methods
 

@@ -13,8 +13,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from seqdefer import cli
-from seqdefer.evaluation import experiment
-from seqdefer.evaluation.settings import METHODS
+from seqdefer.methods import one_time_cost
+from seqdefer.methods.registry import all_methods
 from seqdefer.paper import reproduce
 from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import load_origins, load_study
@@ -157,7 +157,7 @@ def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypat
     assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
     told = capsys.readouterr()
     assert told.out == ""  # all went through the console that knows of the bars
-    assert all(method in told.err for method in METHODS)
+    assert all(method in told.err for method in all_methods())
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
 
     arguments = ["table1", "--preset", "tiny", "--out", tmp_path, "--quiet", "--no-figures"]
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "fit_cost", stop)
+        patch.setattr(one_time_cost, "fit_cost", stop)
         assert run(*arguments) == 130
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "seqdefer: stopped; the same command goes on from what is finished\n")

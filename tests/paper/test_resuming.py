@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import FITTED
 
 from seqdefer.paper.records import Study, load_judgements
 from seqdefer.paper.reproduce import reproduce
 from seqdefer.storage.shards import DamagedShardWarning
-from tests.evaluation.test_experiment import FITTED
 from tests.paper.test_lab import PLAN, SEEDS, cells_of
 from tests.paper.test_plan import (  # noqa: F401, four are fixtures
     DRAWN,

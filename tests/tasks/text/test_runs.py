@@ -19,9 +19,10 @@ import torch
 
 from seqdefer import cli
 from seqdefer.evaluation import experiment
+from seqdefer.evaluation.experiment import REFERENCES, granularity_of
 from seqdefer.evaluation.results import load_results
-from seqdefer.evaluation.settings import GRANULARITY
 from seqdefer.labels import exploration, hand_offs
+from seqdefer.methods.registry import all_methods
 from seqdefer.progress import Silent
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -115,13 +116,13 @@ def written_by_itself(folder: Path, family: str, documents: Sequence[Document], 
 
 
 def test_every_method_is_in_the_results_and_in_the_report(done: Path) -> None:
-    results = load_results(done)
-    assert set(results.summary) == set(GRANULARITY)
-    assert [set(seed.methods) for seed in results.seeds] == [set(GRANULARITY)] * 2
+    results, names = load_results(done), {*all_methods(), *REFERENCES}
+    assert set(results.summary) == names
+    assert [set(seed.methods) for seed in results.seeds] == [names] * 2
     assert results.task == "text"
     assert results.units.loss == "100 x (1 - ROUGE-1)"
     report = (done / "report.html").read_text()
-    for name in GRANULARITY:
+    for name in names:
         assert name in report
 
 
@@ -156,7 +157,7 @@ def test_the_oracles_are_at_least_as_good_as_everything(done: Path) -> None:
         best = seed.methods["OptimalToken"]
         assert best.audc <= min(one.audc for one in seed.methods.values())
         assert seed.methods["OptimalOneTime"].audc <= min(
-            one.audc for name, one in seed.methods.items() if GRANULARITY[name] != "token"
+            one.audc for name, one in seed.methods.items() if granularity_of(name) != "token"
         )
         for one in seed.methods.values():
             for deferred, loss in one.curve:
