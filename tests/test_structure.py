@@ -23,6 +23,7 @@ from seqdefer.renames import NEW_PLACES
 TASKS_IMPORT = {
     "errors",
     "environment",
+    "hyperparameters",
     "interfaces",
     "progress",
     "registry",

@@ -166,11 +166,7 @@ def test_the_same_command_again_fits_and_labels_nothing(
 ) -> None:
     shutil.copytree(folders[method], tmp_path / "model")
     fits = [spy(module, name) for name, module in FITS.items()]
-<<<<<<< HEAD
     labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explore_batch")
-=======
-    labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explored")
->>>>>>> core-tests
     fitted(place, tmp_path / "model", "--method", method)
     assert (labelled, explored, fits) == ([], [], [[]] * 4)
     assert files_of(tmp_path / "model") == files_of(folders[method])

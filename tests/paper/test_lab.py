@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-<<<<<<< HEAD
 from runs import FITS
-=======
-from oracles import completing
-from runs import FITS, FITTED, OPTIMAL, TINY
->>>>>>> core-tests
 from torch import Tensor
 from toy_studies import SEEDS, Spy, Toy, ToyOptions, cells_of, open_lab
 
@@ -25,13 +20,7 @@ from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.evaluation import experiment, splits
 from seqdefer.evaluation.curves import Curve, Ends, curve_of, improvement, random_curve
 from seqdefer.evaluation.experiment import Experiment
-<<<<<<< HEAD
 from seqdefer.interfaces import SplitName
-=======
-from seqdefer.evaluation.settings import experiment_settings
-from seqdefer.hyperparameters import Hyperparameters
-from seqdefer.interfaces import SplitName, Task, TaskEntry
->>>>>>> core-tests
 from seqdefer.labels import jobs
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.registry import all_methods, get_method
@@ -43,97 +32,7 @@ from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.storage.shards import DamagedShardWarning
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
-<<<<<<< HEAD
 from tests.evaluation.test_experiment import OPTIMAL, TINY
-=======
-
-SEEDS, RESAMPLES = 2, 30
-Spy = Callable[[Any, str], list[tuple[Any, ...]]]
-
-
-# -- toys ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ToyOptions:
-    n: int = 40
-    length: int = 3
-    seed: int = 0
-    test_seed: int = 0  # other than 0: other test data, everything else as it was
-    slips: int = 5  # of 8 tokens, where the predictor may stray
-    blind: bool = False  # rejectors see no features
-    by_token: bool = True  # else the expert only completes
-
-
-class Toy(ToyTask):
-    def __init__(self, name: str, options: ToyOptions) -> None:
-        super().__init__(options.n, options.length, seed=options.seed)
-        self.name, self.options = name, options
-        if options.blind:
-            self.predictor = Blind(self)
-        self.predictor.fingerprint += f"-{options.slips}"
-        if not options.by_token:
-            self.expert = completing(Toy(name, replace(options, by_token=True)))  # type: ignore[assignment]
-
-    def split(self, name: SplitName) -> Examples:
-        if name == "test" and self.options.test_seed:
-            return ToyTask(self.n, self.spec.length, seed=self.options.test_seed).split(name)
-        return super().split(name)
-
-    def stray(self, state: ToyState, often: int, salt: int) -> Tensor:
-        return super().stray(state, self.options.slips if salt == PREDICTORS_SALT else often, salt)
-
-
-PREDICTORS_SALT = 5
-
-
-class Blind(ToyPredictor):
-    def __init__(self, task: ToyTask) -> None:
-        super().__init__(task)
-        self.fingerprint += "-blind"
-
-    def propose(self, state: ToyState) -> Proposal:
-        proposal = super().propose(state)
-        return replace(proposal, features=torch.zeros_like(proposal.features))
-
-
-def toy_entry(name: str, **options: Any) -> TaskEntry:
-    def prepare(chosen: ToyOptions, *_: Any) -> Task:
-        return Toy(name, chosen)
-
-    return TaskEntry(name, f"the toy {name}", {"tiny": ToyOptions(**options)}, prepare)
-
-
-# One task whose expert names tokens, which the ablation is made on, and one whose expert only completes.
-ENTRIES = {"spell": toy_entry("spell"), "solve": toy_entry("solve", length=4, by_token=False)}
-LEARNING = {"instances": 12, "token": TINY.token, "once": TINY.once, "cost": TINY.cost, "resamples": RESAMPLES}
-PLAN = Plan(
-    seeds=SEEDS,
-    tasks={
-        "spell": TaskPlan("tiny", {}, LEARNING, hand_offs=(2, 3), inputs={"blind": {"blind": True}, "own": {}}),
-        "solve": TaskPlan("tiny", {}, LEARNING, hand_offs=(2, 3)),
-    },
-    times=(0.0, 1.0, 4.0),
-    text="spell",
-)
-SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS)
-
-
-def install(patch: pytest.MonkeyPatch) -> None:
-    """Puts the tiny plan beside the paper's, and its toys in the place of all tasks."""
-    patch.setitem(plan.PLANS, "tiny", PLAN)
-    patch.setattr(reproduce, "load_task", ENTRIES.__getitem__)
-    patch.setattr(studies, "RESAMPLES", RESAMPLES)
-
-
-def open_lab(folder: Path, task: Task | None = None, **settings: Any) -> Lab:
-    chosen = replace(SETTINGS, **settings)
-    return Lab(ENTRIES["spell"], task or Toy("spell", ToyOptions()), chosen, folder, Clock())
-
-
-def cells_of(folder: Path) -> set[Path]:
-    return set(folder.rglob("cells/*.safetensors"))
->>>>>>> core-tests
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +87,7 @@ def test_stored_cells_equal_measured_ones(filled: Lab) -> None:
             assert again.oracles(seed)[name].points == curve.points
 
 
-<<<<<<< HEAD
 def test_methods_apply_to_the_task(tmp_path: Path) -> None:
-=======
-def test_methods_are_those_that_apply(tmp_path: Path) -> None:
->>>>>>> core-tests
     assert open_lab(tmp_path / "one").methods == list(all_methods())
     only_completes = open_lab(tmp_path / "other", Toy("solve", ToyOptions(by_token=False)))
     assert only_completes.methods == [name for name in all_methods() if not name.startswith("Tokenwise")]
@@ -246,13 +141,8 @@ def test_facts_are_stored(filled: Lab, spy: Spy) -> None:
 # -- names of cells -----------------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
 def test_stored_cells_need_no_labels_fits_or_rejectors(filled: Lab, spy: Spy) -> None:
     work = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")]
-=======
-def test_cells_that_are_there_are_neither_labelled_nor_fitted_nor_loaded_for(filled: Lab, spy: Spy) -> None:
-    work = [spy(module, name) for name, module in FITS.items()] + [spy(experiment, "load_rejector")]
->>>>>>> core-tests
     work += [spy(jobs, "draft"), spy(jobs, "hand_off_table"), spy(splits, "enumerate_trees")]
     before = cells_of(filled.folder)
     again = open_lab(filled.folder)
@@ -263,13 +153,8 @@ def test_cells_that_are_there_are_neither_labelled_nor_fitted_nor_loaded_for(fil
     assert cells_of(filled.folder) == before
 
 
-<<<<<<< HEAD
 def test_a_cell_fits_only_its_own_rejector(tmp_path: Path, spy: Spy) -> None:
     fits = {name: spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token")}
-=======
-def test_a_cell_needs_its_own_rejector_alone(tmp_path: Path, spy: Spy) -> None:
-    fits = {name: spy(module, name) for name, module in FITS.items()}
->>>>>>> core-tests
     lab = open_lab(tmp_path)
     lab.cell(DEFAULT, "ChowMean", 0)
     lab.cell(DEFAULT, "OneTimeScore", 0)
@@ -440,11 +325,7 @@ def test_no_method_beats_its_oracle_at_any_budget(filled: Lab) -> None:
         oracles, ends = filled.oracles(seed), filled.ends(seed)
         for name in filled.methods:
             oracle = oracles[OPTIMAL[get_method(name).granularity]]
-<<<<<<< HEAD
             assert is_below(oracle, curve_of(filled.cell(DEFAULT, name, seed).sweep, ends)), name
-=======
-            assert is_below(oracle, curve_of(filled.cell(USUAL, name, seed).sweep, ends)), name
->>>>>>> core-tests
         assert is_below(oracles["OptimalOneTime"], oracles["OptimalWhole"])
         assert is_below(oracles["OptimalToken"], oracles["OptimalOneTime"])
 
@@ -482,46 +363,3 @@ def test_test_data_cannot_judge_variants(tmp_path: Path) -> None:
 def test_too_many_hand_offs_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot place 9 hand-offs"):
         open_lab(tmp_path).cell(Variant(hand_offs=9), "OneTimeModel", 0)
-<<<<<<< HEAD
-=======
-
-
-# -- plans ---------------------------------------------------------------------------------------------------------
-
-planned = pytest.mark.parametrize(
-    ("preset", "name"), [(preset, name) for preset in ("paper", "quick") for name in plan.PLANS[preset].tasks]
-)
-
-
-@planned
-def test_plans_name_tasks_and_options_that_exist(preset: str, name: str) -> None:
-    entry, task = load_task(name), plan.PLANS[preset].tasks[name]
-    options = replace(entry.presets[task.preset], **task.options)  # unknown ones, or out of range, raise
-    for changes in task.inputs.values():
-        replace(options, **changes)
-    assert plan.PLANS[preset].tasks[plan.PLANS[preset].text].inputs
-
-
-@planned
-def test_a_plan_does_what_a_run_does(preset: str, name: str) -> None:
-    """With the seeds of the reproduction."""
-    entry, task = load_task(name), plan.PLANS[preset].tasks[name]
-    assert settings_of(entry, task, 4) == replace(experiment_settings(entry, task.preset), seeds=4, **task.settings)
-
-
-@planned
-def test_cells_of_the_ablation_differ_in_what_is_ablated_alone(preset: str, name: str) -> None:
-    """The paper's hyperparameters for both architectures; not longer than the preset would fit."""
-    entry, task = load_task(name), plan.PLANS[preset].tasks[name]
-    usual = settings_of(entry, task, 2)
-    assert isinstance(entry.hyperparameters, Hyperparameters)
-    papers = entry.hyperparameters.published_token or usual.token
-    for architecture in plan.ARCHITECTURES:
-        for strategy in plan.ABLATED:
-            chosen = plan.ablated_settings(entry, usual, architecture, strategy)
-            assert (chosen.token.architecture, chosen.strategy) == (architecture, strategy)
-            assert chosen.token.epochs <= usual.token.epochs
-            same = replace(chosen.token, architecture=papers.architecture, epochs=papers.epochs)
-            assert same == papers
-            assert replace(chosen, token=usual.token, strategy=usual.strategy) == usual
->>>>>>> core-tests

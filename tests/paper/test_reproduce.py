@@ -213,15 +213,9 @@ def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypat
     """With stdout and stderr on one terminal, the bars overwrote the last rows of a table."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
-<<<<<<< HEAD
     output = capsys.readouterr()
     assert output.out == ""  # all went through the console of the bars
     assert all(method in output.err for method in all_methods())
-=======
-    told = capsys.readouterr()
-    assert told.out == ""  # all went through the console that knows of the bars
-    assert all(method in told.err for method in all_methods())
->>>>>>> core-tests
 
 
 def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

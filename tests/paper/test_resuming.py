@@ -12,34 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
 from toy_studies import DRAWN, PLAN, SEEDS, TINY, Finished, cells_of, final_files, rows_of, same_but_for_drawings
-=======
-from runs import FITTED
->>>>>>> core-tests
 
 from seqdefer.paper.records import Study, load_judgements
 from seqdefer.paper.reproduce import reproduce
 from seqdefer.storage.shards import DamagedShardWarning
-<<<<<<< HEAD
 from tests.evaluation.test_experiment import FITTED
 
 pytestmark = pytest.mark.usefixtures("installed")
-=======
-from tests.paper.test_lab import PLAN, SEEDS, cells_of
-from tests.paper.test_plan import (  # noqa: F401, four are fixtures
-    DRAWN,
-    TINY,
-    Finished,
-    copied_fixture,
-    final_files,
-    finished_fixture,
-    installed_fixture,
-    rows_of,
-    same_but_for_drawings,
-    work_fixture,
-)
->>>>>>> core-tests
 
 LABELLING = ("label hand-offs", "label decisions")
 

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-<<<<<<< HEAD:tests/paper/test_studies.py
 from toy_studies import ENTRIES, PLAN, RESAMPLES, SEEDS, TINY, Finished, Toy, cells_of, contents, rows_of
-=======
-from runs import FITTED, OPTIMAL
->>>>>>> core-tests:tests/paper/test_agreement.py
 
 from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
@@ -34,12 +30,7 @@ from seqdefer.paper.reproduce import reproduce
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.testing.fakes import blank_prefixes
-<<<<<<< HEAD:tests/paper/test_studies.py
 from tests.evaluation.test_experiment import FITTED
-=======
-from tests.paper.test_lab import ENTRIES, PLAN, RESAMPLES, SEEDS, Toy, cells_of, contents
-from tests.paper.test_plan import TINY, Finished, copied_fixture, finished_fixture, installed_fixture, rows_of  # noqa: F401, three are fixtures
->>>>>>> core-tests:tests/paper/test_agreement.py
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -85,15 +76,9 @@ def test_contrasts_of_table_1_equal_those_of_a_run(plain: Results, finished: Fin
     for one in plain.comparisons:
         ours = contrasts.pop((one.method, one.against))
         assert ours.difference == one.difference
-<<<<<<< HEAD:tests/paper/test_studies.py
         assert ours.low <= ours.difference <= ours.high  # usually wider: runs are resampled too
     assert {first for first, _ in contrasts} <= {"WholeModelEmbed", "TokenwiseScore", "TokenwiseEntropy"}
     assert all(granularity_of(second) == "whole" for _, second in contrasts)
-=======
-        assert ours.low <= ours.difference <= ours.high  # wider as a rule: runs are drawn, too
-    assert {first for first, _ in told} <= {"WholeModelEmbed", "TokenwiseScore", "TokenwiseEntropy"}
-    assert all(granularity_of(second) == "whole" for _, second in told)
->>>>>>> core-tests:tests/paper/test_agreement.py
 
 
 class SeparateRuns:
@@ -203,20 +188,6 @@ def test_curves_run_from_the_predictor_alone_to_the_expert_alone(name: str, fini
             assert (line.mean[0], line.mean[-1]) == pytest.approx((first, last))
 
 
-<<<<<<< HEAD:tests/paper/test_studies.py
-=======
-@pytest.mark.parametrize("name", ["spell", "solve"])
-def test_no_method_beats_its_oracle(name: str, finished: Finished) -> None:
-    lines = lines_of(finished.made["figure-curves"], name)
-    rows = {row.method: row for row in rows_of(finished.made["table1"], name)}
-    for method in set(rows) - set(OPTIMAL.values()):
-        oracle = OPTIMAL[granularity_of(method)]
-        assert np.all(np.array(lines[oracle].mean) <= np.array(lines[method].mean) + 1e-9), method
-        pairs = zip(rows[oracle].improvements, rows[method].improvements, strict=True)
-        assert all(best >= reached - 1e-9 for best, reached in pairs)
-
-
->>>>>>> core-tests:tests/paper/test_agreement.py
 # -- choices -------------------------------------------------------------------------------------------------------
 
 
