@@ -30,7 +30,7 @@ from seqdefer.types import Examples, HandOffTable, Sequences
 TREES_AT_ONCE = 32  # inputs whose trees are grown together; progress advances after each batch
 
 
-class Deferral(ABC):
+class DeferralRunner(ABC):
     """A rejector at work."""
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Deferral(ABC):
         """Plan a batch; options as in `Plan`."""
 
 
-class TokenDeferral(Deferral):
+class TokenDeferral(DeferralRunner):
     """Token-level deferral: decisions change the prefix, so what settings do is found by rollouts."""
 
     def __init__(self, rejector: TokenRejector[Any]) -> None:
@@ -90,7 +90,7 @@ class TokenDeferral(Deferral):
         return TokenPlan(pair, self.rejector, examples, settings, **options)
 
 
-class HandOffDeferral(Deferral):
+class HandOffDeferral(DeferralRunner):
     """Whole and one-time deferral: everything follows from drafts and the table of their hand-offs."""
 
     def __init__(self, rejector: DraftRejector) -> None:
@@ -122,7 +122,7 @@ class HandOffDeferral(Deferral):
         return HandOffPlan(pair, self.rejector, examples, settings, **options)
 
 
-def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> Deferral:
+def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> DeferralRunner:
     """Return what a rejector does, by its granularity."""
     return TokenDeferral(rejector) if isinstance(rejector, TokenRejector) else HandOffDeferral(rejector)
 

@@ -130,7 +130,7 @@ class Sizes:
         return replace(sizes, hand_offs=tuple(sizes.hand_offs))
 
 
-class Network(nn.Module, SavedRejector):
+class RejectorNetwork(nn.Module, SavedRejector):
     """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along."""
 
     context_mean: Tensor

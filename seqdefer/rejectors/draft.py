@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seqdefer.errors import OptionError, unknown
 from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, PUBLISHED_ONCE, Settings
 from seqdefer.interfaces import DraftRejector
-from seqdefer.rejectors.base import Network, Sizes, perceptron, step_inputs
+from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron, step_inputs
 from seqdefer.rejectors.losses import is_ended, merge_ended
 from seqdefer.types import Draft
 
@@ -21,7 +21,7 @@ HEAD_SIZE = 16  # of a transformer's attention heads
 SCORING_BATCH = 1024  # drafts
 
 
-class DraftNetwork(Network, DraftRejector):
+class DraftNetwork(RejectorNetwork, DraftRejector):
     """Base of the networks that score whole drafts: one output for each hand-off, or a single one.
 
     By the rule `odds` an output is a score as it is. By the rule `cost` it is, standardised, how much more is lost by

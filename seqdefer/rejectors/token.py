@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.interfaces import TokenRejector
-from seqdefer.rejectors.base import Network, Sizes, perceptron, step_inputs
+from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron, step_inputs
 from seqdefer.types import Proposal
 
 
-class TokenNetwork(Network, TokenRejector[Tensor]):
+class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
     """Base of the token-level networks. The state is one tensor (B, S), so that a batch branches by indexing."""
 
     @abstractmethod
