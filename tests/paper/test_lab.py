@@ -36,6 +36,7 @@ from seqdefer.paper.plan import Plan, TaskPlan, settings_of
 from seqdefer.progress import Clock
 from seqdefer.registry import load_task
 from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.confidence import DraftConfidence
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.storage.shards import DamagedShardWarning
@@ -468,10 +469,10 @@ def test_cells_choose_nothing_with_test_data(tmp_path: Path) -> None:
 
 def test_variants_are_not_judged_by_test_data(tmp_path: Path) -> None:
     lab = open_lab(tmp_path)
-    settings, grid = replace(lab.settings, methods=("OneTimeScore",)), torch.arange(lab.task.spec.length + 1)
-    assert lab_module._judged(lab.splits.validation, "OneTimeScore", {}, settings, grid) < 100
+    rejectors = {"OneTimeScore": DraftConfidence(range(lab.task.spec.length + 1))}
+    assert lab_module._judged(lab.splits.validation, "OneTimeScore", rejectors) < 100
     with pytest.raises(ContractError, match="TestData"):
-        lab_module._judged(lab.splits.test, "OneTimeScore", {}, settings, grid)  # type: ignore[arg-type]
+        lab_module._judged(lab.splits.test, "OneTimeScore", rejectors)  # type: ignore[arg-type]
 
 
 def test_unknown_settings_are_refused(tmp_path: Path) -> None:
