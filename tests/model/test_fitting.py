@@ -23,6 +23,7 @@ from seqdefer import cli
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.labels import exploration, hand_offs
+from seqdefer.methods.registry import all_methods
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.fitting import fit_model, served_of
 from seqdefer.registry import load_task
@@ -174,7 +175,8 @@ def test_the_same_command_again_fits_and_labels_nothing(
 
 KILLED = """
 import os, signal, sys
-from seqdefer import cli, store
+from seqdefer import cli
+from seqdefer.storage import files
 left, replace = int(sys.argv[1]), os.replace
 def killed(aside, path):
     global left
@@ -182,20 +184,20 @@ def killed(aside, path):
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
     replace(aside, path)
-store.os.replace = killed
+files.os.replace = killed
 cli.main(sys.argv[2:])
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
 @pytest.mark.parametrize("left", [2, -1])
-def test_a_fit_that_was_killed_goes_on(left: int, place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_fit_resumes(left: int, place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """Amid the labels, and right before the last file."""
     n_files = len(files_of(folders["TokenwiseModel"]))
     which, folder = left if left > 0 else n_files, tmp_path / "model"
     start = [sys.executable, "-c", KILLED, str(which), *command(place, folder)]
     assert subprocess.run(start, capture_output=True, check=False).returncode == -signal.SIGKILL
-    with pytest.raises(CheckpointError, match="the same seqdefer fit goes on with it"):
+    with pytest.raises(CheckpointError, match="the same seqdefer fit resumes it"):
         DeferringModel.from_pretrained(folder)
     fitted(place, folder)
     left_over = {name for name in files_of(folder) if Path(name).name.startswith(".")}  # half of a file, aside
@@ -265,8 +267,8 @@ def test_long_inputs_are_cut_and_it_is_said(place: Path, folders: dict[str, Path
 def test_tasks_and_methods_that_cannot_be(place: Path, tmp_path: Path, capsys: Capture) -> None:
     said = refused(capsys, "fit", "weather", "--out", tmp_path / "model")
     assert said == "task 'weather' takes no inputs of your own, so there is nothing to fit a rejector for"
-    said = refused(capsys, *command(place, tmp_path / "model", "--method", "ChowMean"))
-    assert said == "unknown method to fit 'ChowMean'; available: OneTimeCost, OneTimeModel, TokenwiseModel"
+    said = refused(capsys, *command(place, tmp_path / "model", "--method", "Luck"))
+    assert said == f"unknown method 'Luck'; available: {', '.join(sorted(all_methods()))}"
     assert "unknown preset 'huge'" in refused(capsys, *command(place, tmp_path / "model", "--preset", "huge"))
     assert "unrecognized arguments: --seeds 3" in refused(capsys, *command(place, tmp_path / "model", "--seeds", "3"))
     assert not (tmp_path / "model").exists()

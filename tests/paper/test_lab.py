@@ -28,6 +28,7 @@ from seqdefer.paper import lab as lab_module
 from seqdefer.paper.lab import DEFAULT_VARIANT as DEFAULT
 from seqdefer.paper.lab import Lab, Variant
 from seqdefer.rejectors.checkpoints import load_rejector
+from seqdefer.rejectors.confidence import DraftConfidence
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.storage.shards import DamagedShardWarning
