@@ -147,9 +147,3 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
     places = {f"{getattr(seqdefer, name).__module__}.{name}" for name in seqdefer.__all__ if name != "__version__"}
     assert not {place for place in places if f'id="{place}"' not in text}
-
-
-def test_the_verdicts_in_the_readme_are_those_of_the_records() -> None:
-    from seqdefer.paper.render.page import verdict_summary
-
-    assert verdict_summary(ROOT / "docs" / "results") in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -276,7 +276,7 @@ def test_another_field(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     data = write_numbers(tmp_path / "own.jsonl", 5)
     data.write_text(data.read_text().replace("number", "n"))
     error = fails_with(capsys, "calibrate", folder, "--data", data)
-    assert error == f"{data}, line 1: there is no 'number'; the fields are: 'n'; choose one with --field"
+    assert error == f"{data.name}, line 1: there is no 'number'; the fields are: 'n'; choose one with --field"
     assert run("calibrate", folder, "--data", data, "--field", "n", "--quiet") == 0
 
 
@@ -314,13 +314,11 @@ def test_data_that_cannot_be_used(content: bytes, message: str, folder: Path, tm
 def test_files_that_cannot_be_read(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"number": 3}\n' * 1000)[:40])
-    plain = tmp_path / "plain.jsonl.gz"
-    plain.write_bytes(b'{"number": 3}\n')
-    for path in (tmp_path / "nowhere.jsonl", tmp_path, cut, plain):
+    for path in (tmp_path / "nowhere.jsonl", tmp_path, cut):
         error = fails_with(capsys, "calibrate", folder, "--data", path)
-        assert error.startswith(f"cannot read {path}: ")
-        assert error.endswith("; give JSONL or a text, plain or gzip")
-    error = fails_with(capsys, "calibrate", folder, "--data", plain, "--inputs", 1)
+        assert error.startswith(f"cannot read {path}")
+        assert error.endswith("; give JSONL or one input a line, plain or gzip")
+    error = fails_with(capsys, "calibrate", folder, "--data", cut, "--inputs", 1)
     assert error == "--inputs is 1; it must be at least 2"
 
 

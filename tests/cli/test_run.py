@@ -14,9 +14,9 @@ import pytest
 from command_line import SMALL, Capture, content, fails_with, run
 from oracles import temperatures, write_record
 
-from seqdefer.evaluation import experiment
 from seqdefer.evaluation.results import load_results
 from seqdefer.evaluation.settings import experiment_settings
+from seqdefer.methods import one_time_model
 from seqdefer.registry import load_task
 from seqdefer.tasks.weather.task import ENTRY
 
@@ -63,7 +63,7 @@ def test_ctrl_c(
     def stop(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "fit_once", stop)
+    monkeypatch.setattr(one_time_model, "fit_once", stop)
     assert run("run", "weather", "--data", record, "--out", tmp_path, *SMALL, *quiet) == 130
     shown = capsys.readouterr()
     assert shown.err == "seqdefer: stopped; the same command resumes from what is finished\n"
@@ -108,9 +108,9 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
         ["--architecture", "draft_mlp"],
         "unknown token-level architecture 'draft_mlp'; available: lstm, mlp",
     ),
-    "unknown architecture by draft": (
+    "unknown draft architecture": (
         ["--draft-architecture", "lstm"],
-        "unknown architecture by draft 'lstm'; available: draft_mlp, draft_transformer",
+        "unknown draft architecture 'lstm'; available: draft_mlp, draft_transformer",
     ),
     "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
     "unknown option": (["--sedes", "3"], "unrecognized arguments: --sedes 3; see: seqdefer run weather --help"),
@@ -124,7 +124,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "hand-offs 1": (["--hand-offs", "1"], "choose from 2 to 7"),
     "hand-offs 8": (["--hand-offs", "8"], "choose from 2 to 7"),
     "hand-offs negative": (["--hand-offs", "-2"], "choose from 2 to 7"),
-    "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be a number of degrees, 0 or more"),
+    "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be between 0 and 1000 degrees"),
     "noise not a number": (["--noise", "nan"], "--noise is nan"),
     "alpha not a number": (["--alpha", "nan"], "--alpha is nan"),
     "alpha infinite": (["--alpha", "inf"], "--alpha is inf"),
@@ -256,7 +256,7 @@ def test_a_disk_that_fills_up_during_a_run(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", str(tmp_path / "model.safetensors"))
 
-    monkeypatch.setattr("seqdefer.tasks.weather.forecaster.write_tensors", full)
+    monkeypatch.setattr("seqdefer.storage.made_once.write_tensors", full)
     assert run("run", "weather", "--data", record, "--epochs", "1", "--out", tmp_path, "--quiet") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

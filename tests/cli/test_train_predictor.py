@@ -16,7 +16,7 @@ TINY_TRAINING = ["--cities", "6", "--instances", "32", "--epochs", "1", "--hidde
 def judged(monkeypatch: pytest.MonkeyPatch) -> int:
     """The number of instances to evaluate on, few because their tours are solved."""
     pytest.importorskip("numba", reason="the local search needs numba: pip install 'seqdefer[tsp]'")
-    monkeypatch.setattr("seqdefer.tasks.tsp.task.JUDGED", 20)
+    monkeypatch.setattr("seqdefer.tasks.tsp.task.N_EVALUATION", 20)
     return 20
 
 

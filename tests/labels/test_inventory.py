@@ -200,8 +200,8 @@ def others_in(store: Store) -> list[str]:
 def test_what_there_is(store: Store) -> None:
     found = take_inventory(store)
     assert sorted((one.manifest.rows, len(one.manifest.shards)) for one in found.labellings) == [(5, 1), (10, 2)]
-    assert found.loose == (NAME,)
-    assert found.loose_size == store.path(NAME).stat().st_size
+    assert found.orphans == (NAME,)
+    assert found.orphan_bytes == store.path(NAME).stat().st_size
     assert [path.name for path in found.partial_files] == HALVES
     assert found.damaged == {}
 
@@ -223,7 +223,7 @@ def test_shards_of_another_labelling_stay(store: Store) -> None:
     small, large = sorted(
         (one.manifest for one in take_inventory(store).labellings), key=lambda manifest: manifest.rows
     )
-    with pytest.raises(OptionError, match=r"'' begins several names: .*; give more of it"):
+    with pytest.raises(OptionError, match=r"'' matches several names: .*; give more letters"):
         remove_labellings(store, [""])
     with pytest.raises(OptionError, match=f"unknown labelling '{large.name[1:]}'"):
         remove_labellings(store, [large.name[1:]])
@@ -244,7 +244,7 @@ def test_what_is_damaged_or_missing_is_named_and_removed(store: Store) -> None:
     assert verify(store)[path] == f"{path} is damaged: its digest does not match its content"
     assert set(remove_damaged(store)) == {path, manifest}
     assert list(verify(store).values()) == [
-        f"{path} is missing: labelling {take_inventory(store).labellings[0].manifest.name} names it"
+        f"{path} is missing: labelling {take_inventory(store).labellings[0].manifest.name} lists it"
     ]
     assert remove_damaged(store) == []  # missing files need no removal
     assert others_in(store) == OTHERS
@@ -285,6 +285,6 @@ def test_a_manifest_under_another_name_is_none(store: Store) -> None:
     name = take_inventory(store).labellings[0].manifest.name
     path = store.folder / f"{name}.json"
     other = path.rename(store.folder / f"{'f' * 16}.json")
-    with pytest.raises(CheckpointError, match=f"it says that its name is '{name}'"):
+    with pytest.raises(CheckpointError, match=f"the name inside is '{name}'"):
         read_manifest(other)
     assert set(verify(store)) == {other}

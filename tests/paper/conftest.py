@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import FITS
 from toy_studies import DRAWN, TINY, Finished, Spy, install
 
 from seqdefer.evaluation import experiment, splits
@@ -40,6 +41,5 @@ def copied(finished: Finished, tmp_path: Path) -> Path:
 @pytest.fixture
 def work(spy: Spy) -> dict[str, list[tuple[Any, ...]]]:
     """The calls of every function that fits, labels or loads a rejector."""
-    fits = ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")
     labels = {"draft": jobs, "hand_off_table": jobs, "enumerate_trees": splits}
-    return {name: spy(owner, name) for name, owner in (dict.fromkeys(fits, experiment) | labels).items()}
+    return {name: spy(owner, name) for name, owner in {**FITS, "load_rejector": experiment, **labels}.items()}

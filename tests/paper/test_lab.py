@@ -143,7 +143,7 @@ def test_facts_are_stored(filled: Lab, spy: Spy) -> None:
 
 
 def test_stored_cells_need_no_labels_fits_or_rejectors(filled: Lab, spy: Spy) -> None:
-    work = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token", "load_rejector")]
+    work = [spy(experiment, "load_rejector"), *(spy(module, name) for name, module in FITS.items())]
     work += [spy(jobs, "draft"), spy(jobs, "hand_off_table"), spy(splits, "enumerate_trees")]
     before = cells_of(filled.folder)
     again = open_lab(filled.folder)
@@ -155,7 +155,7 @@ def test_stored_cells_need_no_labels_fits_or_rejectors(filled: Lab, spy: Spy) ->
 
 
 def test_a_cell_fits_only_its_own_rejector(tmp_path: Path, spy: Spy) -> None:
-    fits = {name: spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token")}
+    fits = {name: spy(module, name) for name, module in FITS.items()}
     lab = open_lab(tmp_path)
     lab.cell(DEFAULT, "ChowMean", 0)
     lab.cell(DEFAULT, "OneTimeScore", 0)
@@ -355,10 +355,10 @@ def test_a_searched_oracle_counts_the_outcomes_of_current_methods(
 
 def test_test_data_cannot_judge_variants(tmp_path: Path) -> None:
     lab = open_lab(tmp_path)
-    settings, grid = replace(lab.settings, methods=("OneTimeScore",)), torch.arange(lab.task.spec.length + 1)
-    assert lab_module._validation_improvement(lab.splits.validation, "OneTimeScore", {}, settings, grid) < 100
-    with pytest.raises(ContractError, match="Held"):
-        lab_module._validation_improvement(lab.splits.test, "OneTimeScore", {}, settings, grid)  # type: ignore[arg-type]
+    rejectors = {"OneTimeScore": DraftConfidence(range(lab.task.spec.length + 1))}
+    assert lab_module._validation_improvement(lab.splits.validation, "OneTimeScore", rejectors) < 100
+    with pytest.raises(ContractError, match="TestData"):
+        lab_module._validation_improvement(lab.splits.test, "OneTimeScore", rejectors)  # type: ignore[arg-type]
 
 
 def test_too_many_hand_offs_are_rejected(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import TINY_MLP
 from torch import Tensor
 
 from seqdefer import cli
@@ -20,7 +21,6 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import CheckpointError, DataError, InputError, OptionError
 from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.hyperparameters import Settings
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
 from seqdefer.report.panels import is_harmless
@@ -315,7 +315,7 @@ def test_drawing_shows_words_tokens_and_reference(task: PronounceTask) -> None:
 
 
 def test_a_small_run(dictionary: Path, tmp_path: Path) -> None:
-    rejector = Settings(1e-2, 3, "mlp", 1, 4, 0.0, 2, 0.0, 100)
+    rejector = replace(TINY_MLP, architecture="mlp", epochs=2)
     by_draft = replace(rejector, architecture="draft_mlp")
     settings = ExperimentSettings(seeds=1, instances=8, token=rejector, once=by_draft, cost=by_draft, resamples=10)
     options = replace(TINY, data=str(dictionary), train=24, validation=8)

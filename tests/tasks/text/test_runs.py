@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from seqdefer.evaluation import experiment
 from seqdefer.evaluation.experiment import REFERENCES, granularity_of
 from seqdefer.evaluation.results import load_results
 from seqdefer.labels import exploration, hand_offs
@@ -24,6 +23,7 @@ from seqdefer.progress import Silent
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from runs import FITS
 from text_runs import (
     LENGTH,
     N_TEST,
@@ -144,7 +144,7 @@ def test_notes_and_provenance(done: Path, place: Path) -> None:
 
 def test_the_same_command_again_reuses_what_is_stored(done: Path, place: Path, tmp_path: Path, spy: Spy) -> None:
     shutil.copytree(done, tmp_path / "run")
-    fits = [spy(experiment, f"fit_{name}") for name in ("whole", "once", "cost", "token")]
+    fits = [spy(module, name) for name, module in FITS.items()]
     labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explore_batch")
     asked = spy(TextExpert, "start")
     finished(place, tmp_path / "run")

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 import torch
+from runs import FITS
 from torch import Tensor
 
 from seqdefer import cli
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import MissingExtraError
-from seqdefer.evaluation import experiment
 from seqdefer.evaluation.results import Results, load_results
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.progress import Silent
@@ -292,7 +292,7 @@ def test_a_resumed_run_does_not_call_the_expert(
     shutil.copytree(done, folder)
     (folder / "results.json").unlink()
     labelled, solved = spy(SearchExpert, "_hand_offs"), spy(module, "_solve")
-    fits = [spy(experiment, name) for name in ("fit_whole", "fit_once", "fit_cost")]
+    fits = [spy(FITS[name], name) for name in ("fit_whole", "fit_once", "fit_cost")]
     finished(folder)
     assert (labelled, solved, fits) == ([], [], [[], [], []])
     assert found_in(folder) == found_in(done)

@@ -186,7 +186,7 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         ("date,temp\n2020-01-01 24:10,1\n", None, r"line 2: cannot read the time"),
         ("temp,date\n1\n", None, r"line 2: cannot read the time ''"),
         (f"date,temp\n{'x' * 140000},1\n", None, r"line 2: not a CSV file"),
-        ("PK\x03\x04", None, r"is a zip archive; unpack it"),
+        ("PK\x03\x04", None, r"is a zip archive: unpack it"),
         ('date,"a\nb",\x1b[31m\n', None, r"the columns are: 'date', 'a\\nb', '\\x1b\[31m'$"),
         (f"{','.join('abcdefghijklm')}\n", None, r"'i', 'j' and 3 more$"),
         (f"date,{'x' * 1000}\n", None, r"'x{39}…'$"),

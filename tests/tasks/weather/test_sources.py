@@ -181,7 +181,7 @@ def test_unreachable_jena_names_the_alternatives(
 def test_downloads_that_are_too_large(small: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small.setattr(urllib.request, "urlopen", lambda url, timeout: io.BytesIO(archive(JENA_MEMBER)))
     small.setattr(download, "MAX_FILE_MIB", 0)
-    with pytest.raises(DataError, match=r"jena_climate_2009_2016\.csv is larger than 0 MiB; download it by hand"):
+    with pytest.raises(DataError, match=r"jena_climate_2009_2016\.csv is larger than 0 MiB; download and unpack it"):
         official_jena_series(tmp_path)
     small.setattr(sources, "MAX_ARCHIVE_BYTES", 10)
     with pytest.raises(DataError, match=r"\.zip has more than 10 bytes"):
