@@ -15,6 +15,8 @@ from tiny_benchmarks import TEXT_BENCHMARKS, check_spread, run, weather
 
 from seqdefer.tasks.weather.data import parse_series
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -88,5 +88,5 @@ def test_training_into_the_folder_of_another(judged: int, tmp_path: Path, capsys
     capsys.readouterr()
     before = content(tmp_path)
     line = fails_with(capsys, *command, "--seed", "1")
-    assert "belongs to a training with other options; choose another folder with --out" in line
+    assert "was made with other options; choose another folder with --out" in line
     assert content(tmp_path) == before

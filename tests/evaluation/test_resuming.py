@@ -22,6 +22,8 @@ from seqdefer.progress import Clock
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.types import Examples, Sequences
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def finished(record: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

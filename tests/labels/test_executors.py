@@ -31,6 +31,8 @@ from seqdefer.registry import load_task
 from seqdefer.storage.files import read_json
 from seqdefer.storage.shards import Store
 
+pytestmark = pytest.mark.slow
+
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 
 

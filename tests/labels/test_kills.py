@@ -13,7 +13,7 @@ from labelling_toy import HAND_OFFS, TREES, Gate, end_of, files_in, is_gone, lab
 
 from seqdefer.labels.executors.processes import LostWorkerWarning
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
 
 def test_a_killed_worker_is_replaced(

@@ -21,7 +21,7 @@ from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import Judgements, load_judgements, load_origins, load_study
 
-pytestmark = pytest.mark.usefixtures("installed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
 Capture = pytest.CaptureFixture[str]
 
@@ -118,7 +118,7 @@ def run(*arguments: str | Path) -> int:
         (["all", "--seeds", "two"], "argument --seeds: invalid int value: 'two'; see: seqdefer reproduce --help"),
         (["table-ablation", "--tasks", "solve"], "table-ablation does not use the task solve; its tasks: spell"),
         (["all", "--device", "tpu"], "unknown device 'tpu'; available: auto, cpu, cuda"),
-        (["all", "--what"], "unrecognized arguments: --what; see: seqdefer --help"),
+        (["all", "--what"], "unrecognized arguments: --what; see: seqdefer reproduce --help"),
         ([], "the following arguments are required: NAME; see: seqdefer reproduce --help"),
     ],
 )

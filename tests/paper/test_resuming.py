@@ -19,7 +19,7 @@ from seqdefer.paper.reproduce import reproduce
 from seqdefer.storage.shards import DamagedShardWarning
 from tests.evaluation.test_experiment import FITTED
 
-pytestmark = pytest.mark.usefixtures("installed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
 LABELLING = ("label hand-offs", "label decisions")
 

@@ -32,7 +32,7 @@ from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.testing.fakes import blank_prefixes
 from tests.evaluation.test_experiment import FITTED
 
-pytestmark = pytest.mark.usefixtures("installed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
 # -- against separate experiments ----------------------------------------------------------------------------------
 

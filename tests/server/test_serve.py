@@ -21,6 +21,8 @@ from seqdefer import cli
 from seqdefer.server.http import Limits
 from seqdefer.server.serve import listen
 
+pytestmark = pytest.mark.slow
+
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"train": 24, "validation": 12, "test": 1}
     options = TSPOptions(cities=7, expert="search", predictor=str(home / "pointer"), **sizes)
     fit_model(ENTRY, options, experiment_settings(ENTRY, "quick"), home / "model", device="cpu")
-    with pytest.raises(OptionError, match="names no next token; available: ChowMean, .*OneTimeModel, OneTimeCost"):
+    with pytest.raises(OptionError, match=r"names no next token; available: ChowMean, .*OneTimeModel, OneTimeCost"):
         fit_model(ENTRY, options, experiment_settings(ENTRY, "quick"), home / "other", method="TokenwiseModel")
     return home / "model"
 
