@@ -80,6 +80,7 @@ def test_tutorial_is_short() -> None:
     assert sum(bool(line.strip()) for line in code.splitlines()) < 100
 
 
+@pytest.mark.slow
 def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
     """The margins are wide: another seed, machine or version of PyTorch changes the numbers, not the outcome."""
     results: Results = tutorial["results"]
@@ -96,6 +97,7 @@ def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_tutorial_entry(tutorial: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line finds the task and its options, as if it were installed."""
     entry: TaskEntry = tutorial["ENTRY"]

@@ -84,6 +84,7 @@ def test_relative_links_work_in_the_repository(page: Path) -> None:
     assert not broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if python_blocks(page) and page_name(page) not in RUN_ELSEWHERE], ids=page_name
 )

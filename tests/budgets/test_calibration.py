@@ -93,6 +93,7 @@ def spent_on_others(method: str, n: int, budgets: Sequence[float], **options: An
     return [(one, model.generate(others, threshold=one.threshold, batch_size=n).share) for one in settings]
 
 
+@pytest.mark.slow
 def test_budgets_hold_on_some_hundred_inputs_that_were_not_seen() -> None:
     """The error has a standard deviation of 0.2 to 0.8 points here: 2 points are no matter of luck."""
     budgets = BUDGETS[::10]
@@ -100,6 +101,7 @@ def test_budgets_hold_on_some_hundred_inputs_that_were_not_seen() -> None:
         assert abs(spent - budget) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "most"), [("OneTimeModel", 0.8), ("OneTimeCost", 1.0)])
 def test_one_time_budgets_hold_with_thousands_of_inputs(method: str, most: float) -> None:
     """An input is handed off or not: 600 of them leave an error of 1.5 to 3 points, these one of 0.4."""

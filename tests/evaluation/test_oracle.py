@@ -121,6 +121,7 @@ def test_a_beam_never_beats_all_outcomes(task: ToyTask, width: int) -> None:
     assert (bound.at(exact.deferred) >= exact.loss - 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 40, 4096])
 def test_beams_of_long_sequences_do_not_depend_on_batches(batch_size: int) -> None:
     task = ToyTask(n=9, length=24, ends=False)

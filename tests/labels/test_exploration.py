@@ -77,6 +77,7 @@ def lazily(task: ToyTask, prefix: Prefix, row: int) -> tuple[DecisionTrees, Tens
     return trees, node
 
 
+@pytest.mark.slow
 @given(toys, st.integers(2, 5))
 @settings(max_examples=25)
 def test_nodes_are_those_of_lazily_grown_trees(task: ToyTask, rollouts: int) -> None:

@@ -200,6 +200,7 @@ def written_twice(model: DeferringModel, inputs: list[int], threshold: float) ->
     return roll_out(served.predictor, served.expert, examples, policy, served.spec)
 
 
+@pytest.mark.slow
 @each_one_time
 @pytest.mark.parametrize("options", [{}, {"ends": False}, {"length": 12}])
 def test_a_draft_completed_is_what_the_engine_writes(method: str, options: dict[str, Any]) -> None:
@@ -571,6 +572,7 @@ def test_a_budget_warning_names_the_line_that_asked() -> None:
     assert len(told) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(all_methods()))
 def test_every_method_can_be_saved_calibrated_and_run(name: str, tmp_path: Path) -> None:
     """Confidence rules and whole deferral are methods like the others; decisions cost the expert nothing."""

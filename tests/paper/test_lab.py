@@ -335,6 +335,7 @@ def finds_nothing(trees: DecisionTrees, rows: Tensor, **_: Any) -> tuple[Tensor,
     return torch.full((len(rows), 1), torch.inf), torch.zeros(len(rows), 1)
 
 
+@pytest.mark.slow
 def test_a_searched_oracle_counts_the_outcomes_of_current_methods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -323,6 +323,7 @@ cli.main(sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
 @pytest.mark.parametrize(("during", "tours", "labels"), [("solving", 1, 0), ("labelling", 3, 1), ("writing", 3, 1)])
 def test_a_killed_run_resumes(
