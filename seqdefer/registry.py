@@ -5,10 +5,16 @@ A package offers a plug-in with a line in its own pyproject.toml:
     [project.entry-points."seqdefer.tasks"]
     mine = "my_package.task:ENTRY"
 
-Nothing is imported before a plug-in is asked for by name.
+    group                     name             value
+    seqdefer.tasks            NAME             a TaskEntry
+    seqdefer.networks         KIND             a class: TokenNetwork or DraftNetwork
+    seqdefer.methods          NAME             a Method
+    seqdefer.experts          text.NAME        a callable (options, predictor, device) -> Expert
+    seqdefer.experts          tsp.NAME         a callable () -> Expert
+    seqdefer.tsp.predictors   PREFIX           a callable (folder, device, facts) -> Predictor
 
-Experts of other packages use the group "seqdefer.experts" and names TASK.NAME, which `--expert NAME` finds. For text
-tasks, `text.NAME` is a callable `(options, predictor, device) -> Expert`.
+`--expert NAME` and `--predictor PREFIX:FOLDER` find the last three. A task is imported when it is asked for by name,
+networks and methods when one is listed or looked up.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import unknown
+from seqdefer.errors import ContractError, unknown
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
@@ -32,7 +38,15 @@ def find_plugins(group: str) -> dict[str, EntryPoint]:
 
 def load_plugins(group: str) -> dict[str, Any]:
     """Import every plug-in of a group."""
-    return {name: point.load() for name, point in find_plugins(group).items()}
+    return {name: _load(point) for name, point in find_plugins(group).items()}
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # whatever the other package raises
+        package = point.dist.name if point.dist is not None else "?"
+        raise ContractError(f"the plug-in {point.name!r} of package {package} cannot be loaded: {error!r}") from error
 
 
 def find_tasks() -> dict[str, EntryPoint]:

@@ -174,7 +174,7 @@ def test_public_name_resolves(name: str) -> None:
 
 @pytest.mark.parametrize("old", sorted(NEW_PLACES))
 def test_an_old_module_names_its_new_place(old: str) -> None:
-    place = NEW_PLACES[old].split(" ")[0]
+    place = re.split(r"[ ,]", NEW_PLACES[old])[0]
     if module_of_name(old) in MODULES:  # a room today
         with pytest.raises(ImportError, match=re.escape(place)):
             exec(f"from {old} import something")

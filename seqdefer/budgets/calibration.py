@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, check_budget
+from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, check_budget, nearest_place
 from seqdefer.budgets.spending import Spending
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
@@ -27,7 +27,7 @@ class Calibration:
     def for_budget(self, budget: float) -> Setting:
         """Return the setting whose realised share comes nearest to a budget."""
         shares = np.array([one.share for one in self.settings])
-        return self.settings[NEAREST.place(shares, check_budget(budget))]
+        return self.settings[nearest_place(shares, check_budget(budget))]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRul
 
 def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> LossCurve:
     """Return what the settings of `calibrate` buy."""
-    places = list(dict.fromkeys(rule.place(spending.shares, budget) for budget in BUDGETS))
+    places = list(dict.fromkeys(rule.place(spending, budget) for budget in BUDGETS))
     losses = spending.at(places).loss.mean(1)
     points = (LossPoint(float(spending.shares[place]), float(loss)) for place, loss in zip(places, losses, strict=True))
     return LossCurve(unit, inputs, rejector, tuple(points))

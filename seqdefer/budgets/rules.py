@@ -48,8 +48,8 @@ class BudgetRule(ABC):
     """Chooses a setting for a budget."""
 
     @abstractmethod
-    def place(self, shares: Floats, budget: float) -> int:
-        """Return the place of the setting, given the share (T,) that each spends, falling from never to always."""
+    def place(self, spending: Spending, budget: float) -> int:
+        """Return the place of the setting among those of the spending, which fall from never to always."""
 
     def choose(self, spending: Spending, budget: float) -> Setting:
         """Return the setting for a budget, from 0 to 1."""
@@ -57,7 +57,7 @@ class BudgetRule(ABC):
 
     def choose_all(self, spending: Spending, budgets: Sequence[float]) -> tuple[Setting, ...]:
         """Return the settings for several budgets."""
-        places = [self.place(spending.shares, check_budget(budget)) for budget in budgets]
+        places = [self.place(spending, check_budget(budget)) for budget in budgets]
         seen = spending.at(places)
         shares = realised_shares(seen.deferred, seen.written)
         return tuple(
@@ -67,19 +67,24 @@ class BudgetRule(ABC):
 
 
 class Nearest(BudgetRule):
-    """The setting whose share is nearest to the budget. All (1) and nothing (0) mean just that on other inputs too."""
+    """The setting whose share is nearest to the budget."""
 
-    def place(self, shares: Floats, budget: float) -> int:
-        if budget in (0.0, 1.0):
-            return 0 if budget == 0 else len(shares) - 1
-        return int(np.abs(shares - budget).argmin())
+    def place(self, spending: Spending, budget: float) -> int:
+        return nearest_place(spending.shares, budget)
 
 
 NEAREST = Nearest()
 
 
+def nearest_place(shares: Floats, budget: float) -> int:
+    """Return the place of the share nearest to the budget. 0 and 1 are the ends, on whatever inputs."""
+    if budget in (0.0, 1.0):
+        return 0 if budget == 0 else len(shares) - 1
+    return int(np.abs(shares - budget).argmin())
+
+
 def check_budget(budget: float) -> float:
-    """Return the budget, or raise where it is no share."""
+    """Return the budget, or raise if it is not between 0 and 1."""
     if not (math.isfinite(budget) and 0.0 <= budget <= 1.0):
         raise OptionError(f"budget is {budget}; it is the share of tokens the expert writes, from 0 to 1")
     return budget

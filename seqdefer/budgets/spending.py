@@ -1,4 +1,4 @@
-"""What settings spend on some inputs: of which a budget rule chooses one.
+"""What each setting spends on some inputs; a budget rule chooses among them.
 
 Settings fall from infinity (never defer) to minus infinity (defer all that can be): the last spends the most.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from seqdefer.budgets.convex_hull import Floats, Integers
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs, to_floats
 from seqdefer.budgets.token_sweeps import TokenSweep
+from seqdefer.errors import DataError
 from seqdefer.types import HandOffTable
 
 
@@ -33,12 +34,12 @@ class Spending(ABC):
     @property
     @abstractmethod
     def settings(self) -> Floats:
-        """(T,)"""
+        """The settings, falling. (T,)"""
 
     @property
     @abstractmethod
     def shares(self) -> Floats:
-        """(T,)"""
+        """The share of all tokens that each setting spends. (T,)"""
 
     @abstractmethod
     def at(self, places: Sequence[int]) -> Outcomes:
@@ -74,6 +75,8 @@ class HandOffSpending(Spending):
     def __init__(self, scored: ScoredHandOffs, table: HandOffTable) -> None:
         self._scored = scored
         self._deferred, self._loss = (to_floats(part)[:, scored.grid] for part in (table.deferred, table.loss))
+        if (self._deferred < 0).any():
+            raise DataError("some hand-offs of the grid were not labelled; label them, or choose from those that were")
         self._written = np.minimum(scored.grid, scored.lengths[:, None]) + self._deferred
 
     @cached_property

@@ -109,7 +109,7 @@ class Experiment:
         """Label, fit, sweep and compare; return the results (`run_task` also writes them). Rejectors are stored."""
         self._require_applicable()
         self.splits.make_by_engine("test", "train", "validation")
-        # Test data first: where it is too small, all the rest would be in vain.
+        # Test data first, to fail early if it is too small.
         self._require_applicable(has_entropy=self.splits.test.draft.entropy is not None)
         runs, seeds = [], []
         for seed in range(self.settings.seeds):

@@ -2,10 +2,7 @@
 
 A file of a method defines `METHODS`, a tuple of records:
 
-    def fit(context: FitContext) -> Fit:
-        return Fit(lambda progress: (Confidence("uncertainty"), None))
-
-    METHODS = (Method("TokenwiseScore", "token", fit),)
+    METHODS = (Method("TokenwiseScore", "token", rule_fit(lambda context: Confidence("uncertainty"))),)
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from seqdefer.interfaces import Task
 from seqdefer.labels.labelled import LearningData
 from seqdefer.progress import Progress
 from seqdefer.rejectors.checkpoints import Rejector
+from seqdefer.rejectors.confidence import DraftRule, TokenRule
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.rejectors.token_training import Strategy, default_price
 from seqdefer.rejectors.training import History
@@ -107,3 +105,14 @@ class Method:
     @property
     def is_learned(self) -> bool:
         return self.learns_from is not None
+
+
+def rule_fit(make: Callable[[FitContext], TokenRule | DraftRule]) -> Callable[[FitContext], Fit]:
+    """Return the fit of a rule: there is nothing to train."""
+
+    def fit(context: FitContext) -> Fit:
+        rule = make(context)
+        rule.predictor = context.task.predictor.fingerprint
+        return Fit(lambda _: (rule, None))
+
+    return fit

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from seqdefer.methods.base import Fit, FitContext, Method
-from seqdefer.rejectors.confidence import ChowMean, ChowQuantile, ChowSum, DraftRule, TokenRule
+from seqdefer.methods.base import Method, rule_fit
+from seqdefer.rejectors.confidence import ChowMean, ChowQuantile, ChowSum
 
 QUANTILES = (0.0, 0.4, 0.8, 1.0)  # the paper's
-
-
-def rule_fit(make: Callable[[FitContext], TokenRule | DraftRule]) -> Callable[[FitContext], Fit]:
-    """Return the fit of a rule: there is nothing to train."""
-
-    def fit(context: FitContext) -> Fit:
-        rule = make(context)
-        rule.predictor = context.task.predictor.fingerprint
-        return Fit(lambda _: (rule, None))
-
-    return fit
 
 
 def _quantile(level: float, order: int) -> Method:

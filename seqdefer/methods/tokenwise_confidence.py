@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from seqdefer.methods.base import Method
-from seqdefer.methods.chow import rule_fit
+from seqdefer.methods.base import Method, rule_fit
 from seqdefer.rejectors.confidence import Confidence
 
 METHODS = (

@@ -245,7 +245,7 @@ class DeferringModel:
 
 
 def _check(served: Served, rejector: Rejector) -> None:
-    if rejector.predictor != served.predictor.fingerprint:
+    if rejector.predictor not in ("", served.predictor.fingerprint):  # "": a rule that fits any
         raise CheckpointError(
             f"the rejector was fitted for predictor {rejector.predictor}, not for {served.predictor.fingerprint}; load "
             "that predictor, or fit a rejector for this one"

@@ -56,7 +56,7 @@ class SavedRejector(ABC):
 
     @property
     def module(self) -> nn.Module | None:
-        """Whatever has weights to store."""
+        """The module with the weights, if any."""
         return None
 
     @classmethod
@@ -69,7 +69,7 @@ class SavedRejector(ABC):
             raise CheckpointError(
                 f"{folder} holds a {config['kind']!r} rejector, not a {cls.kind!r} one; use load_rejector"
             )
-        if predictor is not None and predictor.fingerprint != config.get("predictor"):
+        if predictor is not None and config.get("predictor") not in ("", predictor.fingerprint):
             raise CheckpointError(
                 f"{folder} was fitted for predictor {config.get('predictor')}, not for {predictor.fingerprint}; "
                 "load that predictor, or fit a rejector for this one"
@@ -77,7 +77,7 @@ class SavedRejector(ABC):
         try:
             rejector = cls.build(config)
         except (KeyError, TypeError, ValueError, RuntimeError, OptionError) as error:
-            raise CheckpointError(f"{folder} does not hold a whole rejector: {error!r}; fit it again") from error
+            raise CheckpointError(f"{folder} holds an incomplete rejector: {error!r}; fit it again") from error
         if rejector.module is not None:
             read_weights(rejector.module, folder / WEIGHTS)
             rejector.module.eval()

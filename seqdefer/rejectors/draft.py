@@ -31,8 +31,8 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
     `cost_defaults` those for the rule `cost`.
     """
 
-    defaults: ClassVar[Settings]
-    cost_defaults: ClassVar[Settings]
+    defaults: ClassVar[Settings] = PUBLISHED_ONCE
+    cost_defaults: ClassVar[Settings] = COST_PERCEPTRON
     loss_mean: Tensor
     loss_scale: Tensor
 
@@ -91,7 +91,6 @@ class DraftMLP(DraftNetwork):
     """The paper's network for one-time deferral: all steps of a draft in one row, one perceptron."""
 
     kind = "draft_mlp"
-    defaults, cost_defaults = PUBLISHED_ONCE, COST_PERCEPTRON
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)

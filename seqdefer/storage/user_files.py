@@ -1,7 +1,7 @@
 """Files that users bring: plain or gzip, read within size limits, with errors that name the file and the line.
 
     content = read_bytes(Path("map.tsp.gz"), max_mib=128, advice="give fewer cities")
-    for number, line in read_lines(Path("news.jsonl.gz")):
+    for number, line in read_lines(Path("news.jsonl.gz"), kind="JSONL"):
         record = parse_record(line, f"news.jsonl.gz, line {number}")
 
 The content decides whether a file is gzip, not its name. Limits count unpacked bytes and apply while unpacking, so a

@@ -29,7 +29,7 @@ from torch import Tensor
 from seqdefer import environment
 from seqdefer.errors import ContractError, InputError, OptionError, unknown
 from seqdefer.interfaces import DraftExpert, Expert
-from seqdefer.registry import find_plugins
+from seqdefer.registry import EXPERTS, find_plugins
 from seqdefer.tasks.tsp import search
 from seqdefer.tasks.tsp.exact import TIME_LIMIT, ExactSolver, Floats, HandOffs, Ints, Solution
 from seqdefer.tasks.tsp.reading import MIN_CITIES
@@ -37,7 +37,6 @@ from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
-EXPERTS = "seqdefer.experts"
 MAX_EFFORT, MAX_SECONDS = 10**6, 1e9  # larger values are mistakes
 POLL_SECONDS = 0.2  # between checks for Ctrl-C, whose signal another thread may receive
 Result = TypeVar("Result")
