@@ -71,7 +71,7 @@ def test_impossible_sizes_are_refused(change: dict[str, Any], words: str, tmp_pa
     """The message once did not name the folder."""
     folder = make(DraftTransformer, hand_offs=(0, 2, 5)).save_pretrained(tmp_path)
     edit(**change)(folder)
-    with pytest.raises(CheckpointError, match=f"{tmp_path.name} does not hold a whole rejector: .*{words}"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path.name} holds an incomplete rejector: .*{words}"):
         load_rejector(folder)
 
 
