@@ -48,6 +48,7 @@ GPU_MEMORY_SHARE = 8  # the cache takes at most 1/8 of a GPU's free memory
 class TextTask(Task):
     """Documents of three splits, to be summarized by a pair."""
 
+    more_test_data = "give more documents (--test, --test-documents)"
     predictor: TextPredictor
     codec: TextCodec
 

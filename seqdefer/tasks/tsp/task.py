@@ -82,6 +82,7 @@ class TSPOptions:
 class TSPTask(Task):
     name = "tsp"
     loss_unit = "% over the expert's tour"
+    more_test_data = "raise --test"
     predictor: Predictor[Any]
     expert: Expert
 

@@ -48,7 +48,8 @@ def test_required_options(place: Path, tmp_path: Path, capsys: Capture) -> None:
         (["--train", "./nowhere.jsonl"], "cannot read nowhere.jsonl: No such file or directory; give a JSONL file"),
         (
             ["--instances", "7"],
-            "the test split has 12 examples, 2 seeds x 7 instances need more; lower --seeds or --ins",
+            "the test split has 12 examples, 2 seeds x 7 instances need more; lower --seeds or --instances, or give "
+            "more documents (--test, --test-documents)",
         ),
         (
             ["--prefix", "w3 w4", "--input-tokens", "2"],
