@@ -68,3 +68,15 @@ def test_ctrl_c_ends_the_driver_and_all_workers(toy_labels: dict[str, bytes], tm
     assert errors.count("Traceback") == errors.count("KeyboardInterrupt\n") == 1  # the driver's alone
     until(lambda: all(map(is_gone, gate.processes())))
     assert files_in(tmp_path / "labels").items() < toy_labels.items()
+
+
+def test_workers_ignore_ctrl_c(tmp_path: Path) -> None:
+    """The driver ends them: a worker that a terminal's Ctrl-C reached would print a traceback of its own."""
+    gate = Gate.closed(tmp_path / "gate", stop=0)
+    with started(tmp_path, "local", 2, gate) as driver:
+        gate.waiting()
+        for worker in until(lambda: [one for one in [gate.processes()] if len(one) == 2])[0]:
+            os.kill(worker, signal.SIGINT)
+        gate.open()
+        status, errors = end_of(driver)
+    assert (status, errors.count("Traceback")) == (0, 0)
