@@ -19,6 +19,7 @@ networks and methods when one is listed or looked up.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,15 @@ TASKS = "seqdefer.tasks"
 EXPERTS = "seqdefer.experts"
 
 
+@cache
+def installed(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group. Read once: the metadata of all packages takes a tenth of a second."""
+    return tuple(entry_points(group=group))
+
+
 def find_plugins(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, without importing them."""
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in installed(group)}
 
 
 def load_plugins(group: str) -> dict[str, Any]:

@@ -61,13 +61,13 @@ def help_of(words: list[str]) -> str:
     """Return the --help of a command, or "" if it does not apply, as for a task without a predictor to train."""
     printed, errors = io.StringIO(), contextlib.redirect_stderr(io.StringIO())
     terminal = mock.patch.dict(os.environ, {"COLUMNS": str(HELP_COLUMNS), "NO_COLOR": "1"})
-    plugins = mock.patch("seqdefer.registry.entry_points", _own_entry_points)
+    plugins = mock.patch("seqdefer.registry.installed", _own_entry_points)
     with terminal, plugins, contextlib.redirect_stdout(printed), errors, contextlib.suppress(SystemExit):
         main([*words, "--help"])
     return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().strip().splitlines())
 
 
-def _own_entry_points(*, group: str) -> list[EntryPoint]:
+def _own_entry_points(group: str) -> list[EntryPoint]:
     """Return the plug-ins of this package: the page must not depend on what else is installed."""
     return [point for point in entry_points(group=group) if point.dist is not None and point.dist.name == "seqdefer"]
 

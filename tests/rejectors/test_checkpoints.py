@@ -299,7 +299,7 @@ def test_a_network_of_another_package_enters_by_an_entry_point(tmp_path: Path, m
     )
     monkeypatch.syspath_prepend(tmp_path)
     point = EntryPoint("plugin", "plugin_network:Plugin", "seqdefer.networks")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(registry, "installed", lambda group: [point] if group == point.group else [])
     found = draft_networks()["draft_plugin"]
     try:
         loaded = load_rejector(make(found, hand_offs=(0, 5)).save_pretrained(tmp_path / "rejector"))
