@@ -23,10 +23,11 @@ Network = TypeVar("Network", bound="nn.Module")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_network(network: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the weights, then `config`. A save that is interrupted leaves no config, hence no checkpoint."""
+def save_network(network: nn.Module | None, folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the weights, if any, then `config`. A save that is interrupted leaves no config, hence no checkpoint."""
     (folder / CONFIG).unlink(missing_ok=True)
-    write_tensors(folder / WEIGHTS, network.state_dict())
+    if network is not None:
+        write_tensors(folder / WEIGHTS, network.state_dict())
     write_json(folder / CONFIG, dict(config))
 
 
