@@ -147,6 +147,8 @@ class Experiment:
         }
 
     def _fitted(self, method: Method, context: FitContext) -> Rejector:
+        """Return the rejector of a fit. Its folder has a name for readers, so another fit replaces what it holds;
+        networks of `storage/made_once.py` are named by what made them, and another config is an error."""
         fit, seed = method.fit(context), context.seed
         if not fit.epochs:
             return fit.run(lambda _: None)[0]

@@ -197,7 +197,7 @@ class Lab:
         )
 
     def _stored(self, key: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
-        """Load stored tensors, or make and store them; add their seconds to the stage."""
+        """Load stored tensors, or make and store them; add the seconds that making them took to the stage."""
 
         def make_timed() -> dict[str, Tensor]:
             if stage != LABEL_STAGE:  # label first: the time of labelling is not that of this cell

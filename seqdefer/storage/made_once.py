@@ -1,7 +1,8 @@
 """Results that take long to make: made once, written to disk, and found again by what made them.
 
 A trained network is a folder with `model.safetensors` and `config.json`. The config is written last, so a folder that
-has one is complete. Single files of tensors are named by a fingerprint, or carry one as `made_by` in their metadata.
+has one is complete. Single files of tensors are named by a fingerprint; with a digest they are shards
+(`storage/shards.py`).
 
     network = network_made_once(folder, asdict(options), build=lambda: Network(8), train=lambda: train(...))
 """
