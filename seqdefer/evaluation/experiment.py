@@ -50,13 +50,13 @@ from seqdefer.evaluation.results import (
 )
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
-from seqdefer.interfaces import NextTokenExpert, Task
+from seqdefer.interfaces import Task
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, require_learning_data
 from seqdefer.labels.manifest import describe_options
 from seqdefer.methods.base import FitContext, Method
 from seqdefer.methods.deferral import deferral_of
-from seqdefer.methods.registry import RANK, all_methods, get_method
+from seqdefer.methods.registry import RANK, all_methods, get_method, methods_for
 from seqdefer.progress import Clock, Progress
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.rejectors.losses import hand_off_grid
@@ -128,7 +128,7 @@ class Experiment:
 
     def _require_applicable(self, *, has_entropy: bool = True) -> None:
         """Raise where a method was asked for that the task, or its predictor, does not allow."""
-        available = [name for name, one in all_methods().items() if applies(one, self.task, has_entropy=has_entropy)]
+        available = methods_for(self.task, has_entropy=has_entropy)
         for method in self.settings.methods or ():
             if method not in available:
                 raise OptionError(
@@ -139,12 +139,8 @@ class Experiment:
         """Return the rejectors of a seed by method, from the folder where they are there already."""
         require_learning_data(train, validation)
         context = FitContext(self.task, self.settings, self.grid, train, validation, seed)
-        has_entropy = train.draft.entropy is not None
-        return {
-            name: self._fitted(method, context)
-            for name, method in all_methods().items()
-            if self.settings.wants(name) and applies(method, self.task, has_entropy=has_entropy)
-        }
+        allowed = methods_for(self.task, has_entropy=train.draft.entropy is not None)
+        return {name: self._fitted(method, context) for name, method in allowed.items() if self.settings.wants(name)}
 
     def _fitted(self, method: Method, context: FitContext) -> Rejector:
         """Return the rejector of a fit. Its folder has a name for readers, so another fit replaces what it holds;
@@ -205,9 +201,8 @@ class Experiment:
     def _notes(self, train: LearningData, validation: LearningData) -> tuple[str, ...]:
         """Return what the report prints about this run: the methods first, the finest of them leading."""
         context = FitContext(self.task, self.settings, self.grid, train, validation)
-        fine_first = sorted(all_methods().values(), key=lambda one: -RANK[one.granularity])
-        wanted = [one for one in fine_first if self.settings.wants(one.name) and applies(one, self.task)]
-        notes = tuple(note for one in wanted if (note := one.note(context)))
+        fine_first = sorted(methods_for(self.task).values(), key=lambda one: -RANK[one.granularity])
+        notes = tuple(note for one in fine_first if self.settings.wants(one.name) and (note := one.note(context)))
         if self.splits.grown and self.splits.searches:
             notes += (
                 f"OptimalToken is the best found by a beam over the decisions of {self.task.spec.length} tokens, or by "
@@ -269,12 +264,6 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> Rejector | None:
     except CheckpointError:
         return None
     return rejector if rejector.notes.get("made_by") == made_by else None
-
-
-def applies(method: Method, task: Task, *, has_entropy: bool = True) -> bool:
-    """Tell whether a task allows a method: token level needs an expert that names next tokens."""
-    by_token = isinstance(task.expert, NextTokenExpert)
-    return (by_token or method.granularity != "token") and (has_entropy or not method.needs_entropy)
 
 
 def granularity_of(name: str) -> Granularity:

@@ -9,11 +9,13 @@ from typing import get_args
 
 from seqdefer import methods
 from seqdefer.errors import unknown
+from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.methods.base import Method
 from seqdefer.registry import load_plugins
 from seqdefer.types import Granularity
 
 RANK: dict[str, int] = {name: rank for rank, name in enumerate(get_args(Granularity))}  # from coarse to fine
+PREFERRED = ("TokenwiseModel", "OneTimeCost", "OneTimeModel")  # where no method is named, the best first
 
 
 @cache
@@ -33,3 +35,19 @@ def get_method(name: str) -> Method:
     if name not in known:
         raise unknown("method", name, known)
     return known[name]
+
+
+def methods_for(task: Task, *, has_entropy: bool = True) -> dict[str, Method]:
+    """Return the methods that a task allows: token level needs an expert that names next tokens."""
+    by_token = isinstance(task.expert, NextTokenExpert)
+    return {
+        name: one
+        for name, one in all_methods().items()
+        if (by_token or one.granularity != "token") and (has_entropy or not one.needs_entropy)
+    }
+
+
+def preferred_methods(task: Task) -> list[str]:
+    """Return the methods to take where none is named, the best first; the first one is the default of `fit`."""
+    allowed = methods_for(task)
+    return [name for name in PREFERRED if name in allowed]

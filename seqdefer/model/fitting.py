@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
-from seqdefer.evaluation.experiment import Experiment, applies
+from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.interfaces import NextTokenExpert, Served, Task, TaskEntry
+from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
-from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.methods.registry import get_method, methods_for, preferred_methods
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import WORK_FOLDER, pairing_of
 from seqdefer.progress import Clock, Meter, Silent
@@ -43,8 +43,8 @@ def fit_model(
     meter: Meter | None = None,
     labelling: ExecutorSettings | None = None,
 ) -> DeferringModel:
-    """Fit, calibrate and save. `method` is TokenwiseModel by default, or OneTimeCost where the expert only completes.
-    Nothing is reported on, so all data is for learning."""
+    """Fit, calibrate and save. `method` is by default the first of `preferred_methods`. Nothing is reported on, so all
+    data is for learning."""
     require_served(entry)
     if method is not None:
         get_method(method)
@@ -85,10 +85,11 @@ def served_of(task: Task) -> Served:
 
 def _method_for(task: Task, method: str | None) -> str:
     if method is None:
-        return "TokenwiseModel" if isinstance(task.expert, NextTokenExpert) else "OneTimeCost"
-    if not applies(get_method(method), task):
-        available = ", ".join(name for name, one in all_methods().items() if applies(one, task))
+        return preferred_methods(task)[0]
+    available = methods_for(task)
+    if method not in available:
         raise OptionError(
-            f"the expert of task {task.name!r} completes sequences and names no next token; available: {available}"
+            f"the expert of task {task.name!r} completes sequences and names no next token; "
+            f"available: {', '.join(available)}"
         )
     return method
