@@ -11,9 +11,10 @@ from seqdefer import methods
 from seqdefer.errors import unknown
 from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.methods.base import Method
-from seqdefer.registry import load_plugins
+from seqdefer.registry import OWN, by_name, find_plugins, load_plugins, package_of
 from seqdefer.types import Granularity
 
+GROUP = "seqdefer.methods"
 RANK: dict[str, int] = {name: rank for rank, name in enumerate(get_args(Granularity))}  # from coarse to fine
 PREFERRED = ("TokenwiseModel", "OneTimeCost", "OneTimeModel")  # where no method is named, the best first
 
@@ -21,12 +22,13 @@ PREFERRED = ("TokenwiseModel", "OneTimeCost", "OneTimeModel")  # where no method
 @cache
 def all_methods() -> dict[str, Method]:
     """Return every method by name, from coarse to fine, in the order of tables."""
-    found: list[Method] = []
+    found: list[tuple[str, Method]] = []
     for module in pkgutil.iter_modules(methods.__path__):
-        found += getattr(import_module(f"{methods.__name__}.{module.name}"), "METHODS", ())
-    found += load_plugins("seqdefer.methods").values()
-    found.sort(key=lambda one: (RANK[one.granularity], one.order))
-    return {one.name: one for one in found}
+        found += ((OWN, one) for one in getattr(import_module(f"{methods.__name__}.{module.name}"), "METHODS", ()))
+    points = find_plugins(GROUP)
+    found += ((package_of(points.get(name)), one) for name, one in load_plugins(GROUP).items())
+    found.sort(key=lambda offer: (RANK[offer[1].granularity], offer[1].order))
+    return by_name("method", ((one.name, package, one) for package, one in found))
 
 
 def get_method(name: str) -> Method:
