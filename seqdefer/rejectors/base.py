@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Predictor
 from seqdefer.storage.files import fingerprint, read_json, read_weights
 from seqdefer.storage.made_once import CONFIG, WEIGHTS, save_network
@@ -128,8 +129,14 @@ class Sizes:
 
 
 class RejectorNetwork(nn.Module, SavedRejector):
-    """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along."""
+    """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along.
 
+    `defaults` are the hyperparameters that come with the architecture where a task starts from another one; None keeps
+    the task's. `quick` are changes to hyperparameters for the preset `quick`.
+    """
+
+    defaults: ClassVar[Settings | None] = None
+    quick: ClassVar[Mapping[str, Any]]
     context_mean: Tensor
     context_scale: Tensor
     step_mean: Tensor
