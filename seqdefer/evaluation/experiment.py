@@ -21,7 +21,7 @@ from torch import Tensor
 from seqdefer import __version__
 from seqdefer.budgets.sweeps import GridSweep
 from seqdefer.environment import machine
-from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.curves import (
     Curve,
     Ends,
@@ -56,7 +56,7 @@ from seqdefer.labels.labelled import LabelledData, LearningData, require_learnin
 from seqdefer.labels.manifest import describe_options
 from seqdefer.methods.base import FitContext, Method
 from seqdefer.methods.deferral import deferral_of
-from seqdefer.methods.registry import RANK, all_methods, get_method, methods_for
+from seqdefer.methods.registry import RANK, all_methods, get_method, methods_for, require_applicable
 from seqdefer.progress import Clock, Progress
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.rejectors.losses import hand_off_grid
@@ -92,6 +92,7 @@ class Experiment:
         self.clock, length = clock or Clock(), task.spec.length
         self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
         learned_from = {one.learns_from for one in all_methods().values() if settings.wants(one.name)}
+        ends = self.grid[:1] if "ends" in learned_from else self.grid[:0]
         self.splits = splits or Splits(
             task,
             self.folder,
@@ -100,17 +101,16 @@ class Experiment:
             instances=settings.instances,
             rollouts=settings.rollouts,
             by_token="trees" in learned_from,
-            kept=self.grid.tolist() if "hand_offs" in learned_from else (),
+            kept=(self.grid if "hand_offs" in learned_from else ends).tolist(),
             labels=labels,
         )
         self.drawn = ""
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Label, fit, sweep and compare; return the results (`run_task` also writes them). Rejectors are stored."""
-        self._require_applicable()
+        require_applicable(self.task, self.settings.methods or ())
         self.splits.make_by_engine("test", "train", "validation")
-        # Test data first, to fail early if it is too small.
-        self._require_applicable(has_entropy=self.splits.test.draft.entropy is not None)
+        _ = self.splits.test  # first, to fail early if it is too small
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
             rejectors = self.fit(self.splits.train, self.splits.validation, seed)
@@ -125,15 +125,6 @@ class Experiment:
             comparisons = compare(runs, to_compare(runs[0]), self.settings.resamples, advance)
         notes = self._notes(self.splits.train, self.splits.validation)
         return self._results(preset, command, seeds, comparisons, notes)
-
-    def _require_applicable(self, *, has_entropy: bool = True) -> None:
-        """Raise where a method was asked for that the task, or its predictor, does not allow."""
-        available = methods_for(self.task, has_entropy=has_entropy)
-        for method in self.settings.methods or ():
-            if method not in available:
-                raise OptionError(
-                    f"method {method!r} does not apply to task {self.task.name!r}; available: {', '.join(available)}"
-                )
 
     def fit(self, train: LearningData, validation: LearningData, seed: int) -> dict[str, Rejector]:
         """Return the rejectors of a seed by method, from the folder where they are there already."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from typing import get_args
 
+import torch
+
 from seqdefer import methods
-from seqdefer.errors import unknown
+from seqdefer.errors import OptionError, unknown
 from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.methods.base import Method
 from seqdefer.registry import OWN, by_name, find_plugins, load_plugins, package_of
@@ -47,6 +50,29 @@ def methods_for(task: Task, *, has_entropy: bool = True) -> dict[str, Method]:
         for name, one in all_methods().items()
         if (by_token or one.granularity != "token") and (has_entropy or not one.needs_entropy)
     }
+
+
+def require_applicable(task: Task, names: Iterable[str]) -> None:
+    """Raise OptionError where a task or its predictor does not allow one of these methods. Nothing is labelled: whether
+    there is an entropy shows in the first proposal for one example."""
+    wanted = [get_method(name) for name in names]
+    has_entropy = not any(one.needs_entropy for one in wanted) or _has_entropy(task)
+    available = methods_for(task, has_entropy=has_entropy)
+    for one in wanted:
+        if one.name not in available:
+            no_entropy = "the predictor gives no entropy of its tokens, as real numbers have none"
+            no_token = "its expert completes sequences and names no next token"
+            reason = no_entropy if one.needs_entropy and not has_entropy else no_token
+            raise OptionError(
+                f"method {one.name!r} does not apply to task {task.name!r}: {reason}; available: {', '.join(available)}"
+            )
+
+
+@torch.no_grad()
+def _has_entropy(task: Task) -> bool:
+    one = task.split("train").select(torch.arange(1)).to(task.predictor.device)
+    state, _ = task.predictor.start(one.inputs)
+    return task.predictor.propose(state).entropy is not None
 
 
 def preferred_methods(task: Task) -> list[str]:
