@@ -72,7 +72,8 @@ class Expert(ABC):
     is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
     does not depend on what was written before (someone who reads a thermometer). Labelling then skips the calls whose
     answers follow from earlier ones. `fingerprint` names everything its answers depend on besides the examples; labels
-    of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile.
+    of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile. `unproven`
+    counts its answers so far that a time limit cut short: better ones may exist, and manifests and reports say so.
     """
 
     deterministic: bool = True
@@ -80,7 +81,7 @@ class Expert(ABC):
     waits: bool = False
     fingerprint: str = ""
     batch_size: int = 4096  # examples to label at once; labels are stored batch by batch
-    unproven: int = 0  # answers so far that a time limit cut short, so that better ones may exist
+    unproven: int = 0
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
@@ -157,7 +158,7 @@ class Task(ABC):
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
     token_rule: str = ""  # tells apart the ways in which a task may count token losses
-    is_papers: bool = True  # False where the paper's figures, if there are any, are for something else
+    has_published_figures: bool = False  # whether the paper prints figures for this task with these options
     more_test_data: str = "give more test data"  # what a user can do where the test split is too small
     predictor: Predictor[Any]
     expert: Expert

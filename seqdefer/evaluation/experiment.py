@@ -206,7 +206,7 @@ class Experiment:
     @property
     def _paper(self) -> Mapping[str, PaperFigure]:
         """The paper's figures for this task, if it prints any."""
-        return PAPER.get(self.task.name, {}) if self.task.is_papers else {}
+        return PAPER.get(self.task.name, {}) if self.task.has_published_figures else {}
 
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]

@@ -126,6 +126,7 @@ class WeatherTask(Task):
     name = "weather"
     spec = SequenceSpec(length=6)
     loss_unit = "squared error of the hour (°C²)"
+    has_published_figures = True
 
     def __init__(
         self,
