@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from seqdefer.hyperparameters import Hyperparameters
 from seqdefer.progress import Meter
+from seqdefer.renames import names_moved
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
 EXPECTED_BRANCHES = 4  # rows that an example is expected to grow into when it branches
+if not TYPE_CHECKING:
+    __getattr__ = names_moved(__name__)
 
 
 def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: Tensor) -> State:
