@@ -69,7 +69,7 @@ class Predictor(ABC, Generic[State]):
 
 
 class Expert(ABC):
-    """Stronger and dearer writer. The least it can do is to complete a prefix (a solver, a person).
+    """Stronger and more expensive writer. The least it can do is to complete a prefix (a solver, a person).
 
     `deterministic`: the same prefix always gets the same completion, and a completion that begins with some token
     is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
