@@ -3,6 +3,9 @@
 A file of a method defines `METHODS`, a tuple of records:
 
     METHODS = (Method("TokenwiseScore", "token", rule_fit(lambda context: Confidence("uncertainty"))),)
+
+Hyperparameters that belong to one method alone are a constant of its file: a `Settings` record that `fit` trains with
+and names in `Fit.choices`. `LearningSettings` has those that tasks and the command line choose.
 """
 
 from __future__ import annotations
