@@ -1,4 +1,4 @@
-"""Partial deferral of sequences: a cheap predictor writes, a learned rejector says where a dearer expert takes over.
+"""Partial deferral of sequences: a cheap predictor writes, a learned rejector says where an expert takes over.
 
 The public names are listed in `__init__.pyi`. Each is imported from its module on first use, so that `import seqdefer`
 stays instant and the command line can print its help without loading PyTorch.

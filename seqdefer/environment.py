@@ -10,9 +10,12 @@ import platform
 from typing import TYPE_CHECKING
 
 from seqdefer.errors import OptionError, unknown
+from seqdefer.renames import names_moved
 
 if TYPE_CHECKING:
     import torch
+else:
+    __getattr__ = names_moved(__name__)
 
 THREADS_VARIABLE = "SEQDEFER_THREADS"  # limits the threads of a solver where all cores are too many
 

@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from seqdefer.hyperparameters import Hyperparameters
 from seqdefer.progress import Meter
+from seqdefer.renames import names_moved
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
 EXPECTED_BRANCHES = 4  # rows that an example is expected to grow into when it branches
+if not TYPE_CHECKING:
+    __getattr__ = names_moved(__name__)
 
 
 def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: Tensor) -> State:
@@ -66,13 +69,14 @@ class Predictor(ABC, Generic[State]):
 
 
 class Expert(ABC):
-    """Stronger and dearer writer. The least it can do is to complete a prefix (a solver, a person).
+    """Stronger and more expensive writer. The least it can do is to complete a prefix (a solver, a person).
 
     `deterministic`: the same prefix always gets the same completion, and a completion that begins with some token
     is also the completion of the prefix with that token added. `reads_prefix = False`: what it writes at a position
     does not depend on what was written before (someone who reads a thermometer). Labelling then skips the calls whose
     answers follow from earlier ones. `fingerprint` names everything its answers depend on besides the examples; labels
-    of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile.
+    of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile. `unproven`
+    counts its answers so far that a time limit cut short: better ones may exist, and manifests and reports say so.
     """
 
     deterministic: bool = True
@@ -80,7 +84,7 @@ class Expert(ABC):
     waits: bool = False
     fingerprint: str = ""
     batch_size: int = 4096  # examples to label at once; labels are stored batch by batch
-    unproven: int = 0  # answers so far that a time limit cut short, so that better ones may exist
+    unproven: int = 0
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
@@ -157,7 +161,7 @@ class Task(ABC):
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
     token_rule: str = ""  # tells apart the ways in which a task may count token losses
-    is_papers: bool = True  # False where the paper's figures, if there are any, are for something else
+    has_published_figures: bool = False  # whether the paper prints figures for this task with these options
     more_test_data: str = "give more test data"  # what a user can do where the test split is too small
     predictor: Predictor[Any]
     expert: Expert

@@ -14,14 +14,15 @@ A package offers a plug-in with a line in its own pyproject.toml:
     seqdefer.tsp.predictors   PREFIX           a callable (folder, device, facts) -> Predictor
 
 `--expert NAME` and `--predictor PREFIX:FOLDER` find the last three. A task is imported when it is asked for by name,
-networks and methods when one is listed or looked up.
+networks and methods when one is listed or looked up. A name that two packages use is refused, built-ins included.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from seqdefer.errors import ContractError, unknown
 
@@ -30,6 +31,28 @@ if TYPE_CHECKING:
 
 TASKS = "seqdefer.tasks"
 EXPERTS = "seqdefer.experts"
+OWN = "seqdefer"  # the package of the built-ins
+Plugin = TypeVar("Plugin")
+
+
+def by_name(kind: str, offered: Iterable[tuple[str, str, Plugin]]) -> dict[str, Plugin]:
+    """Return what packages offer, given as (name, package, value), by name. Raise ContractError where two packages
+    offer the same name; within one package the last definition counts."""
+    owners: dict[str, str] = {}
+    found: dict[str, Plugin] = {}
+    for name, package, value in offered:
+        if owners.setdefault(name, package) != package:
+            raise ContractError(
+                f"two packages, {owners[name]} and {package}, define the {kind} {name!r}; uninstall one of them, or "
+                "rename what it defines"
+            )
+        found[name] = value
+    return found
+
+
+def package_of(point: EntryPoint | None) -> str:
+    """Return the name of the package that an entry point belongs to."""
+    return "?" if point is None or point.dist is None else point.dist.name
 
 
 @cache
@@ -40,7 +63,7 @@ def installed(group: str) -> tuple[EntryPoint, ...]:
 
 def find_plugins(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, without importing them."""
-    return {point.name: point for point in installed(group)}
+    return by_name(f"plug-in of {group}", ((point.name, package_of(point), point) for point in installed(group)))
 
 
 def load_plugins(group: str) -> dict[str, Any]:
@@ -52,8 +75,9 @@ def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever the other package raises
-        package = point.dist.name if point.dist is not None else "?"
-        raise ContractError(f"the plug-in {point.name!r} of package {package} cannot be loaded: {error!r}") from error
+        raise ContractError(
+            f"the plug-in {point.name!r} of package {package_of(point)} cannot be loaded: {error!r}"
+        ) from error
 
 
 def find_tasks() -> dict[str, EntryPoint]:

@@ -42,6 +42,18 @@ NEW_PLACES = {
     "seqdefer.roofline": "benchmarks.scaling.roofline (in the repository)",
     "seqdefer.scaling": "benchmarks.scaling.label_cost (in the repository)",
     "seqdefer.sections": "seqdefer.report.comparisons",
+    "seqdefer.server.answers": "seqdefer.server.responses",
+    "seqdefer.server.connections": "seqdefer.server.serve",
+    "seqdefer.server.describing": "seqdefer.server.openapi",
+    "seqdefer.server.faults": "seqdefer.server.http",
+    "seqdefer.server.gate": "seqdefer.server.http",
+    "seqdefer.server.guarding": "seqdefer.server.fallback",
+    "seqdefer.server.limits": "seqdefer.server.http",
+    "seqdefer.server.pages": "seqdefer.server.app",
+    "seqdefer.server.running": "seqdefer.server.serve",
+    "seqdefer.server.schemas": "seqdefer.server.openapi",
+    "seqdefer.server.turns": "seqdefer.server.fallback",
+    "seqdefer.server.working": "seqdefer.server.request",
     "seqdefer.settings": "seqdefer.evaluation.settings",
     "seqdefer.shards": "seqdefer.storage.shards",
     "seqdefer.showing": "seqdefer.evaluation.examples",
@@ -58,6 +70,10 @@ NEW_PLACES = {
     "seqdefer.tasks.forecaster": "seqdefer.tasks.weather.forecaster",
     "seqdefer.tasks.weather_data": "seqdefer.tasks.weather.data",
     "seqdefer.tasks.weather_sources": "seqdefer.tasks.weather.sources",
+}
+NEW_NAMES = {  # of modules that stayed
+    "seqdefer.environment.Clock": "seqdefer.progress.Clock",
+    "seqdefer.interfaces.Silent": "seqdefer.progress.Silent",
 }
 
 
@@ -79,11 +95,16 @@ def refuse_old_modules() -> None:
 
 
 def names_moved(room: str) -> Callable[[str], NoReturn]:
-    """Return the `__getattr__` of a room that was a module: names are imported from its modules now."""
+    """Return the `__getattr__` of a room that was a module, or of a module that names have left: it names their new
+    place."""
 
     def refuse(name: str) -> NoReturn:
-        if name.startswith("__") or find_spec(f"{room}.{name}") is not None:  # its own modules are imported as usual
-            raise AttributeError(name)
+        old = f"{room}.{name}"
+        if old in NEW_NAMES:
+            raise ImportError(f"{old} is now {NEW_NAMES[old]}", name=room)
+        # A room's own modules are imported as usual.
+        if room not in NEW_PLACES or name.startswith("__") or find_spec(old) is not None:
+            raise AttributeError(f"module {room!r} has no attribute {name!r}")
         raise ImportError(f"{name} is not in {room} itself; what was there is now in {NEW_PLACES[room]}", name=room)
 
     return refuse

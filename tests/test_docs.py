@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,26 @@ def test_error_shows_the_line_of_the_page(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         run_blocks(page)
     assert raised.traceback[-1].lineno + 1 == 5
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ENTRY_POINT_GROUPS = {"seqdefer.experts", "seqdefer.networks", "seqdefer.tsp.predictors"}
+
+
+def resolve(name: str) -> Any:
+    """Import the module of a dotted name, and get the rest of the name from it."""
+    module, _, rest = name.rpartition(".")
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        return getattr(resolve(module), rest)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_in_the_text_exist(page: Path) -> None:
+    names = set(re.findall(r"`(seqdefer(?:\.\w+)+)", page.read_text(encoding="utf-8"))) - ENTRY_POINT_GROUPS
+    for name in sorted(names):
+        resolve(name)
 
 
 def test_readme(folder: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import seqdefer
-from seqdefer.renames import NEW_PLACES
+from seqdefer.renames import NEW_NAMES, NEW_PLACES
 
 # A room is a folder of the package; modules at its root are rooms of their own. The order of rooms follows from who
 # imports whom: there are no circles, among rooms and within each.
@@ -183,6 +183,21 @@ def test_an_old_module_names_its_new_place(old: str) -> None:
             import_module(old)
     if place.startswith("seqdefer."):
         import_module(place)
+
+
+@pytest.mark.parametrize("old", sorted(NEW_NAMES))
+def test_an_old_name_of_a_module_names_its_new_place(old: str) -> None:
+    module, _, name = old.rpartition(".")
+    with pytest.raises(ImportError, match=re.escape(f"{old} is now {NEW_NAMES[old]}")):
+        exec(f"from {module} import {name}")
+    place, _, name = NEW_NAMES[old].rpartition(".")
+    assert hasattr(import_module(place), name)
+
+
+def test_the_changelog_lists_the_old_modules() -> None:
+    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(seqdefer\.[\w.]+)` \| (.*) \|$", text, re.MULTILINE)
+    assert {old: new.replace("`", "") for old, new in rows} == NEW_PLACES
 
 
 def module_of_name(name: str) -> str:

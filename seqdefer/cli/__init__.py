@@ -32,8 +32,8 @@ start here:
   seqdefer fit pronounce                     a small pair to try, in minutes; then: seqdefer serve models/pronounce
   seqdefer fit text --help                   a rejector for your own pair and documents; then: seqdefer generate
 
-A cheap predictor writes a sequence; a learned rejector decides where a stronger, dearer expert takes over. `run`
-measures how much loss is left for each number of tokens the expert writes; the area under that curve is the AUDC.
+A cheap predictor writes a sequence; a learned rejector decides where a stronger, more expensive expert takes over.
+`run` measures how much loss is left for each number of tokens the expert writes; the area under that curve is the AUDC.
 """
 
 

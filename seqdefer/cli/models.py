@@ -61,7 +61,7 @@ def fit(arguments: list[str]) -> int:
 
 
 def _fit_parser(entry: TaskEntry) -> Parser:
-    from seqdefer.methods.registry import all_methods
+    from seqdefer.methods.registry import PREFERRED, all_methods
 
     parser = task_parser(
         "fit",
@@ -71,7 +71,7 @@ def _fit_parser(entry: TaskEntry) -> Parser:
         folder=f"models/{entry.name}",
         printed="what budgets spend as JSON instead of a table",
     )
-    words = f"{', '.join(all_methods())} (TokenwiseModel, or OneTimeCost where the expert only completes)"
+    words = f"{', '.join(all_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
     parser.add_argument("--method", metavar="NAME", help=words)
     add_learning(parser, entry)
     add_executor(parser, store="work/labels, in the folder of --out")

@@ -17,16 +17,16 @@ from seqdefer.interfaces import TokenRejector
 from seqdefer.labels.labelled import require_learning_data
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import deferral_of
+from seqdefer.methods.registry import preferred_methods
 from seqdefer.rejectors.checkpoints import Rejector
 
 N_EXAMPLES, DRAWN_BUDGETS = 3, (0.1, 0.25, 0.5, 0.75)
 N_CALIBRATION = {"enumerated": 200, "searched": 40}  # validation examples that find the threshold of a budget
-PREFERRED = ("TokenwiseModel", "OneTimeCost", "OneTimeModel")
 
 
 def draw_examples(splits: Splits, rejectors: Mapping[str, Rejector]) -> str:
     """Let the task draw its first test examples; empty where no learned partial method is there."""
-    name = next((name for name in PREFERRED if name in rejectors), None)
+    name = next((name for name in preferred_methods(splits.task) if name in rejectors), None)
     if name is None:
         return ""
     task, rejector = splits.task, rejectors[name]

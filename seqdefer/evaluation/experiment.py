@@ -21,7 +21,7 @@ from torch import Tensor
 from seqdefer import __version__
 from seqdefer.budgets.sweeps import GridSweep
 from seqdefer.environment import machine
-from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.curves import (
     Curve,
     Ends,
@@ -50,13 +50,13 @@ from seqdefer.evaluation.results import (
 )
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
-from seqdefer.interfaces import NextTokenExpert, Task
+from seqdefer.interfaces import Task
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, require_learning_data
 from seqdefer.labels.manifest import describe_options
 from seqdefer.methods.base import FitContext, Method
 from seqdefer.methods.deferral import deferral_of
-from seqdefer.methods.registry import RANK, all_methods, get_method
+from seqdefer.methods.registry import RANK, all_methods, get_method, methods_for, require_applicable
 from seqdefer.progress import Clock, Progress
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.rejectors.losses import hand_off_grid
@@ -92,6 +92,7 @@ class Experiment:
         self.clock, length = clock or Clock(), task.spec.length
         self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
         learned_from = {one.learns_from for one in all_methods().values() if settings.wants(one.name)}
+        ends = self.grid[:1] if "ends" in learned_from else self.grid[:0]
         self.splits = splits or Splits(
             task,
             self.folder,
@@ -100,17 +101,16 @@ class Experiment:
             instances=settings.instances,
             rollouts=settings.rollouts,
             by_token="trees" in learned_from,
-            kept=self.grid.tolist() if "hand_offs" in learned_from else (),
+            kept=(self.grid if "hand_offs" in learned_from else ends).tolist(),
             labels=labels,
         )
         self.drawn = ""
 
     def run(self, *, preset: str = "custom", command: str = "") -> Results:
         """Label, fit, sweep and compare; return the results (`run_task` also writes them). Rejectors are stored."""
-        self._require_applicable()
+        require_applicable(self.task, self.settings.methods or ())
         self.splits.make_by_engine("test", "train", "validation")
-        # Test data first, to fail early if it is too small.
-        self._require_applicable(has_entropy=self.splits.test.draft.entropy is not None)
+        _ = self.splits.test  # first, to fail early if it is too small
         runs, seeds = [], []
         for seed in range(self.settings.seeds):
             rejectors = self.fit(self.splits.train, self.splits.validation, seed)
@@ -126,27 +126,16 @@ class Experiment:
         notes = self._notes(self.splits.train, self.splits.validation)
         return self._results(preset, command, seeds, comparisons, notes)
 
-    def _require_applicable(self, *, has_entropy: bool = True) -> None:
-        """Raise where a method was asked for that the task, or its predictor, does not allow."""
-        available = [name for name, one in all_methods().items() if applies(one, self.task, has_entropy=has_entropy)]
-        for method in self.settings.methods or ():
-            if method not in available:
-                raise OptionError(
-                    f"method {method!r} does not apply to task {self.task.name!r}; available: {', '.join(available)}"
-                )
-
     def fit(self, train: LearningData, validation: LearningData, seed: int) -> dict[str, Rejector]:
         """Return the rejectors of a seed by method, from the folder where they are there already."""
         require_learning_data(train, validation)
         context = FitContext(self.task, self.settings, self.grid, train, validation, seed)
-        has_entropy = train.draft.entropy is not None
-        return {
-            name: self._fitted(method, context)
-            for name, method in all_methods().items()
-            if self.settings.wants(name) and applies(method, self.task, has_entropy=has_entropy)
-        }
+        allowed = methods_for(self.task, has_entropy=train.draft.entropy is not None)
+        return {name: self._fitted(method, context) for name, method in allowed.items() if self.settings.wants(name)}
 
     def _fitted(self, method: Method, context: FitContext) -> Rejector:
+        """Return the rejector of a fit. Its folder has a name for readers, so another fit replaces what it holds;
+        networks of `storage/made_once.py` are named by what made them, and another config is an error."""
         fit, seed = method.fit(context), context.seed
         if not fit.epochs:
             return fit.run(lambda _: None)[0]
@@ -203,9 +192,8 @@ class Experiment:
     def _notes(self, train: LearningData, validation: LearningData) -> tuple[str, ...]:
         """Return what the report prints about this run: the methods first, the finest of them leading."""
         context = FitContext(self.task, self.settings, self.grid, train, validation)
-        fine_first = sorted(all_methods().values(), key=lambda one: -RANK[one.granularity])
-        wanted = [one for one in fine_first if self.settings.wants(one.name) and applies(one, self.task)]
-        notes = tuple(note for one in wanted if (note := one.note(context)))
+        fine_first = sorted(methods_for(self.task).values(), key=lambda one: -RANK[one.granularity])
+        notes = tuple(note for one in fine_first if self.settings.wants(one.name) and (note := one.note(context)))
         if self.splits.grown and self.splits.searches:
             notes += (
                 f"OptimalToken is the best found by a beam over the decisions of {self.task.spec.length} tokens, or by "
@@ -218,7 +206,7 @@ class Experiment:
     @property
     def _paper(self) -> Mapping[str, PaperFigure]:
         """The paper's figures for this task, if it prints any."""
-        return PAPER.get(self.task.name, {}) if self.task.is_papers else {}
+        return PAPER.get(self.task.name, {}) if self.task.has_published_figures else {}
 
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
@@ -267,12 +255,6 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> Rejector | None:
     except CheckpointError:
         return None
     return rejector if rejector.notes.get("made_by") == made_by else None
-
-
-def applies(method: Method, task: Task, *, has_entropy: bool = True) -> bool:
-    """Tell whether a task allows a method: token level needs an expert that names next tokens."""
-    by_token = isinstance(task.expert, NextTokenExpert)
-    return (by_token or method.granularity != "token") and (has_entropy or not method.needs_entropy)
 
 
 def granularity_of(name: str) -> Granularity:

@@ -10,6 +10,7 @@ from seqdefer.hyperparameters import Hyperparameters, Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.methods.base import LearningSettings
 from seqdefer.methods.registry import get_method
+from seqdefer.rejectors.base import RejectorNetwork
 from seqdefer.rejectors.checkpoints import draft_networks, token_networks
 from seqdefer.rejectors.losses import get_phi, get_psi
 from seqdefer.rejectors.token_training import STRATEGIES
@@ -51,7 +52,7 @@ class ExperimentSettings(LearningSettings):
 def experiment_settings(
     entry: TaskEntry, preset: str, draft_architecture: str | None = None, architecture: str | None = None
 ) -> ExperimentSettings:
-    """Return the settings of a task; `quick` stops after fewer epochs and seeds, and takes smaller transformers.
+    """Return the settings of a task; `quick` takes fewer seeds, and what its networks change for it.
 
     `draft_architecture` changes what scores whole drafts, `architecture` what scores tokens. The paper's architecture
     comes with the paper's hyperparameters for the task."""
@@ -66,17 +67,18 @@ def experiment_settings(
     settings = ExperimentSettings(token=token, once=once, cost=cost)
     if preset != "quick":
         return settings
-    token = replace(token, epochs=20, learning_rate=2e-3)
-    return replace(
-        settings, seeds=3, instances=entry.quick_instances, token=token, once=_quick(once), cost=_quick(cost)
-    )
+    networks: dict[str, type[RejectorNetwork]] = {**token_networks(), **draft_networks()}
+    token, once, cost = (replace(one, **networks[one.architecture].quick) for one in (token, once, cost))
+    return replace(settings, seeds=3, instances=entry.quick_instances, token=token, once=once, cost=cost)
 
 
 def _token_settings(start: Hyperparameters, architecture: str) -> Settings:
     if architecture not in token_networks():
         raise unknown("token-level architecture", architecture, token_networks())
     published = start.published_token or start.token
-    return replace(published if architecture == published.architecture else start.token, architecture=architecture)
+    if architecture == published.architecture:
+        return published
+    return replace(token_networks()[architecture].defaults or start.token, architecture=architecture)
 
 
 def _draft_settings(start: Hyperparameters, architecture: str) -> tuple[Settings, Settings]:
@@ -88,9 +90,3 @@ def _draft_settings(start: Hyperparameters, architecture: str) -> tuple[Settings
     once = published if architecture == published.architecture else network.defaults
     # A subclass may inherit the defaults of another architecture.
     return replace(once, architecture=architecture), replace(network.cost_defaults, architecture=architecture)
-
-
-def _quick(settings: Settings) -> Settings:
-    if settings.architecture == "draft_transformer":
-        return replace(settings, layers=2, units=32, epochs=25, learning_rate=2e-3, patience=5)
-    return replace(settings, epochs=30)

@@ -3,6 +3,9 @@
 A file of a method defines `METHODS`, a tuple of records:
 
     METHODS = (Method("TokenwiseScore", "token", rule_fit(lambda context: Confidence("uncertainty"))),)
+
+Hyperparameters that belong to one method alone are a constant of its file: a `Settings` record that `fit` trains with
+and names in `Fit.choices`. `LearningSettings` has those that tasks and the command line choose.
 """
 
 from __future__ import annotations
@@ -92,12 +95,15 @@ class Fit:
 
 @dataclass(frozen=True)
 class Method:
-    """A rejector or rule with its granularity: one row of the paper's table."""
+    """A rejector or rule with its granularity: one row of the paper's table.
+
+    `learns_from` says what is labelled for it: `ends` are the sequences of both writers alone, `hand_offs` those of the
+    grid, `trees` mixed decisions."""
 
     name: str
     granularity: Granularity
     fit: Callable[[FitContext], Fit]
-    learns_from: Literal["hand_offs", "trees"] | None = None  # None: nothing is trained
+    learns_from: Literal["ends", "hand_offs", "trees"] | None = None  # None: nothing is trained
     needs_entropy: bool = False
     note: Callable[[FitContext], str] = field(default=lambda _: "")  # what the report prints about this run
     order: int = 100  # in tables, among the methods of its granularity

@@ -118,7 +118,6 @@ class HandOffDeferral(DeferralRunner):
         return HandOffSpending(scored_hand_offs(self.rejector, drafted, task.spec.length), table)
 
     def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
-        options.pop("watch", None)  # the drafts are known before the expert is asked
         return HandOffPlan(pair, self.rejector, examples, settings, **options)
 
 

@@ -69,24 +69,30 @@ class PlanResult:
 
 
 class Plan(ABC):
-    """A batch to be written. `settings` (n,) are the rows' own; `may_defer` (bool (n,)), all rows by default."""
+    """A batch to be written. `settings` (n,) are the rows' own; `may_defer` (bool (n,)), all rows by default.
+
+    `watch` is called with what the predictor would write, before the expert is asked: every proposal, or the drafts."""
 
     def __init__(
         self,
         pair: Pair,
+        rejector: Any,
         examples: Examples,
         settings: Tensor,
         *,
         expert: Expert | None = None,
         may_defer: Tensor | None = None,
+        watch: Callable[[Proposal | Draft], None] = lambda _: None,
     ) -> None:
-        self.pair, self.examples, self.settings = pair, examples, settings
+        self.pair, self.rejector, self.examples, self.settings = pair, rejector, examples, settings
+        self.watch = watch
         self.expert = pair.expert if expert is None else expert
         self.may_defer = torch.ones(len(examples), dtype=torch.bool) if may_defer is None else may_defer
 
     @abstractmethod
     def steps(self, dropped: DroppedRows = _no_rows) -> Generator[PlanStep, None, None]:
-        """Yield each position as soon as it is written. After every step, rows in `dropped()` end."""
+        """Yield each position as soon as it is written. Rows in `dropped()` need nothing more: the plan asks for them
+        before work that it can then save, and what it still yields for them has no meaning."""
 
     @abstractmethod
     def run(self) -> PlanResult:
@@ -94,14 +100,9 @@ class Plan(ABC):
 
 
 class TokenPlan(Plan):
-    """Token-level deferral. `watch` is called with every proposal before the expert is asked."""
+    """Token-level deferral."""
 
-    def __init__(
-        self, pair: Pair, rejector: TokenRejector[Any], *batch: Any, watch: Callable[[Proposal], None] | None = None,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(pair, *batch, **options)
-        self.rejector, self.watch = rejector, watch or (lambda _: None)
+    rejector: TokenRejector[Any]
 
     def steps(self, dropped: DroppedRows = _no_rows) -> Generator[PlanStep, None, None]:
         pair = self.pair
@@ -130,14 +131,14 @@ class TokenPlan(Plan):
 class HandOffPlan(Plan):
     """Whole and one-time deferral."""
 
-    def __init__(self, pair: Pair, rejector: DraftRejector, *batch: Any, **options: Any) -> None:
-        super().__init__(pair, *batch, **options)
-        self.rejector = rejector
+    rejector: DraftRejector
 
     @cached_property
     def drafted(self) -> Draft:
         """What the predictor writes alone."""
-        return draft(self.pair.predictor, self.examples, self.pair.spec)
+        drafted = draft(self.pair.predictor, self.examples, self.pair.spec)
+        self.watch(drafted)
+        return drafted
 
     @cached_property
     def kept(self) -> Tensor:

@@ -25,10 +25,10 @@ def fit(context: FitContext) -> Fit:
 
 
 def note(context: FitContext) -> str:
-    besides = f"; each expert token costs {context.price:.3g} besides" if context.price else ""
+    price = f"; each expert token costs an extra {context.price:.3g}" if context.price else ""
     return (
         f"TokenwiseModel minimises the token surrogate with phi = {context.settings.phi}; its training rollouts follow "
-        f"the strategy '{context.settings.strategy}'{besides}."
+        f"the strategy '{context.settings.strategy}'{price}."
     )
 
 

@@ -23,4 +23,4 @@ def fit(context: FitContext) -> Fit:
     )  # fmt: skip
 
 
-METHODS = (Method("WholeModelEmbed", "whole", fit, learns_from="hand_offs", order=10),)
+METHODS = (Method("WholeModelEmbed", "whole", fit, learns_from="ends", order=10),)

@@ -13,12 +13,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
-from seqdefer.evaluation.experiment import Experiment, applies
+from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.interfaces import NextTokenExpert, Served, Task, TaskEntry
+from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
-from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.methods.registry import get_method, preferred_methods, require_applicable
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import WORK_FOLDER, pairing_of
 from seqdefer.progress import Clock, Meter, Silent
@@ -43,27 +43,26 @@ def fit_model(
     meter: Meter | None = None,
     labelling: ExecutorSettings | None = None,
 ) -> DeferringModel:
-    """Fit, calibrate and save. `method` is TokenwiseModel by default, or OneTimeCost where the expert only completes.
-    Nothing is reported on, so all data is for learning."""
+    """Fit, calibrate and save. `method` is by default the first of `preferred_methods`. Nothing is reported on, so all
+    data is for learning."""
     require_served(entry)
     if method is not None:
         get_method(method)
     options = options.without_test() if isinstance(options, HasTestData) else options
     clock, work = Clock(meter or Silent()), folder / WORK_FOLDER
     task = entry.prepare(options, work, choose_device(device), clock)
-    method = _method_for(task, method)
+    method = method or preferred_methods(task)[0]
+    require_applicable(task, [method])
     labels = open_labels(labelling or ExecutorSettings(), entry, options, task, work, device)
     experiment = Experiment(task, replace(settings, methods=(method,), seeds=1), work, clock, labels=labels)
     splits = experiment.splits
     splits.make_by_engine("train", "validation")
-    rejector = experiment.fit(splits.train, splits.validation, seed=0).get(method)
-    if rejector is None:
-        raise OptionError(f"method {method!r} needs the entropy of the predictor, and its tokens are real numbers")
+    rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     served = served_of(task)
     model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served))
     validation = splits.validation
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.
-    labelled = validation if get_method(method).learns_from == "hand_offs" else None
+    labelled = validation if get_method(method).learns_from in ("ends", "hand_offs") else None
     with clock.stage("calibrate budgets", len(validation.examples)) as advance:
         model.calibrate_on(validation.examples, judge=task, labelled=labelled, progress=advance)
     model.save_pretrained(folder)
@@ -81,14 +80,3 @@ def served_of(task: Task) -> Served:
     if task.codec is None:
         raise OptionError(f"task {task.name!r} cannot read inputs of your own: it has no codec")
     return Served(task.predictor, task.expert, task.spec, task.codec)
-
-
-def _method_for(task: Task, method: str | None) -> str:
-    if method is None:
-        return "TokenwiseModel" if isinstance(task.expert, NextTokenExpert) else "OneTimeCost"
-    if not applies(get_method(method), task):
-        available = ", ".join(name for name, one in all_methods().items() if applies(one, task))
-        raise OptionError(
-            f"the expert of task {task.name!r} completes sequences and names no next token; available: {available}"
-        )
-    return method

@@ -112,7 +112,7 @@ def pairing_of(task: str, options: Any, served: Served) -> Pairing:
 
 
 def _absolute(value: str | None) -> str | None:
-    """Return the absolute path of what exists, also after a prefix (rl4co:FOLDER); a name on a hub stays as it is."""
+    """Return the absolute path of what exists, also after a prefix (NAME:FOLDER); a name on a hub stays as it is."""
     if not value or os.path.exists(value):  # Path.exists fails where a name is too long
         return str(Path(value).resolve()) if value else value
     kind, _, path = value.partition(":")

@@ -69,10 +69,10 @@ class Generation:
         for place, (length, sources) in enumerate(zip(self._lengths, self.sources, strict=True)):
             tokens = self.sequences.tokens[place, :length].tolist()
             scores = self.scores[place, :length].tolist()
-            told = zip(tokens, codec.pieces(tokens), sources, scores, strict=True)
+            parts = zip(tokens, codec.pieces(tokens), sources, scores, strict=True)
             yield {
                 "output": self.outputs[place],
-                "tokens": [dict(zip(("token", "text", "source", "score"), one, strict=True)) for one in told],
+                "tokens": [dict(zip(("token", "text", "source", "score"), one, strict=True)) for one in parts],
                 "expert_tokens": self.expert_tokens[place],
                 "predictor_tokens": self.predictor_tokens[place],
                 "switches": self.switches[place],

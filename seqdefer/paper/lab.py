@@ -24,14 +24,14 @@ from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep
 from seqdefer.environment import machine
 from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.curves import Curve, Ends, Run, curve_of, improvement, random_curve
-from seqdefer.evaluation.experiment import Experiment, applies, sweep_methods
+from seqdefer.evaluation.experiment import Experiment, sweep_methods
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LearningData, require_learning_data
-from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.methods.registry import get_method, methods_for
 from seqdefer.paper.plan import ablated_settings
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
@@ -161,8 +161,7 @@ class Lab:
     @property
     def methods(self) -> list[str]:
         """The methods that apply to the task."""
-        has_entropy = self.facts.has_entropy
-        return [name for name, one in all_methods().items() if applies(one, self.task, has_entropy=has_entropy)]
+        return list(methods_for(self.task, has_entropy=self.facts.has_entropy))
 
     def alpha(self, variant: Variant) -> float:
         """Return alpha_1 of a variant."""
@@ -197,7 +196,7 @@ class Lab:
         )
 
     def _stored(self, key: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
-        """Load stored tensors, or make and store them; add their seconds to the stage."""
+        """Load stored tensors, or make and store them; add the seconds that making them took to the stage."""
 
         def make_timed() -> dict[str, Tensor]:
             if stage != LABEL_STAGE:  # label first: the time of labelling is not that of this cell

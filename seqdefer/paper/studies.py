@@ -81,7 +81,7 @@ class Studies:
             "OneTimeModel may choose from all hand-offs here; the paper prints its best size of J in this table (45 "
             "for TSP, 4 for XSUM). Table-handoffs shows the size that validation data chooses."
         )
-        notes = (note,) if lab.task.is_papers and task in PAPER else ()
+        notes = (note,) if lab.task.has_published_figures and task in PAPER else ()
         contrasts = self._contrasts(lab, measured.runs, pairs)
         return self._study("table1", lab, measured.rows, contrasts=contrasts, notes=notes)
 
@@ -100,7 +100,7 @@ class Studies:
         # What `seqdefer run` would keep; the curves are read from it.
         units = Units(loss=task.loss_unit)
         results = Results(task.name, "", task.spec.length, tuple(seeds), summary, units=units)
-        papers = PAPER.get(task.name, {}) if task.is_papers else {}
+        papers = PAPER.get(task.name, {}) if task.has_published_figures else {}
         rows = [
             Row(
                 task.name,
@@ -128,7 +128,7 @@ class Studies:
                 variant=Variant(hand_offs=size) if size < full else DEFAULT_VARIANT,
                 method=method,
                 varied={"hand_offs": size},
-                paper=published_hand_offs(task, method, size) if lab.task.is_papers else None,
+                paper=published_hand_offs(task, method, size) if lab.task.has_published_figures else None,
                 is_default=size == full,
             )
             for size in [*sizes, full]
@@ -185,7 +185,7 @@ class Studies:
                     variant=Variant(architecture=architecture, strategy=strategy),
                     method="TokenwiseModel",
                     varied={"inputs": inputs, "architecture": architecture, "strategy": strategy},
-                    paper=published_ablation(task, architecture, strategy) if lab.task.is_papers else None,
+                    paper=published_ablation(task, architecture, strategy) if lab.task.has_published_figures else None,
                 )
                 for architecture in ARCHITECTURES
                 for strategy in STRATEGIES
@@ -201,7 +201,7 @@ class Studies:
             contrasts += self._contrasts(lab, measured.runs, pairs)
         baselines = []
         for name in (name for name in TOKEN_CONFIDENCE if name in lab.methods):
-            paper = published_ablation_baseline(task, name) if lab.task.is_papers else None
+            paper = published_ablation_baseline(task, name) if lab.task.has_published_figures else None
             baselines.append(PlannedRow(name, DEFAULT_VARIANT, name, {}, paper, is_default=True))
         rows += self._measure(lab, baselines).rows
         note = (

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Predictor
-from seqdefer.storage.files import fingerprint, read_json, read_weights, write_json, write_tensors
+from seqdefer.storage.files import fingerprint, read_json, read_weights
+from seqdefer.storage.made_once import CONFIG, WEIGHTS, save_network
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_DEVIATIONS = 10.0  # standard deviations; inputs are clipped there, so that one wild input cannot rule a score
 
 
@@ -86,11 +87,8 @@ class SavedRejector(ABC):
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write the checkpoint, config.json last: where it exists, the rest is complete."""
         folder = Path(folder)
-        (folder / CONFIG).unlink(missing_ok=True)  # or new weights could stand under an old config
-        if self.module is not None:
-            write_tensors(folder / WEIGHTS, self.module.state_dict())
         config = {"kind": self.kind, "predictor": self.predictor, "notes": self.notes, **self.options()}
-        write_json(folder / CONFIG, config)
+        save_network(self.module, folder, config)
         return folder
 
 
@@ -131,8 +129,14 @@ class Sizes:
 
 
 class RejectorNetwork(nn.Module, SavedRejector):
-    """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along."""
+    """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along.
 
+    `defaults` are the hyperparameters that come with the architecture where a task starts from another one; None keeps
+    the task's. `quick` are changes to hyperparameters for the preset `quick`.
+    """
+
+    defaults: ClassVar[Settings | None] = None
+    quick: ClassVar[Mapping[str, Any]]
     context_mean: Tensor
     context_scale: Tensor
     step_mean: Tensor

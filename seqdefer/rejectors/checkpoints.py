@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from seqdefer.errors import CheckpointError, unknown
 from seqdefer.interfaces import Predictor
-from seqdefer.registry import load_plugins
+from seqdefer.registry import by_name, load_plugins
 from seqdefer.rejectors import confidence, draft, token
 from seqdefer.rejectors.base import SavedRejector, read_config
 
@@ -50,7 +50,7 @@ def load_rejector(folder: Path | str, predictor: Predictor[Any] | None = None) -
 
 def _by_kind(base: type[Kind]) -> dict[str, type[Kind]]:
     load_plugins("seqdefer.networks")
-    return {one.kind: one for one in _final_classes(base)}
+    return by_name("network", ((one.kind, one.__module__.partition(".")[0], one) for one in _final_classes(base)))
 
 
 def _final_classes(base: type[Kind]) -> Iterator[type[Kind]]:

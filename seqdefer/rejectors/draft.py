@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -27,12 +28,12 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
     By the rule `odds` an output is a score as it is. By the rule `cost` it is, standardised, how much more is lost by
     this hand-off than by the one before it; their sum is the loss expected of a hand-off, and its score minus that.
 
-    `defaults` are the hyperparameters that come with the architecture where a task starts from another one, and
-    `cost_defaults` those for the rule `cost`.
+    `cost_defaults` are the `defaults` for the rule `cost`.
     """
 
     defaults: ClassVar[Settings] = PUBLISHED_ONCE
     cost_defaults: ClassVar[Settings] = COST_PERCEPTRON
+    quick: ClassVar[Mapping[str, Any]] = {"epochs": 30}
     loss_mean: Tensor
     loss_scale: Tensor
 
@@ -107,6 +108,9 @@ class DraftTransformer(DraftNetwork):
 
     kind = "draft_transformer"
     defaults = cost_defaults = ATTENTION
+    quick: ClassVar[Mapping[str, Any]] = {
+        "layers": 2, "units": 32, "epochs": 25, "learning_rate": 2e-3, "patience": 5,
+    }  # fmt: skip
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)

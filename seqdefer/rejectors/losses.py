@@ -48,7 +48,7 @@ class Phi:
     upper_scale: float
 
     def __call__(self, margins: Tensor) -> Tensor:
-        """phi of every margin, any shape."""
+        """Return phi of every margin, any shape."""
         return self.function(margins)
 
 
@@ -71,7 +71,7 @@ class Psi:
     convex: bool
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """psi(g, j) for every j: scores g (..., J) -> (..., J)."""
+        """Return psi(g, j) for every j: scores g (..., J) -> (..., J)."""
         return self.function(scores)
 
 
@@ -163,7 +163,7 @@ def mean_absolute_error(scores: Tensor) -> Tensor:
 
 
 def invert_entropy(excess: float) -> float:
-    """The t in [0, 1] with (1+t)/2 log(1+t) + (1-t)/2 log(1-t) = excess; 1 from log 2 on."""
+    """Return the t in [0, 1] with (1+t)/2 log(1+t) + (1-t)/2 log(1-t) = excess; 1 from log 2 on."""
     if excess >= math.log(2):
         return 1.0
     low, high = 0.0, min(1.0, _root(2 * excess))  # the function is at least t^2 / 2
@@ -174,7 +174,7 @@ def invert_entropy(excess: float) -> float:
 
 
 def _entropy_gap(t: float) -> float:
-    """The same function, written so that nothing cancels for small t."""
+    """Return (1+t)/2 log(1+t) + (1-t)/2 log(1-t), computed so that nothing cancels for small t."""
     return t * math.atanh(t) + math.log1p(-t * t) / 2
 
 
@@ -187,7 +187,7 @@ def _exponential_calibration(excess: float) -> float:
 
 
 def _cross_entropy_bound(limit: float, n_classes: int) -> float:
-    """The true class at -M, all the others at M: log(1 + (J - 1) exp(2M)), without overflow."""
+    """Return log(1 + (J - 1) exp(2M)), the loss with the true class at -M and all others at M, without overflow."""
     return 2 * limit + math.log(math.exp(-2 * limit) + n_classes - 1)
 
 
@@ -241,7 +241,7 @@ def get_psi(name: str) -> Psi:
 
 
 def token_loss(scores: Tensor, loss: Tensor, cost: Tensor, mask: Tensor) -> Tensor:
-    """The true token-level deferral loss: what a rejector is judged by. No useful gradient.
+    """Return the true token-level deferral loss, by which a rejector is judged. It has no useful gradient.
 
     Formula:   mean over sequences of (1/L) sum_j  l_j 1[r_j < 0] + c_j 1[r_j >= 0].
     Reference: equation 3.
@@ -259,7 +259,7 @@ def token_loss(scores: Tensor, loss: Tensor, cost: Tensor, mask: Tensor) -> Tens
 
 
 def token_surrogate(scores: Tensor, loss: Tensor, cost: Tensor, mask: Tensor, phi: Phi) -> Tensor:
-    """The token-level surrogate: what a token-level rejector is trained with.
+    """Return the token-level surrogate, which trains a token-level rejector.
 
     Formula:   mean over sequences of (1/L) sum_j  l_j phi(r_j) + c_j phi(-r_j).
     Reference: equation 4; convex in the scores; phi.upper_scale times it bounds token_loss (proposition A.1).
@@ -274,14 +274,14 @@ def token_surrogate(scores: Tensor, loss: Tensor, cost: Tensor, mask: Tensor, ph
 
 
 def _mean_over_sequences(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens of each sequence, then over the sequences that have any. values: 0 where mask is False."""
+    """Average over the tokens of each sequence, then over sequences that have any. values: 0 where mask is False."""
     n_tokens = mask.sum(1)
     per_sequence = values.sum(1) / n_tokens.clamp(min=1)
     return per_sequence.sum() / (n_tokens > 0).sum().clamp(min=1)
 
 
 def one_time_loss(scores: Tensor, total: Tensor) -> Tensor:
-    """The true one-time deferral loss: what a one-time rejector is judged by. No useful gradient.
+    """Return the true one-time deferral loss, by which a one-time rejector is judged. It has no useful gradient.
 
     Formula:   mean over examples of total_k, k = argmax_j g_j (the first of equals).
     Reference: equation 6.
@@ -297,7 +297,7 @@ def one_time_loss(scores: Tensor, total: Tensor) -> Tensor:
 
 
 def one_time_surrogate(scores: Tensor, total: Tensor, psi: Psi) -> Tensor:
-    """The one-time surrogate: what a one-time rejector is trained with.
+    """Return the one-time surrogate, which trains a one-time rejector.
 
     Formula:   mean over examples of sum_j (c_max - total_j) psi(g, j), c_max = max_j total_j of that example.
     Reference: section 4.2; convex in the scores if psi is. psi.upper_scale times it bounds one_time_loss only on

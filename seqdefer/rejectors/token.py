@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from seqdefer.types import Proposal
 
 class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
     """Base of the token-level networks. The state is one tensor (B, S), so that a batch branches by indexing."""
+
+    quick: ClassVar[Mapping[str, Any]] = {"epochs": 20, "learning_rate": 2e-3}
 
     @abstractmethod
     def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:

@@ -209,9 +209,10 @@ class Cohort:
     def _inactive_rows(self) -> Tensor:
         return torch.tensor([not row.is_active for row in self._rows]).nonzero().squeeze(1)
 
-    def _deliver(self, step: CohortStep, made_at: float) -> None:
+    def _deliver(self, cohort_step: CohortStep, made_at: float) -> None:
+        step = cohort_step.written
         tokens, ends = step.tokens.tolist(), self.model.served.spec.is_end(step.tokens).tolist()
-        parts = (step.authors, step.scores, step.active, step.wanted, step.missed)
+        parts = (step.authors, step.scores, step.active, step.wanted, cohort_step.missed)
         authors, scores, active, wanted, missed = (part.tolist() for part in parts)
         events: dict[int, list[Event]] = {}
         for place, row in enumerate(self._rows):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from seqdefer.interfaces import Expert, NextTokenExpert
 from seqdefer.remote.cancellation import CancelScope
-from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
+from seqdefer.types import Draft, Examples, Proposal, Sequences, SequenceSpec
 
 Result = TypeVar("Result")
 
@@ -96,9 +96,12 @@ class FallbackExpert(NextTokenExpert[Any]):
             return None if self.error is None else str(self.error)
         return f"the expert failed ({type(self.error).__name__})"
 
-    def note_proposal(self, proposal: Proposal) -> None:
-        """Keep the predictor's tokens, to write where the expert fails."""
-        self.proposed = proposal.tokens
+    def note(self, written: Proposal | Draft) -> None:
+        """Keep what the predictor would write, for where the expert fails."""
+        if isinstance(written, Draft):
+            self.drafted = written.sequences
+        else:
+            self.proposed = written.tokens
 
     def start(self, examples: Examples) -> Any:
         return self._try(lambda: self._by_token.start(examples), None)

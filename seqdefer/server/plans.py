@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from seqdefer.methods.plans import DroppedRows, HandOffPlan
+from seqdefer.methods.plans import DroppedRows, PlanStep
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.fallback import ExpertCaller, FallbackExpert
 from seqdefer.types import PREDICTOR, Examples
@@ -16,15 +16,10 @@ from seqdefer.types import PREDICTOR, Examples
 
 @dataclass(frozen=True)
 class CohortStep:
-    """One position of n rows; tensors (n,), on the CPU."""
+    """One position of n rows, and what the expert missed."""
 
-    position: int
-    tokens: Tensor
-    authors: Tensor  # int64
-    scores: Tensor
-    active: Tensor  # bool: rows that reach this position
-    wanted: Tensor  # bool: the rejector wants the expert here, whoever then wrote
-    missed: Tensor  # bool: deferred rows that the expert failed to write, here or before
+    written: PlanStep
+    missed: Tensor  # bool (n,): deferred rows that the expert failed to write, here or before
 
 
 class CohortPlan:
@@ -44,16 +39,13 @@ class CohortPlan:
             torch.tensor(settings, dtype=torch.float64),
             expert=self.guard,
             may_defer=may_defer,
-            watch=self.guard.note_proposal,
+            watch=self.guard.note,
         )
 
     def steps(self, dropped: DroppedRows) -> Generator[CohortStep, None, None]:
         """Yield each position as soon as it is written."""
-        if isinstance(self.plan, HandOffPlan):
-            self.guard.drafted = self.plan.drafted.sequences
         missed = torch.zeros(len(self.may_defer), dtype=torch.bool)
         for step in self.plan.steps(dropped):
             if self.guard.has_failed:
                 missed = missed | (step.wanted & self.may_defer & step.active)
-            authors = step.authors.masked_fill(missed, PREDICTOR)
-            yield CohortStep(step.position, step.tokens, authors, step.scores, step.active, step.wanted, missed)
+            yield CohortStep(replace(step, authors=step.authors.masked_fill(missed, PREDICTOR)), missed)

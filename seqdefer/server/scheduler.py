@@ -47,8 +47,8 @@ class Ticket:
         self._unfinished = len(request.inputs)
 
     def deliver(self, events: Sequence[Event], made_at: float) -> None:
-        """Called by the thread. Wakes the loop only if it can do something: waking it at every token would take the
-        interpreter away from the models."""
+        """Pass events to the loop, from the thread. Wake the loop only if it can do something: waking it at every token
+        would take the interpreter away from the models."""
         self._undelivered += events
         self._unfinished -= sum(isinstance(event, Token) and event.finish is not None for event in events)
         is_over = self._unfinished == 0 or any(isinstance(event, Failed) for event in events)
@@ -60,7 +60,7 @@ class Ticket:
                 self.is_cancelled = True
 
     def fail(self, error: Exception) -> None:
-        """Called by the loop."""
+        """End the request with an error, from the loop."""
         self._put([Failed(error)], time.perf_counter())
 
     def _put(self, events: Sequence[Event], made_at: float) -> None:

@@ -1,7 +1,8 @@
 """Results that take long to make: made once, written to disk, and found again by what made them.
 
 A trained network is a folder with `model.safetensors` and `config.json`. The config is written last, so a folder that
-has one is complete. Single files of tensors are named by a fingerprint, or carry one as `made_by` in their metadata.
+has one is complete. Single files of tensors are named by a fingerprint; with a digest they are shards
+(`storage/shards.py`).
 
     network = network_made_once(folder, asdict(options), build=lambda: Network(8), train=lambda: train(...))
 """
@@ -23,10 +24,11 @@ Network = TypeVar("Network", bound="nn.Module")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_network(network: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
-    """Write the weights, then `config`. A save that is interrupted leaves no config, hence no checkpoint."""
+def save_network(network: nn.Module | None, folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the weights, if any, then `config`. A save that is interrupted leaves no config, hence no checkpoint."""
     (folder / CONFIG).unlink(missing_ok=True)
-    write_tensors(folder / WEIGHTS, network.state_dict())
+    if network is not None:
+        write_tensors(folder / WEIGHTS, network.state_dict())
     write_json(folder / CONFIG, dict(config))
 
 

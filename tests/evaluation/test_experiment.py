@@ -242,7 +242,7 @@ def test_notes_describe_the_methods_that_ran(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_papers", [True, False])
 def test_the_papers_figures_stand_beside_the_papers_task_alone(is_papers: bool, tmp_path: Path) -> None:
     task = ToyTask(n=40)
-    task.name, task.is_papers = "tsp", is_papers
+    task.name, task.has_published_figures = "tsp", is_papers
     results = run_toy(task, tmp_path, seeds=1, methods=("ChowMean",))
     assert bool(results.paper) is is_papers
     assert any("The paper's figures" in note for note in results.notes) is is_papers

@@ -78,9 +78,31 @@ def test_only_chosen_methods_run(tmp_path: Path) -> None:
 
 def test_a_method_that_does_not_apply_is_refused(tmp_path: Path) -> None:
     settings = replace(ExperimentSettings(), seeds=1, instances=8, methods=("TokenwiseModel",))
-    with pytest.raises(OptionError, match="'TokenwiseModel' does not apply to task 'toy'; available: ChowMean, "):
+    with pytest.raises(OptionError, match=r"'TokenwiseModel' does not apply to task 'toy': .*; available: ChowMean, "):
         Experiment(WithExpert(completing, n=20), settings, tmp_path).run()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_method_that_needs_an_entropy_is_refused_before_labelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = ToyTask(n=20)
+    propose = task.predictor.propose
+    monkeypatch.setattr(task.predictor, "propose", lambda state: replace(propose(state), entropy=None))
+    settings = replace(ExperimentSettings(), seeds=1, instances=8, methods=("OneTimeEntropy",))
+    with pytest.raises(OptionError, match=r"'OneTimeEntropy' .* gives no entropy .*; available: .*OneTimeScore"):
+        Experiment(task, settings, tmp_path).run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_method_labels_the_ends_alone(tmp_path: Path) -> None:
+    """It once labelled every hand-off of the grid."""
+    kept = {
+        method: Experiment(ToyTask(n=20), replace(ExperimentSettings(), methods=(method,)), tmp_path).splits.kept
+        for method in ("ChowMean", "WholeModelEmbed", "OneTimeModel")
+    }
+    assert [len(each) for each in kept.values()] == [0, 1, ToyTask(n=20).spec.length]
+    assert kept["WholeModelEmbed"] == (0,)
 
 
 # -- the settings of networks --------------------------------------------------------------------------------------

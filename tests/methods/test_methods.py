@@ -15,7 +15,7 @@ from runs import TINY
 from seqdefer import registry as plugins
 from seqdefer.budgets.calibration import calibrate, loss_curve
 from seqdefer.budgets.rules import FINITE_LIMIT
-from seqdefer.errors import OptionError
+from seqdefer.errors import ContractError, OptionError
 from seqdefer.evaluation.curves import Ends, curve_of
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.methods import registry
@@ -164,3 +164,22 @@ def test_a_method_of_another_package_enters_by_an_entry_point(tmp_path: Path, mo
         all_methods.cache_clear()
     assert results.summary["Mine"] == results.summary["ChowMean"]
     assert "Mine" not in all_methods()
+
+
+def test_a_name_that_two_packages_use_is_refused() -> None:
+    """Another package's plug-in once replaced a built-in silently."""
+    with pytest.raises(ContractError, match="two packages, seqdefer and other, define the method 'Mine'; uninstall"):
+        plugins.by_name("method", [("Mine", "seqdefer", 1), ("Mine", "other", 2)])
+    assert plugins.by_name("network", [("gru", "mine", 1), ("gru", "mine", 2)]) == {"gru": 2}
+
+
+def test_a_plugin_does_not_replace_a_built_in_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = {"mine": get_method("ChowMean")}
+    monkeypatch.setattr(registry, "load_plugins", lambda _: same)
+    all_methods.cache_clear()
+    try:
+        with pytest.raises(ContractError, match=r"seqdefer and \?, define the method 'ChowMean'"):
+            all_methods()
+    finally:
+        monkeypatch.undo()
+        all_methods.cache_clear()

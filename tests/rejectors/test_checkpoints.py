@@ -20,11 +20,11 @@ from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.hyperparameters import ATTENTION
-from seqdefer.rejectors import base
 from seqdefer.rejectors.checkpoints import draft_networks, load_rejector, token_networks
 from seqdefer.rejectors.confidence import ChowMean, ChowQuantile, Confidence, DraftConfidence
 from seqdefer.rejectors.draft import OUTPUT_RULES, DraftMLP, DraftNetwork, DraftTransformer
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector, TokenNetwork
+from seqdefer.storage import made_once
 from seqdefer.tasks.weather.task import ENTRY
 from seqdefer.testing import ToyTask
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_is_never_a_mix_of_two(tmp_path: Path, monkeypatch: pytest.
     def stop(path: Path, value: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(base, "write_json", stop)
+    monkeypatch.setattr(made_once, "write_json", stop)
     with pytest.raises(KeyboardInterrupt):
         make(LSTMRejector, seed=1).save_pretrained(folder)
     with pytest.raises(CheckpointError):

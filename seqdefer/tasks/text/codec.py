@@ -122,8 +122,8 @@ def encode(
     after = _ids(tokenizer, [suffix], add_special_tokens=False)[0] if suffix else []
     n_left = max_tokens - len(after)
     if n_left < len(_ids(tokenizer, [prefix])[0]) + 1:
-        besides = "" if not prefix + suffix else " beside prefix and suffix"
-        raise OptionError(f"an input of {max_tokens} tokens leaves no room for a document{besides}; allow more")
+        extra = " beside prefix and suffix" if prefix + suffix else ""
+        raise OptionError(f"an input of {max_tokens} tokens leaves no room for a document{extra}; allow more")
     if not texts:
         return torch.empty(0, 0, dtype=torch.long), 0
     whole = [_beginning(tokenizer, prefix + text, n_left) for text in texts]

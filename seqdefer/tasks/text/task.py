@@ -63,7 +63,7 @@ class TextTask(Task):
         self.name, self.options, self.source = name, options, source
         self.predictor, self.expert = pair.predictor, pair.expert
         self.token_rule = options.token_loss
-        self.is_papers = options.length == 20  # areas under curves of other lengths do not compare
+        self.has_published_figures = options.length == 20  # areas under curves of other lengths do not compare
         self.loss_unit = f"100 x (1 - ROUGE-1{' on token ids' if options.rouge == 'ids' else ''})"
         self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.tokenizer = pair.predictor.model.tokenizer

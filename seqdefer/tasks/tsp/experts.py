@@ -19,6 +19,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cached_property
+from importlib.metadata import EntryPoint
 from threading import Event
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from torch import Tensor
 from seqdefer import environment
 from seqdefer.errors import ContractError, InputError, OptionError, unknown
 from seqdefer.interfaces import DraftExpert, Expert
-from seqdefer.registry import EXPERTS, find_plugins
+from seqdefer.registry import EXPERTS, OWN, by_name, find_plugins, package_of
 from seqdefer.tasks.tsp import search
 from seqdefer.tasks.tsp.exact import TIME_LIMIT, ExactSolver, Floats, HandOffs, Ints, Solution
 from seqdefer.tasks.tsp.reading import MIN_CITIES
@@ -166,8 +167,11 @@ def make_expert(
         raise OptionError(f"--time-limit is {time_limit}; it must be above 0 and at most {MAX_SECONDS:g} seconds")
     if n_threads is not None and n_threads < 1:
         raise OptionError(f"n_threads is {n_threads}; it must be at least 1")
-    if name not in PACKAGES:
-        return _make_plugin(name)
+    known = _experts()
+    if name not in known:
+        raise unknown("expert", name, known)
+    if (plugin := known[name]) is not None:
+        return _make_plugin(name, plugin)
     load(PACKAGES[name], name)
     if name == "search":
         return SearchExpert(effort=EFFORT if effort is None else effort, seed=seed, n_threads=n_threads)
@@ -175,11 +179,17 @@ def make_expert(
     return ExactExpert(kind(time_limit=TIME_LIMIT if time_limit is None else time_limit), n_threads=n_threads)
 
 
-def _make_plugin(name: str) -> Expert:
-    points = {key.removeprefix("tsp."): point for key, point in find_plugins(EXPERTS).items() if key.startswith("tsp.")}
-    if name not in points:
-        raise unknown("expert", name, [*PACKAGES, *points])
-    expert: Expert = points[name].load()()
+def _experts() -> dict[str, EntryPoint | None]:
+    """Return the experts by name: the entry point of a plug-in, None for a built-in."""
+    found: list[tuple[str, str, EntryPoint | None]] = [(name, OWN, None) for name in PACKAGES]
+    for key, point in find_plugins(EXPERTS).items():
+        if key.startswith("tsp."):
+            found.append((key.removeprefix("tsp."), package_of(point), point))
+    return by_name("expert", found)
+
+
+def _make_plugin(name: str, point: EntryPoint) -> Expert:
+    expert: Expert = point.load()()
     if not expert.fingerprint:  # tours on disk are named by it
         raise ContractError(f"the expert plug-in {name!r} has no fingerprint; set one that names its settings")
     return expert

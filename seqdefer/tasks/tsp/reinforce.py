@@ -1,7 +1,8 @@
-"""PointerTraining the pointer network: REINFORCE with the mean of several sampled tours of an instance as the baseline.
+"""Train the pointer network: REINFORCE with the mean of several sampled tours of an instance as the baseline.
 
 Instances are rotated and mirrored at random each time they are seen, which does not change tour lengths. Every epoch
-has its own random generator and ends with a checkpoint, so resumed training equals uninterrupted training.
+has its own random generator and ends with a checkpoint, so resumed training equals uninterrupted training. Such a
+checkpoint is unfinished work to go on with, unlike what `storage/made_once.py` finds.
 """
 
 from __future__ import annotations

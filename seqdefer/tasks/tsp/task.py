@@ -98,7 +98,7 @@ class TSPTask(Task):
         self.predictor, self.expert = predictor, expert
         self.spec = SequenceSpec(length=parts["test"].inputs.shape[1])
         self.codec = TourCodec(self.spec.length)
-        self.is_papers = options.data is None and self.spec.length == 50
+        self.has_published_figures = options.data is None and self.spec.length == 50
 
     def split(self, name: SplitName) -> Examples:
         return self.parts[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -110,9 +111,7 @@ def load_or_train(
         with meter.stage("train the predictor", options.epochs) as advance:
             return train_forecaster(examples, options, device, advance)
 
-    def build() -> Forecaster:
-        return Forecaster(options.hidden, options.dropout)
-
+    build = partial(Forecaster, options.hidden, options.dropout)
     return network_made_once(folder, asdict(options), build, train).to(device)
 
 

@@ -58,7 +58,7 @@ class WeatherOptions:
     noise: float = option(
         0.1, "standard deviation of the expert's error in degrees Celsius; a good thermometer has 0.1"
     )
-    facts: bool = option(True, "give rejectors features of the window besides the predictor's states")
+    facts: bool = option(True, "give rejectors features of the window in addition to the predictor's states")
     hidden: int = option(32, "units of the predictor's LSTM")
     epochs: int = option(30, "epochs of training the predictor")
     passes: int = option(10, "Monte Carlo dropout passes behind each variance")
@@ -126,6 +126,7 @@ class WeatherTask(Task):
     name = "weather"
     spec = SequenceSpec(length=6)
     loss_unit = "squared error of the hour (°C²)"
+    has_published_figures = True
 
     def __init__(
         self,

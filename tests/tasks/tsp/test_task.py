@@ -450,7 +450,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "test instances too few": (["--seeds", "3"], "the test split has 20 examples, 3 seeds x 10 instances need more"),
     "a method by token": (
         ["--methods", "TokenwiseModel"],
-        "method 'TokenwiseModel' does not apply to task 'tsp'; available: ChowMean,",
+        "method 'TokenwiseModel' does not apply to task 'tsp': its expert completes sequences and names no next token",
     ),
     "a score by token": (["--methods", "ChowMean,TokenwiseEntropy"], "method 'TokenwiseEntropy' does not apply"),
 }
