@@ -29,14 +29,10 @@ reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts
 test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 	$(PYTEST) -m 'not slow' tests
 
-# What optional packages are needed for; `make test` skips most of it.
-EXTRAS := tests/tasks/text tests/server tests/model/test_fitting.py tests/labels/test_ray.py tests/benchmarks/test_text.py
-
 test-all: test ## then the slow tests, and those that need Transformers, Ray, RL4CO or a browser; installs them (1.2 GB) into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,server,ray,remote]' openai schemathesis selenium
 	@$(INSTALL) --no-build-isolation ./examples/seqdefer-rl4co
-	$(PYTEST) -m 'not cluster' $(EXTRAS)
-	$(PYTEST) -m 'slow and not cluster' tests $(EXTRAS:%=--ignore=%)
+	$(PYTEST) -m '(slow or extra or browser) and not cluster' tests
 	$(BIN)/python -m pytest -q examples/seqdefer-rl4co
 
 check: .venv/.stamp ## lint, formatting and types

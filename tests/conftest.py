@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("random", deadline=None)  # a busy machine is no failure
 settings.register_profile("seqdefer", settings.get_profile("random"), derandomize=True)
 settings.load_profile("seqdefer")
+
+
+# Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`.
+EXTRA = re.compile(r"(importorskip|find_spec)\(\"(transformers|openai|ray|schemathesis)\b")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for path, tests in groupby(items, lambda item: item.path):
+        if EXTRA.search(path.read_text(encoding="utf-8")):
+            for test in tests:
+                test.add_marker("extra")
 
 
 @pytest.fixture(autouse=True)
