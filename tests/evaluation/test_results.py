@@ -130,8 +130,8 @@ def damage(value: Any, path: list[Any], new: Any) -> None:
 
 def nested(levels: int) -> Any:
     value: Any = []
-    for _ in range(levels):
-        value = [value]
+    for level in range(levels):
+        value = [value] if level % 2 else {"inner": value}
     return value
 
 
