@@ -186,7 +186,7 @@ class DecisionTrees:
             live = node >= 0
             at, under = node[live], child[live]
             # Where both children are one node the models agree, so either column is right.
-            choice = (table.children[at, 1] == under) & (table.children[at, 0] != under)
+            choice = table.children[at, 1] == under
             tokens[rows[live], table.position[at]] = table.tokens[at, choice.long()]
             child, node = torch.where(live, node, child), torch.where(live, table.parent[node.clamp(min=0)], node)
         return Sequences(tokens, lengths)
@@ -316,9 +316,7 @@ class DecisionTrees:
             return self._read_inputs(torch.unique(example))
         if cache.start is None:
             cache.start = self._read_inputs(cache.examples)
-            if (
-                self.expert.reads_prefix
-            ):  # a lazy expert reads its inputs now, so that all copies of its state share them
+            if self.expert.reads_prefix:  # a lazy expert reads its inputs now: all copies of its state share them
                 n = len(cache.examples)
                 _, state = self.expert.next(cache.start.expert_state, torch.arange(n, device=self.device))
                 cache.start = replace(cache.start, expert_state=state)

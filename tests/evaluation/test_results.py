@@ -130,8 +130,8 @@ def damage(value: Any, path: list[Any], new: Any) -> None:
 
 def nested(levels: int) -> Any:
     value: Any = []
-    for _ in range(levels):
-        value = [value]
+    for level in range(levels):
+        value = [value] if level % 2 else {"inner": value}
     return value
 
 
@@ -154,14 +154,14 @@ def nested(levels: int) -> Any:
         (["length"], -6, "field 'length' is -6; it must be at least 1"),
         (["length"], 10**400, "field 'length' is 1000"),
         (["seeds", 0, "methods", "Random", "audc"], 10**400, "field 'seeds[0].methods.Random.audc' is 1000"),
-        (["seeds", 0, "methods", "Random", "curve", 1, 1], -1e308, "curve[1][1]' is -1e+308; every number must be"),
+        (["seeds", 0, "methods", "Random", "curve", 1, 1], -1e100, "curve[1][1]' is -1e+100; every number must be"),
         (
             ["comparisons", 0, "low"],
             1e308,
             "field 'comparisons[0].low' is 1e+308; every number must be finite and below",
         ),
         (["provenance", "settings", "rate"], [1e308], "field 'provenance.settings.rate[0]' is 1e+308"),
-        (["provenance", "settings", "rate"], nested(60), "is nested more than 20 levels deep"),
+        (["provenance", "settings", "rate"], nested(20), "is nested more than 20 levels deep"),
         (["length"], nested(900), "field 'length' must be a whole number, not a list"),
     ],
 )
@@ -177,6 +177,13 @@ def test_a_wrong_field_is_named_in_one_line(
     assert words in message
     assert str(tmp_path) in message
     assert "\n" not in message
+
+
+def test_settings_may_have_twenty_levels(results: Results, tmp_path: Path) -> None:
+    value = results.to_json()
+    damage(value, ["provenance", "settings", "rate"], nested(19))
+    (tmp_path / "results.json").write_text(json.dumps(value))
+    assert load_results(tmp_path).provenance.settings["rate"] == nested(19)
 
 
 @pytest.mark.parametrize("text", ["{", "", "\x00", '{"format": NaN}'])

@@ -278,18 +278,24 @@ def test_trees_outside_the_working_set_can_grow() -> None:
     assert int(trees.nodes.parent[nodes[4]]) == int(first)
     assert torch.equal(trees.proposal(nodes).features, plain.proposal(expected).features)
     assert torch.equal(trees.proposal(nodes).tokens, plain.proposal(expected).tokens)
+    assert trees.calls == Calls(made=18 + 2, saved=1)  # nodes, and the inputs read ahead; a child that was there
 
 
-def test_typical_nodes_do_not_depend_on_batches() -> None:
+def test_typical_nodes_depend_neither_on_batches_nor_on_growth() -> None:
+    """They are those of predictor alone and expert alone."""
     task = ToyTask(n=11, length=14)
     found = []
     for batch_size in (4096, 8):
         task.predictor.batch_size = batch_size
         trees = DecisionTrees(task, task.split("test"))
+        if found:
+            sweep_thresholds(Hashing(), trees)
         nodes = trees.typical_nodes()
         found.append((trees.nodes.example[nodes], trees.nodes.position[nodes], trees.nodes.tokens[nodes]))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+    alone = [write_by(task, one, (by,) * 14) for by in (False, True) for one in rows_of(task.split("test"))]
+    assert len(nodes) == sum(len(path) for path in alone)
 
 
 def test_long_sequences_are_not_enumerated() -> None:

@@ -204,9 +204,16 @@ def test_default_curves_are_the_best_random_and_the_strongest_oracle(results: Re
     assert set(names) == {"ChowMean", "OneTimeModel", "TokenwiseModel", "Random", "OptimalToken"}
 
 
-def test_every_curve_looks_different(results: Results) -> None:
-    looks = [(curve.block, curve.shade, curve.dash) for curve in mean_curves(results).values()]
+def test_every_curve_looks_different(results: Results, page: str) -> None:
+    curves = mean_curves(results)
+    looks = [(curve.block, curve.shade, curve.dash) for curve in curves.values()]
     assert len(set(looks)) == len(SAG)
+    for block in BLOCKS:
+        ranked = sorted((curve for curve in curves.values() if curve.block == block), key=lambda curve: curve.rank)
+        areas = [results.summary[curve.name].audc_mean for curve in ranked]
+        in_order = [name for name, (granularity, _) in SAG.items() if granularity == block]
+        assert areas == sorted(areas) if block != "reference" else [curve.name for curve in ranked] == in_order
+        assert all(f"--c:var(--{block}-{curve.shade})" in page for curve in ranked)
 
 
 def test_axis_ends_where_sequences_do() -> None:
@@ -245,9 +252,12 @@ def test_axes_fit_level_and_negative_curves(results: Results) -> None:
     axes = fit_axes([level], 6)
     assert axes.low <= 3 <= axes.high
     assert axes.low < axes.high
+    assert axes.x_ticks == (0, 1, 2, 3, 4, 5, 6)
     deep = fit_axes([replace(level, mean=tuple(-i / 10 for i in range(STEPS + 1)))], 6)
     assert deep.low <= -10
     assert deep.high >= 0
+    lows = [fit_axes([replace(level, mean=(lowest, *[1.0] * STEPS))], 6).low for lowest in (0.0, 0.4, 0.6)]
+    assert lows == [0, 0, pytest.approx(0.6 - 0.04 * 0.4)]  # from zero, unless half of the height stays empty
 
 
 @pytest.mark.parametrize("point", [(0.0, 1e50), (0.0, -9e99), (5e-324, 1.0), (-3.0, 1.0), (9e99, 0.0)])
@@ -264,6 +274,16 @@ def test_terminal_table_has_blocks_and_unparsed_names(results: Results) -> None:
     Console(file=out, width=120).print(table)
     for words in (*BLOCKS.values(), "[/red] mine", "error [K]"):
         assert words in out.getvalue()
+
+
+def test_terminal_table_marks_the_best_and_quotes_the_paper(results: Results) -> None:
+    best = {"ChowMean", "OneTimeModel", "TokenwiseModel"}
+    for paper in (results.paper, {}):
+        columns = results_table(replace(results, paper=paper)).columns
+        bold = {cell for cell in columns[1].cells if "[bold]" in str(cell)}
+        assert bold == {f"[bold]{row.audc_mean:.4g} ({row.audc_std:.2g})[/bold]"
+                        for name, row in results.summary.items() if name in best}  # fmt: skip
+        assert ["paper" in str(column.header) for column in columns] == [False] * 3 + [True] * bool(paper)
 
 
 def test_svg_is_well_formed_and_complete(results: Results) -> None:
@@ -330,6 +350,30 @@ def test_page_holds_the_numbers(results: Results, page: str) -> None:
 def test_best_of_each_block_is_bold_and_references_are_not(page: str) -> None:
     bold = set(re.findall(r'<th scope="row"><b>(.*?)</b></th>', page))
     assert bold == {"ChowMean", "OneTimeModel", "TokenwiseModel"}
+
+
+def test_readout_has_the_shown_curves_at_the_opening_budget(results: Results, page: str) -> None:
+    curves = mean_curves(results)
+    shown = sorted(default_names(results, curves), key=lambda name: curves[name].mean[20])
+    readout = page[page.index('class="readout"') : page.index('class="legend"')]
+    assert "(1.2 tokens)" in readout
+    assert re.findall(r'class="name">(.*?)</span><b>(.*?)</b><small>±\xa0(.*?)<', readout) == [
+        (name, f"{curves[name].mean[20]:.2f}", f"{curves[name].std[20]:.2f}") for name in shown
+    ]
+    pressed = re.findall(r'aria-pressed="true".*?class="name">(.*?)<', page)
+    off = [int(index) for index in re.findall(r'class="series(?: reference)? off" data-series="(\d+)"', page)]
+    assert set(pressed) == set(shown) == {name for index, name in enumerate(curves) if index not in off}
+
+
+def test_dots_and_whiskers_of_comparisons_by_hand(results: Results, page: str) -> None:
+    """The axis goes from -16 to 47.7."""
+    dots = re.findall(
+        r'class="whisker" style="left:(.*?)%;right:(.*?)%"></i><i class="(.*?)" style="left:(.*?)%"', page
+    )
+    for row, (left, right, look, at) in zip(results.comparisons, dots, strict=True):
+        places = [float(left), 100 - float(right), float(at)]
+        assert places == pytest.approx([100 * (x + 16) / 63.7 for x in (row.low, row.high, row.difference)], abs=0.01)
+        assert look == ("dot" if row.low < 0 < row.high else "dot clear")
 
 
 def test_embedded_json_is_finite_and_complete(page: str) -> None:
@@ -505,12 +549,15 @@ def test_panels_of_a_folder(tmp_path: Path, results: Results) -> None:
 @pytest.mark.parametrize("names", [["Random"], ["Plugin"], ["TokenwiseModel", "Random"]])
 def test_small_runs_are_drawn_too(names: list[str]) -> None:
     """One seed, no paper, no comparisons, an unknown method, no spread."""
-    row = MethodResult("token", 1.0, 0.0, ((0.0, 1.0), (2.0, 0.5)))
-    seed = SeedResult(0, dict.fromkeys(names, row))
-    page = render_report(Results("toy", "smoke", 2, (seed,), summarise([seed])))
-    text = "".join(Walk(page).text)
-    assert "±" not in text
-    assert "Comparisons" not in text
+    for last, gain in ((0.5, ["20"]), (1.0, []), (1.5, [])):
+        row = MethodResult("token", 1.0, 0.0, ((0.0, 1.0), (2.0, last)))
+        seed = SeedResult(0, dict.fromkeys(names, row))
+        page = render_report(Results("toy", "smoke", 2, (seed,), summarise([seed])))
+        text = "".join(Walk(page).text)
+        assert "1 seed ·" in text
+        assert "±" not in text
+        assert "Comparisons" not in text
+        assert re.findall(r"That is (\d+)\s% of the expert's gain", text) == gain
 
 
 # --- in a browser ----------------------------------------------------------------------------------------------------

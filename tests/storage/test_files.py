@@ -32,7 +32,7 @@ from seqdefer.storage.files import (
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
 def test_files_are_readable_by_everyone(tmp_path: Path) -> None:
     """Machines of a cluster may run as another user."""
-    assert write_text(tmp_path / "deep" / "file", "words").stat().st_mode & 0o777 == 0o644
+    assert write_text(tmp_path / "very" / "deep" / "file", "words").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])

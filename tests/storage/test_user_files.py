@@ -59,6 +59,14 @@ def test_a_bomb_ends_at_the_limit(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_a_file_may_have_the_size_of_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "own").write_bytes(b"x" * 2**20)
+    assert len(read_bytes(tmp_path / "own", max_mib=1)) == 2**20
+    (tmp_path / "own").write_bytes(b"x" * (2**20 + 1))
+    with pytest.raises(DataError, match=r"own is larger than 1 MiB"):
+        read_bytes(tmp_path / "own", max_mib=1)
+
+
 def test_lines_are_limited_together_and_read_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = bomb(b"x" * 1023 + b"\n", 1, tmp_path / "own.gz")
     with pytest.raises(DataError, match=r"^own.gz is larger than 1 MiB; give fewer lines"):

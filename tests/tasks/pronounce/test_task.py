@@ -266,9 +266,13 @@ def test_description(task: PronounceTask) -> None:
     described = task.describe()
     assert described["data"].startswith("made-up.dict (")
     assert described["words"].startswith("train ")
-    for who in ("predictor", "expert"):
-        assert "% of phonemes and" in described[who]
-        assert "% of words wrong in validation" in described[who]
+    examples, model = task.split("validation"), {"predictor": task.predictor.model, "expert": task.expert.model}
+    for who, size in (("predictor", TINY.predictor_hidden), ("expert", TINY.expert_hidden)):
+        rates = task.sequence_loss(examples, draft(PronouncePredictor(model[who]), examples, task.spec).sequences)
+        wrong = f"{rates.mean():.1f} % of phonemes and {100 * (rates > 0).float().mean():.1f} % of words wrong"
+        assert described[who].startswith(f"GRU with attention of {size} (")
+        assert described[who].endswith(f": {wrong} in validation")
+        assert model[who].cell.hidden_size == size
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import math
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -146,6 +147,9 @@ def _nearest(
 def test_a_map_cannot_give_more_cities_than_it_has() -> None:
     with pytest.raises(OptionError, match="cannot draw 6 distinct cities from 5; draw at most 5"):
         instances_from_pool(torch.rand(5, 2), 1, 6, seed=0)
+    near = torch.tensor([[0.0, 0.0], [0.0, 5.0], [4.0, 1.0], [4.0, 1.0 + 1e-12]], dtype=torch.float64)
+    with pytest.raises(DataError, match=r"too close to distinguish: \(4.0, 1.0\S*\) and \(4.0, 1.0\S*\); remove"):
+        instances_from_pool(near, 1, 4, seed=0)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-300, 0.0), (1e-3, 100.0), (1e99, 0.0)])
@@ -434,6 +438,16 @@ def test_too_few_instances_are_split_in_proportion(tmp_path: Path) -> None:
     splits = make_splits(Options(path, cities=5, train=2400, validation=240, test=500))
     assert [len(part) for part in splits.parts.values()] == [15, 2, 3]
     assert splits.source == "20 instances of 5 cities in many.csv (3140 were asked for), split by seed 0"
+
+
+def test_a_map_must_hold_enough_subsets(tmp_path: Path) -> None:
+    """So many that n instances are distinct but for a chance of n^2 / (2 x subsets), at most 1/1000."""
+    path = write_tsplib(tmp_path / "map.tsp", gaussian_instances(1, 30, seed=0)[0])
+    most = math.isqrt(2 * math.comb(30, 6) // 1000)
+    options = Options(str(path), cities=6, train=most - 2, validation=1, test=1)
+    assert sum(len(part) for part in make_splits(options).parts.values()) == most
+    with pytest.raises(DataError, match=f"30 distinct cities, too few to draw {most + 1} distinct instances of 6"):
+        make_splits(replace(options, test=2))
 
 
 @given(n=st.integers(3, 60), counts=st.tuples(*[st.integers(1, 10_000)] * 3))

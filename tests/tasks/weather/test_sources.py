@@ -23,6 +23,7 @@ from seqdefer.tasks.common.download import cache_directory
 from seqdefer.tasks.weather import sources
 from seqdefer.tasks.weather.data import Cleaning
 from seqdefer.tasks.weather.sources import default_series, official_jena_series
+from seqdefer.tasks.weather.task import WeatherOptions, load_series
 
 CSV = b"Timestamp,T2m,T (degC)\n2016-01-09 15:30:00,0.7,1\n2016-01-09 15:40:00,0.6,2\n"
 MAST_MEMBER = "brightwind/demo_datasets/demo_data.csv"
@@ -159,7 +160,8 @@ def test_the_jena_record_is_downloaded_once(small: pytest.MonkeyPatch, tmp_path:
         return io.BytesIO(archive(JENA_MEMBER))
 
     small.setattr(urllib.request, "urlopen", urlopen)
-    assert official_jena_series(tmp_path).celsius.tolist() == [1.0, 2.0]
+    small.setenv("SEQDEFER_CACHE", str(tmp_path))
+    assert load_series(WeatherOptions(data="jena")).celsius.tolist() == [1.0, 2.0]
     assert official_jena_series(tmp_path).celsius.tolist() == [1.0, 2.0]
     assert asked == [sources.JENA_URL]
 

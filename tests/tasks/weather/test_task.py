@@ -17,7 +17,14 @@ from torch import Tensor
 
 from seqdefer.errors import CheckpointError, DataError, OptionError
 from seqdefer.tasks.weather import forecaster
-from seqdefer.tasks.weather.forecaster import N_OBSERVED, Forecaster, WeatherPredictor, window_facts
+from seqdefer.tasks.weather.forecaster import (
+    N_OBSERVED,
+    Forecaster,
+    ForecasterOptions,
+    WeatherPredictor,
+    train_forecaster,
+    window_facts,
+)
 from seqdefer.tasks.weather.task import SimulatedHuman, WeatherOptions, WeatherTask, gaussian_of
 from seqdefer.types import Examples, Proposal, Sequences
 
@@ -359,6 +366,15 @@ def test_a_damaged_predictor_is_refused_in_one_line(damage: str, record: Path, t
 def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"--{next(iter(wrong)).replace('_', '-')} is "):
         replace(WeatherOptions(), **wrong)
+    WeatherOptions(stride=1, hidden=1, epochs=1, passes=2, split_seed=0, noise=0)
+
+
+def test_the_scale_is_the_spread_of_the_observations() -> None:
+    """Also where temperatures hardly change."""
+    inputs = 5 + 0.1 * torch.randn(8, 14, generator=torch.Generator().manual_seed(0))
+    examples = Examples(inputs, inputs[:, :6], torch.arange(8))
+    model = train_forecaster(examples, ForecasterOptions(hidden=2, epochs=1), torch.device("cpu"))
+    torch.testing.assert_close(model.scale, inputs[:, :12].std())
 
 
 def test_unknown_split_and_no_file(record: Path, tmp_path: Path) -> None:
