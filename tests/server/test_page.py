@@ -347,11 +347,7 @@ def test_page_fits_a_phone(server: RunningServer, tour_server: RunningServer, br
 
 
 @pytest.mark.slow
-def test_screenshots(chromium: Browser, tour_task: tuple[Any, Path], cities: list[Any], tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "tools" / "screenshots.py"
-    command = [sys.executable, script, tour_task[1], json.dumps(cities[0]), "--out", tmp_path]
-    subprocess.run(command, check=True)
-    sizes = {path.name: struct.unpack(">II", path.read_bytes()[16:24]) for path in tmp_path.glob("*.png")}
-    assert sizes.keys() == {"page.png", "page-dark.png", "terminal.png"}
-    assert sizes["page.png"] == sizes["page-dark.png"]
-    assert min(min(size) for size in sizes.values()) > 100
+def test_screenshot(chromium: Browser, tour_task: tuple[Any, Path], cities: list[Any], tmp_path: Path) -> None:
+    script, picture = Path(__file__).parents[2] / "tools" / "screenshot.py", tmp_path / "page.png"
+    subprocess.run([sys.executable, script, tour_task[1], json.dumps(cities[0]), "--out", picture], check=True)
+    assert min(struct.unpack(">II", picture.read_bytes()[16:24])) > 1000
