@@ -1,0 +1,61 @@
+"""All methods by name: their order, and methods of other packages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import TINY
+
+from seqdefer import registry as plugins
+from seqdefer.errors import OptionError
+from seqdefer.evaluation.experiment import Experiment
+from seqdefer.methods import registry
+from seqdefer.methods.base import Fit, FitContext, Method
+from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.rejectors.confidence import ChowMean
+from seqdefer.testing import ToyTask
+
+TASK = ToyTask(n=30, length=4)
+
+
+def test_methods_are_listed_from_coarse_to_fine() -> None:
+    methods = all_methods()
+    assert {name: one.name for name, one in methods.items()} == {name: name for name in methods}
+    assert [name for name, one in methods.items() if one.is_learned] == [
+        "WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel",
+    ]  # fmt: skip
+    placed = [(("whole", "once", "span", "token").index(one.granularity), one.order) for one in methods.values()]
+    assert placed == sorted(set(placed))
+
+
+def test_methods_are_found_by_name_and_others_refused_with_those_that_are() -> None:
+    for name, method in all_methods().items():
+        assert get_method(name) is method
+    known = ", ".join(sorted(all_methods()))
+    with pytest.raises(OptionError, match=f"^unknown method 'OneTimeLuck'; available: {known}$"):
+        get_method("OneTimeLuck")
+
+
+def test_a_method_of_another_package_enters_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is fitted, swept and compared in a run like the others."""
+
+    def fit(context: FitContext) -> Fit:
+        rule = ChowMean()
+        rule.predictor = context.task.predictor.fingerprint
+        return Fit(lambda _: (rule, None))
+
+    def load_plugins(group: str) -> dict[str, Any]:
+        return {"mine": Method("Mine", "whole", fit)} if group == "seqdefer.methods" else plugins.load_plugins(group)
+
+    monkeypatch.setattr(registry, "load_plugins", load_plugins)
+    all_methods.cache_clear()
+    try:
+        results = Experiment(TASK, replace(TINY, seeds=1, methods=("ChowMean", "Mine")), tmp_path).run()
+    finally:
+        monkeypatch.undo()
+        all_methods.cache_clear()
+    assert results.summary["Mine"] == results.summary["ChowMean"]
+    assert "Mine" not in all_methods()

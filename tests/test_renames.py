@@ -1,0 +1,40 @@
+"""Modules that moved name their new places."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+
+import pytest
+
+import seqdefer
+from seqdefer.renames import NEW_PLACES, refuse_old_modules
+
+
+@pytest.mark.parametrize("old", sorted(NEW_PLACES))
+def test_an_old_module_names_its_new_place(old: str) -> None:
+    place = re.split(r"[ ,]", NEW_PLACES[old])[0]
+    if PathFinder.find_spec(old, seqdefer.__path__) is not None:  # a room today
+        with pytest.raises(ImportError, match=re.escape(place)):
+            exec(f"from {old} import something")
+    else:
+        with pytest.raises(ModuleNotFoundError, match=re.escape(f"{old} is now {place}")):
+            import_module(old)
+    if place.startswith("seqdefer."):
+        import_module(place)
+
+
+def test_other_names_are_refused_as_python_does() -> None:
+    """Modules of a room are imported as usual, and what never was has no new place."""
+    exec("from seqdefer.engine import interleaved")
+    assert not hasattr(import_module("seqdefer.engine"), "__wrapped__")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'seqdefer\.nowhere'$"):
+        import_module("seqdefer.nowhere")
+
+
+def test_old_modules_are_refused_once() -> None:
+    finders = list(sys.meta_path)
+    refuse_old_modules()
+    assert sys.meta_path == finders
