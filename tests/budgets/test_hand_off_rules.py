@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hand_off_cases import HandOffCase
+from hypothesis import given
+from hypothesis import strategies as st
 from toy_budgets import (
     choose_by_cost,
     choose_hand_off,
@@ -12,7 +17,6 @@ from toy_budgets import (
     deferral_odds,
     each_toy,
     estimates_of,
-    lengths_of,
     once_curve,
     roll,
     table_of,
@@ -21,7 +25,7 @@ from toy_budgets import (
 from seqdefer.budgets.hand_off_rules import HAND_OFF_RULES, ScoredHandOffs
 from seqdefer.engine.interleaved import HandOff
 from seqdefer.errors import DataError, OptionError
-from seqdefer.rejectors.losses import hand_off_grid, is_ended
+from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.testing import ToyTask
 
 
@@ -72,41 +76,33 @@ def test_curves_of_hand_offs_are_what_the_engine_writes(task: ToyTask, generator
         assert (round(float(x), 9), round(float(y), 9)) in points
 
 
-@each_toy
-@pytest.mark.parametrize("rule", sorted(HAND_OFF_RULES))
-def test_a_rule_chooses_what_its_path_says(task: ToyTask, rule: str, generator: torch.Generator) -> None:
-    """Walking along the path, step by step, gives the choice at every setting between two steps."""
-    grid, lengths = hand_off_grid(task.spec.length, 4), lengths_of(task)
-    scores = torch.where(is_ended(grid, lengths), -torch.inf, torch.randn(task.n, 4, generator=generator).double())
-    scores[:, -1] = torch.randn(task.n, generator=generator)  # no deferral is always possible
-    scored = ScoredHandOffs.of(scores, task.spec.length, hand_offs=grid, rule=rule, lengths=lengths)
+@pytest.mark.parametrize("rule", HAND_OFF_RULES)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_path_of_a_rule_agrees_with_its_choices(rule: str, seed: int) -> None:
+    """At every setting of the path, and between two, walking the path leads to the hand-offs that `kept` names."""
+    case = HandOffCase(seed)
+    scores = case.costs() if rule == "cost" or seed % 2 else case.integers(3, case.n, len(case.grid))
+    scored = case.scored(scores, rule)
     path = scored.path()
-    falling = np.unique(path.settings[np.isfinite(path.settings)])[::-1]
-    for setting in [np.inf, *((falling[1:] + falling[:-1]) / 2), -np.inf]:
+    changing = np.unique(path.settings[np.isfinite(path.settings)])
+    for setting in [-math.inf, *(changing[:-1] + np.diff(changing) / 2), math.inf]:
         columns = path.first.copy()
-        for at, row, before, after in zip(path.settings, path.rows, path.before, path.after, strict=True):
-            if at >= setting:
-                assert columns[row] == before
-                columns[row] = after
-        assert columns.tolist() == scored.columns(setting).tolist()
-
-
-def test_each_draft_may_have_its_own_setting(generator: torch.Generator) -> None:
-    scores, grid = torch.randn(9, 3, generator=generator), torch.tensor([0, 2, 5])
-    settings = torch.randn(9, generator=generator).double()
-    for rule in HAND_OFF_RULES:
-        scored = ScoredHandOffs.of(scores, 5, hand_offs=grid, rule=rule)
-        alone = [
-            int(ScoredHandOffs.of(scores[[row]], 5, hand_offs=grid, rule=rule).kept(settings[row])[0])
-            for row in range(9)
-        ]
-        assert scored.kept(settings).tolist() == alone
+        taken = path.settings >= setting
+        for row, before, after in zip(path.rows[taken], path.before[taken], path.after[taken], strict=True):
+            assert columns[row] == before
+            columns[row] = after
+        assert scored.kept(setting).tolist() == scored.grid[columns].tolist()
+    each = case.random.choice(changing, case.n) if len(changing) else np.zeros(case.n)  # a setting for each row
+    assert scored.kept(each).tolist() == [scored.kept(one)[row] for row, one in enumerate(each)]
 
 
 def test_grids_and_scores_that_cannot_be_used() -> None:
-    with pytest.raises(OptionError, match=r"must rise from 0 or more to 4 \(no deferral\): \[0, 3\]"):
-        ScoredHandOffs.of(torch.zeros(2, 2), 4, hand_offs=[0, 3], rule="odds")
-    with pytest.raises(OptionError, match="unknown decision rule 'dice'; available: cost, largest, odds"):
-        ScoredHandOffs.of(torch.zeros(2), 4, rule="dice")
-    with pytest.raises(DataError, match="1 scores are NaN"):
-        ScoredHandOffs.of(torch.tensor([0.0, torch.nan]), 4)
+    with pytest.raises(DataError, match="1 scores are NaN and have no place in the order"):
+        ScoredHandOffs.of([0.0, math.nan], 3)
+    with pytest.raises(DataError, match="2 scores are NaN"):
+        ScoredHandOffs.of([[0.0, math.nan], [math.nan, 0.0]], 3, hand_offs=[0, 3], rule="cost")
+    for grid in ([0, 2], [0, 2, 2, 3], [3], [-1, 3], []):
+        with pytest.raises(OptionError, match="must rise from 0 or more to 3"):
+            ScoredHandOffs.of(np.zeros((2, len(grid))), 3, hand_offs=grid, rule="odds")
+    with pytest.raises(OptionError, match="unknown decision rule 'luck'; available: cost, largest, odds"):
+        ScoredHandOffs.of([0.0], 3, rule="luck")
