@@ -31,7 +31,7 @@ from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import blank_prefixes
-from seqdefer.types import Rollout, Sequences
+from seqdefer.types import Sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -182,49 +182,6 @@ def test_one_time_decisions_follow_the_rule_of_the_rejector(method: str, choose:
     assert [row.count("predictor") for row in written.sources] == kept.tolist()
 
 
-def written_twice(model: DeferringModel, inputs: list[int], threshold: float) -> Rollout:
-    """The plain way: a draft to decide by, and then the engine, whose predictor writes what is kept again."""
-    served, rejector = model.served, model.rejector
-    assert isinstance(rejector, DraftNetwork)
-    examples = served.codec.encode(inputs)
-    drafted = draft(served.predictor, examples, served.spec)
-    scored = scored_hand_offs(rejector, drafted, served.spec.length)
-    policy = PlannedHandOff(torch.from_numpy(scored.kept(threshold)), torch.from_numpy(scored.by_position()).float())
-    return roll_out(served.predictor, served.expert, examples, policy, served.spec)
-
-
-@pytest.mark.slow
-@each_one_time
-@pytest.mark.parametrize("options", [{}, {"ends": False}, {"length": 12}])
-def test_a_draft_completed_is_what_the_engine_writes(method: str, options: dict[str, Any]) -> None:
-    """At every threshold at which anything changes."""
-    model, inputs = Toy.of(**{"length": 6, **options}).model(method), numbers(30)
-    thresholds = {one.threshold for one in model.calibrate(numbers(60)).settings} | {math.inf, -math.inf, 0.0}
-    seen = set()
-    for threshold in thresholds:
-        written, expected = model.generate(inputs, threshold=threshold), written_twice(model, inputs, threshold)
-        assert torch.equal(written.sequences.tokens, expected.sequences.tokens)
-        assert torch.equal(written.sequences.lengths, expected.sequences.lengths)
-        assert torch.equal(written.by_expert, expected.by_expert)
-        assert torch.equal(written.scores, expected.scores)
-        assert (written.by_expert.dtype, written.scores.dtype) == (torch.bool, torch.float32)
-        seen.add(written.share)
-    assert len(seen) > 20
-
-
-def test_what_an_expert_leaves_past_the_end_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Toy.of(length=6).model("OneTimeCost")
-    complete = model.served.expert.complete
-
-    def untidy(*arguments: Any) -> Sequences:
-        whole = complete(*arguments)
-        return replace(whole, tokens=whole.tokens.masked_fill(~whole.mask(), 4))
-
-    monkeypatch.setattr(model.served.expert, "complete", untidy)
-    written, expected = model.generate(INPUTS, threshold=-math.inf), written_twice(model, INPUTS, -math.inf)
-    assert torch.equal(written.sequences.tokens, expected.sequences.tokens)
-
-
 @each_one_time
 def test_one_time_sequences_are_drafted_once(method: str, spy: Callable[[Any, str], list[Any]]) -> None:
     model = Toy.of(length=6).model(method)
@@ -236,15 +193,6 @@ def test_one_time_sequences_are_drafted_once(method: str, spy: Callable[[Any, st
     assert len(started) == 6
     list(model.stream(INPUTS[0], threshold=0.0))
     assert len(started) == 7
-
-
-def test_the_expert_sees_what_is_kept_and_nothing_of_what_it_replaces(spy: Callable[[Any, str], list[Any]]) -> None:
-    model = Toy.of(length=6).model("OneTimeCost")
-    asked = spy(model.served.expert, "complete")
-    model.generate(INPUTS, threshold=model.calibrate(numbers(60)).for_budget(0.5).threshold)
-    prefixes: Sequences = asked[-1][1]
-    assert prefixes.lengths.unique().numel() > 1
-    assert not prefixes.tokens[~prefixes.mask()].any()
 
 
 def test_a_stream_shows_what_is_kept_before_the_expert_is_asked(spy: Callable[[Any, str], list[Any]]) -> None:
