@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ from seqdefer.budgets.calibration import calibrate, loss_curve
 from seqdefer.budgets.rules import FINITE_LIMIT
 from seqdefer.evaluation.curves import Ends, curve_of
 from seqdefer.evaluation.experiment import Experiment
+from seqdefer.methods.base import FitContext
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
+from seqdefer.rejectors.losses import rule_of_thumb
+from seqdefer.rejectors.token_training import default_price
 from seqdefer.testing import ToyTask
 
 TASK = ToyTask(n=30, length=4)
@@ -68,3 +72,40 @@ def test_a_fitted_method_is_stored_and_loaded(name: str, rejectors: dict[str, Re
     loaded = load_rejector(rejector.save_pretrained(tmp_path), TASK.predictor)
     assert (type(loaded), loaded.options()) == (type(rejector), rejector.options())
     assert loaded.fingerprint == rejector.fingerprint
+
+
+@pytest.fixture
+def context(experiment: Experiment) -> FitContext:
+    splits, settings = experiment.splits, replace(experiment.settings, alpha=None, price=None)
+    return FitContext(experiment.task, settings, torch.tensor([0, 2, 4]), splits.train, splits.validation)
+
+
+@pytest.mark.parametrize("name", ["WholeModelEmbed", "OneTimeModel", "OneTimeCost"])
+def test_the_data_of_a_fit_are_the_hand_offs_it_learns_from(name: str, context: FitContext) -> None:
+    """A stored rejector is used again while these stay the same."""
+    learned = {0, 4} if name == "WholeModelEmbed" else {0, 2, 4}
+    context = replace(context, settings=replace(context.settings, alpha=1.0))
+    before = get_method(name).fit(context).data
+    for split in ("train", "validation"):
+        for column in range(5):
+            data = getattr(context, split)
+            loss = data.table.loss + (torch.arange(5) == column)
+            other = replace(context, **{split: replace(data, table=replace(data.table, loss=loss))})
+            assert (get_method(name).fit(other).data != before) == (column in learned)
+
+
+def test_alpha_and_price_are_as_set_or_by_default(context: FitContext) -> None:
+    """And the notes of a report tell which."""
+    assert context.train.trees is not None
+    assert context.alpha == rule_of_thumb(context.train.table)
+    assert context.price == default_price(context.train.trees)
+    chosen = replace(context, settings=replace(context.settings, alpha=0.25, price=0.125))
+    assert (chosen.alpha, chosen.price) == (0.25, 0.125)
+    free = replace(context, settings=replace(context.settings, price=0.0))
+    assert replace(context, train=replace(context.train, trees=None)).price == free.price == 0.0
+    once, token = (get_method(name).note for name in ("OneTimeModel", "TokenwiseModel"))
+    assert "over 3 hand-offs" in once(context)
+    assert once(context).endswith(f"alpha_1 = {context.alpha:.4g} by the rule of thumb.")
+    assert once(chosen).endswith("alpha_1 = 0.25.")
+    assert token(chosen).endswith("'; each expert token costs 0.125 besides.")
+    assert token(free).endswith(f"the strategy '{context.settings.strategy}'.")

@@ -13,7 +13,7 @@ from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.plans import PlanStep
 from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.rejectors.checkpoints import Rejector
-from seqdefer.types import Rollout, Sequences
+from seqdefer.types import Proposal, Rollout, Sequences
 
 each_method = pytest.mark.parametrize("name", all_methods())
 
@@ -26,10 +26,12 @@ def test_a_plan_writes_the_same_in_steps_and_for_any_batch(
     task, examples, deferral = experiment.task, experiment.splits.test.examples, deferral_of(rejectors[name])
     settings = deferral.spending(task, examples).settings
     chosen = torch.from_numpy(np.random.default_rng(0).choice(settings, len(examples)))
-    together = deferral.plan(task, examples, chosen).run()
+    watched: list[Proposal] = []
+    together = deferral.plan(task, examples, chosen, watch=watched.append).run()
     assert 0 < int(together.rollout.deferred.sum()) < int(together.rollout.sequences.lengths.sum())
     steps = list(deferral.plan(task, examples, chosen).steps())
     assert_same_rollout(joined(steps), together.rollout)
+    assert len(watched) == (len(steps) if get_method(name).granularity == "token" else 0)  # drafts are known before
     assert torch.equal(torch.stack([step.wanted & step.active for step in steps], 1), together.wanted[:, : len(steps)])
     for row in range(0, len(examples), 7):
         alone = deferral.plan(task, examples.select(torch.tensor([row])), chosen[row : row + 1]).run().rollout
@@ -63,6 +65,19 @@ def test_rows_that_are_dropped_cost_no_expert_and_change_no_others(
     assert int(rollout.authors[is_dropped, 1:].sum()) == 0
     if get_method(name).granularity == "token":
         assert rollout.sequences.lengths[is_dropped].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize("name", [name for name, one in all_methods().items() if one.granularity == "token"])
+def test_a_token_whose_score_meets_its_setting_is_wanted_and_deferred(
+    name: str, experiment: Experiment, rejectors: dict[str, Rejector]
+) -> None:
+    task, examples, deferral = experiment.task, experiment.splits.test.examples, deferral_of(rejectors[name])
+    never = torch.full((len(examples),), torch.inf, dtype=torch.float64)
+    first_scores = deferral.plan(task, examples, never).run().rollout.scores[:, 0].double()
+    step = next(deferral.plan(task, examples, first_scores).steps())
+    whole = deferral.plan(task, examples, first_scores).run()
+    for marks in (step.wanted, step.authors, whole.wanted[:, 0], whole.rollout.authors[:, 0]):
+        assert bool(marks.all())
 
 
 def select(rollout: Rollout, rows: Tensor) -> Rollout:

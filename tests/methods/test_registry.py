@@ -23,12 +23,17 @@ TASK = ToyTask(n=30, length=4)
 
 def test_methods_are_listed_from_coarse_to_fine() -> None:
     methods = all_methods()
-    assert {name: one.name for name, one in methods.items()} == {name: name for name in methods}
-    assert [name for name, one in methods.items() if one.is_learned] == [
-        "WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel",
+    assert list(methods) == [
+        "ChowMean", "ChowSum", "ChowQuantile0.0", "ChowQuantile0.4", "ChowQuantile0.8", "ChowQuantile1.0",
+        "WholeModelEmbed", "OneTimeModel", "OneTimeCost", "OneTimeScore", "OneTimeEntropy", "TokenwiseModel",
+        "TokenwiseScore", "TokenwiseEntropy",
     ]  # fmt: skip
-    placed = [(("whole", "once", "span", "token").index(one.granularity), one.order) for one in methods.values()]
-    assert placed == sorted(set(placed))
+    granularities = [one.granularity for one in methods.values()]
+    assert granularities == ["whole"] * 7 + ["once"] * 4 + ["token"] * 3
+    assert {name for name, one in methods.items() if one.is_learned} == {
+        "WholeModelEmbed", "OneTimeModel", "OneTimeCost", "TokenwiseModel",
+    }  # fmt: skip
+    assert {name for name, one in methods.items() if one.needs_entropy} == {"OneTimeEntropy", "TokenwiseEntropy"}
 
 
 def test_methods_are_found_by_name_and_others_refused_with_those_that_are() -> None:
