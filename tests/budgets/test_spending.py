@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import WithExpert, completing, hand_off, write_all
+from oracles import WithExpert, completing
 from torch import Tensor
 from toy_budgets import (
     BUDGETS,
-    TOYS,
     choose_by_cost,
     choose_whole,
     each_toy,
@@ -76,9 +75,3 @@ def test_budgets_of_an_expert_that_only_completes() -> None:
     task = WithExpert(completing, n=8, length=4)
     found = whole_threshold_for(0.5, torch.arange(8.0), lengths_of(task), table_of(task))
     assert roll(task, HandOff(choose_whole(torch.arange(8.0), 4, found.threshold))).share == pytest.approx(found.share)
-
-
-def test_the_first_column_is_the_expert_alone() -> None:
-    task = TOYS["lengths differ"]
-    expert = write_all(task, task.split("test"), hand_off(0))
-    assert table_of(task).deferred[:, 0].tolist() == [len(one) for one in expert]

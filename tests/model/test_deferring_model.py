@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import PlannedHandOff
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
 from seqdefer.engine.drafts import draft
-from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_TOKEN
 from seqdefer.interfaces import Codec
@@ -206,15 +204,6 @@ def test_a_stream_shows_what_is_kept_before_the_expert_is_asked(spy: Callable[[A
     assert asked == []
     list(stream)
     assert len(asked) == 1
-
-
-def test_planned_hand_offs_keep_the_contract_of_a_policy() -> None:
-    model = model_of("OneTimeCost")
-    examples = model.served.codec.encode(numbers(3))
-    policy = PlannedHandOff(torch.tensor([0, 2, 6]), torch.arange(18.0).view(3, 6))
-    rollout = roll_out(model.served.predictor, model.served.expert, examples, policy, model.served.spec)
-    assert rollout.by_expert[:, 0].tolist() == [True, False, False]
-    assert rollout.scores[0].tolist() == [0.0] * 6
 
 
 # -- texts ---------------------------------------------------------------------------------------------------------
