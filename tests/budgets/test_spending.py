@@ -18,13 +18,16 @@ from toy_budgets import (
     table_of,
 )
 
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.rules import (
     FINITE_LIMIT,
     Setting,
     price_for,
     whole_threshold_for,
 )
+from seqdefer.budgets.spending import HandOffSpending
 from seqdefer.engine.interleaved import HandOff
+from seqdefer.errors import DataError
 from seqdefer.testing import ToyTask
 from seqdefer.types import HandOffTable
 
@@ -75,3 +78,10 @@ def test_budgets_of_an_expert_that_only_completes() -> None:
     task = WithExpert(completing, n=8, length=4)
     found = whole_threshold_for(0.5, torch.arange(8.0), lengths_of(task), table_of(task))
     assert roll(task, HandOff(choose_whole(torch.arange(8.0), 4, found.threshold))).share == pytest.approx(found.share)
+
+
+def test_hand_offs_of_the_grid_must_be_labelled() -> None:
+    table = HandOffTable(torch.zeros(1, 3), torch.tensor([[2, -1, 0]]))
+    assert HandOffSpending(ScoredHandOffs.of([0.0], 2), table).shares.tolist() == [0.0, 1.0]
+    with pytest.raises(DataError, match="some hand-offs of the grid were not labelled"):
+        HandOffSpending(ScoredHandOffs.of(torch.zeros(1, 3), 2, hand_offs=range(3), rule="odds"), table)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from seqdefer.budgets.convex_hull import Floats, Integers
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
-from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep, hand_off_sweep
+from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep, hand_off_sweep, switch_sweep
 from seqdefer.errors import DataError
 from seqdefer.evaluation.curves import Ends, curve_of, optimal_once
 from seqdefer.types import HandOffTable
@@ -32,6 +32,16 @@ def test_whole_sweep_equals_a_loop_over_thresholds(seed: int) -> None:
     scores = case.integers(4, case.n)
     expected = slow_curve(slow_switch(case, scores.tolist(), [0] * case.n), case.ends)
     assert_same_curve(curve_of(whole_sweep(scores, case.table), case.ends), expected)
+
+
+@given(seeds)
+def test_switch_sweep_equals_a_loop_over_thresholds(seed: int) -> None:
+    case = HandOffCase(seed)
+    scores, (deferred, loss) = case.integers(4, case.n), (case.table.deferred.numpy(), case.table.loss.numpy())
+    points = switch_sweep(scores, (deferred[:, 1], loss[:, 1]), (deferred[:, 0], loss[:, 0])).curves(np.eye(case.n))
+    for values, table in zip(points, (deferred, loss), strict=True):
+        for column, at in enumerate([math.inf, *np.unique(scores)[::-1]]):
+            assert values[:, column].tolist() == np.where(scores >= at, table[:, 0], table[:, 1]).tolist()
 
 
 @given(seeds)
@@ -190,15 +200,18 @@ def test_a_sweep_without_a_step_is_its_start() -> None:
     assert (x.tolist(), y.tolist()) == ([[0.0]], [[2.0]])
 
 
-@pytest.mark.parametrize("rule", ["whole", "cost"])
+@pytest.mark.parametrize("rule", ["whole", "cost", "grid"])
 @given(seed=seeds)
 def test_a_weight_counts_copies_of_an_instance(rule: str, seed: int) -> None:
     case = HandOffCase(seed)
     scores = case.costs() if rule == "cost" else case.integers(4, case.n)
     weights = case.random.integers(0, 4, (3, case.n))
     weights[:, 0] += 1
+    grid = case.grid_sweep()
 
     def sweep_of(rows: Integers) -> Sweep:
+        if rule == "grid":
+            return GridSweep(grid.deferred[:, rows], grid.loss[:, rows])
         table = case.table.select(torch.from_numpy(rows))
         if rule == "whole":
             return whole_sweep(scores[rows], table)
