@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -242,6 +243,18 @@ def test_what_is_not_text_is_shown_by_its_tokens() -> None:
     pieces = list(model.stream(numbers(1)[0], threshold=0.0))
     assert written.outputs == [[piece.token for piece in pieces]]
     assert "".join(piece.text for piece in pieces) == " ".join(map(str, written.outputs[0]))
+
+
+@each_method
+def test_a_check_tells_what_budgets_spend_on_other_inputs(method: str) -> None:
+    model, others, told = model_of(method), numbers(50, first=500), list[int]()
+    with warnings.catch_warnings(action="ignore", category=BudgetWarning):
+        found = model.check(others, progress=told.append)
+        assert sum(told) == len(found) == 6
+        for one in found:
+            assert one.threshold == model.setting(one.budget).threshold
+            assert one.share == pytest.approx(model.generate(others, one.budget).share)
+            assert one.low <= one.share <= one.high
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import torch
 from toy_pair import Toy, numbers
 
+from seqdefer.budgets.calibration import LossCurve, LossPoint
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.interfaces import TaskEntry
 from seqdefer.model import deferring_model, folders
@@ -170,6 +171,18 @@ def test_folders_that_are_refused(what: str, message: str, saved: Path) -> None:
     with pytest.raises((CheckpointError, OptionError), match=message) as raised:
         DeferringModel.from_pretrained(saved)
     assert "\n" not in str(raised.value)
+
+
+def test_a_curve_is_kept_beside_its_rejector_and_no_other(saved: Path) -> None:
+    model = DeferringModel.from_pretrained(saved)
+    model.curve = LossCurve("errors", 9, model.rejector.fingerprint, (LossPoint(0.0, 2.0), LossPoint(1.0, 0.5)))
+    model.save_pretrained(saved)
+    assert DeferringModel.from_pretrained(saved).curve == model.curve
+    edit(saved / "curve.json", rejector="another")
+    with pytest.raises(
+        CheckpointError, match=r"curve\.json belongs to another rejector; fit again, or remove the file"
+    ):
+        DeferringModel.from_pretrained(saved)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
