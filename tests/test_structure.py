@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import seqdefer
-from seqdefer.renames import NEW_NAMES, NEW_PLACES
 
 # A room is a folder of the package; modules at its root are rooms of their own. The order of rooms follows from who
 # imports whom: there are no circles, among rooms and within each.
@@ -170,38 +168,6 @@ def test_public_names_are_those_of_the_stub() -> None:
 @pytest.mark.parametrize("name", public_names())
 def test_public_name_resolves(name: str) -> None:
     assert getattr(seqdefer, name) is not None
-
-
-@pytest.mark.parametrize("old", sorted(NEW_PLACES))
-def test_an_old_module_names_its_new_place(old: str) -> None:
-    place = re.split(r"[ ,]", NEW_PLACES[old])[0]
-    if module_of_name(old) in MODULES:  # a room today
-        with pytest.raises(ImportError, match=re.escape(place)):
-            exec(f"from {old} import something")
-    else:
-        with pytest.raises(ModuleNotFoundError, match=re.escape(f"{old} is now {place}")):
-            import_module(old)
-    if place.startswith("seqdefer."):
-        import_module(place)
-
-
-@pytest.mark.parametrize("old", sorted(NEW_NAMES))
-def test_an_old_name_of_a_module_names_its_new_place(old: str) -> None:
-    module, _, name = old.rpartition(".")
-    with pytest.raises(ImportError, match=re.escape(f"{old} is now {NEW_NAMES[old]}")):
-        exec(f"from {module} import {name}")
-    place, _, name = NEW_NAMES[old].rpartition(".")
-    assert hasattr(import_module(place), name)
-
-
-def test_the_changelog_lists_the_old_modules() -> None:
-    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(seqdefer\.[\w.]+)` \| (.*) \|$", text, re.MULTILINE)
-    assert {old: new.replace("`", "") for old, new in rows} == NEW_PLACES
-
-
-def module_of_name(name: str) -> str:
-    return name.removeprefix("seqdefer.")
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -143,7 +144,7 @@ class DeferringModel:
             warnings.warn(
                 f"a budget of {budget:g} cannot be met: the nearest that this rejector comes is {found.share:.3f}",
                 BudgetWarning,
-                stacklevel=3,
+                stacklevel=_callers_level(),
             )
         return found
 
@@ -242,6 +243,14 @@ class DeferringModel:
     def _outputs(self, sequences: Sequences) -> list[Any]:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         return [self.served.codec.decode(tokens[:length]) for tokens, length in rows]
+
+
+def _callers_level() -> int:
+    """Return the `stacklevel` of a warning that names the line outside this module which led to it."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _check(served: Served, rejector: Rejector) -> None:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqdefer.budgets.convex_hull import Floats, Integers
-from seqdefer.budgets.hand_off_rules import HAND_OFF_RULES, ScoredHandOffs
-from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep, hand_off_sweep
-from seqdefer.errors import DataError, OptionError
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
+from seqdefer.budgets.sweeps import GridSweep, StepSweep, Sweep, hand_off_sweep, switch_sweep
+from seqdefer.errors import DataError
 from seqdefer.evaluation.curves import Ends, curve_of, optimal_once
 from seqdefer.types import HandOffTable
 
@@ -32,6 +32,16 @@ def test_whole_sweep_equals_a_loop_over_thresholds(seed: int) -> None:
     scores = case.integers(4, case.n)
     expected = slow_curve(slow_switch(case, scores.tolist(), [0] * case.n), case.ends)
     assert_same_curve(curve_of(whole_sweep(scores, case.table), case.ends), expected)
+
+
+@given(seeds)
+def test_switch_sweep_equals_a_loop_over_thresholds(seed: int) -> None:
+    case = HandOffCase(seed)
+    scores, (deferred, loss) = case.integers(4, case.n), (case.table.deferred.numpy(), case.table.loss.numpy())
+    points = switch_sweep(scores, (deferred[:, 1], loss[:, 1]), (deferred[:, 0], loss[:, 0])).curves(np.eye(case.n))
+    for values, table in zip(points, (deferred, loss), strict=True):
+        for column, at in enumerate([math.inf, *np.unique(scores)[::-1]]):
+            assert values[:, column].tolist() == np.where(scores >= at, table[:, 0], table[:, 1]).tolist()
 
 
 @given(seeds)
@@ -108,26 +118,6 @@ def test_a_choice_has_changed_at_the_very_price_where_it_changes(seed: int) -> N
     for column, price in enumerate([math.inf, *np.unique(sweep.scores)[::-1]]):
         expected = case.mean_outcome(cheapest(case, scores, lengths, price))
         assert (x[0, column], y[0, column]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("rule", HAND_OFF_RULES)
-@given(seed=seeds)
-def test_the_path_of_a_rule_agrees_with_its_choices(rule: str, seed: int) -> None:
-    """At every setting of the path, and between two, walking the path leads to the hand-offs that `kept` names."""
-    case = HandOffCase(seed)
-    scores = case.costs() if rule == "cost" else case.integers(3, case.n, len(case.grid))
-    scored = case.scored(scores, rule)
-    path = scored.path()
-    changing = np.unique(path.settings[np.isfinite(path.settings)])
-    for setting in [-math.inf, *(changing[:-1] + np.diff(changing) / 2), math.inf]:
-        columns = path.first.copy()
-        taken = path.settings >= setting
-        for row, before, after in zip(path.rows[taken], path.before[taken], path.after[taken], strict=True):
-            assert columns[row] == before
-            columns[row] = after
-        assert scored.kept(setting).tolist() == scored.grid[columns].tolist()
-    each = case.random.choice(changing, case.n) if len(changing) else np.zeros(case.n)  # a setting for each row
-    assert scored.kept(each).tolist() == [scored.kept(one)[row] for row, one in enumerate(each)]
 
 
 @given(seeds)
@@ -210,15 +200,18 @@ def test_a_sweep_without_a_step_is_its_start() -> None:
     assert (x.tolist(), y.tolist()) == ([[0.0]], [[2.0]])
 
 
-@pytest.mark.parametrize("rule", ["whole", "cost"])
+@pytest.mark.parametrize("rule", ["whole", "cost", "grid"])
 @given(seed=seeds)
 def test_a_weight_counts_copies_of_an_instance(rule: str, seed: int) -> None:
     case = HandOffCase(seed)
     scores = case.costs() if rule == "cost" else case.integers(4, case.n)
     weights = case.random.integers(0, 4, (3, case.n))
     weights[:, 0] += 1
+    grid = case.grid_sweep()
 
     def sweep_of(rows: Integers) -> Sweep:
+        if rule == "grid":
+            return GridSweep(grid.deferred[:, rows], grid.loss[:, rows])
         table = case.table.select(torch.from_numpy(rows))
         if rule == "whole":
             return whole_sweep(scores[rows], table)
@@ -238,15 +231,6 @@ def test_a_weight_counts_copies_of_an_instance(rule: str, seed: int) -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(DataError, match="1 scores are NaN and have no place in the order"):
-        ScoredHandOffs.of([0.0, math.nan], 3)
-    with pytest.raises(DataError, match="2 scores are NaN"):
-        ScoredHandOffs.of([[0.0, math.nan], [math.nan, 0.0]], 3, hand_offs=[0, 3], rule="cost")
-    for grid in ([0, 2], [0, 2, 2, 3], [3], [-1, 3], []):
-        with pytest.raises(OptionError, match="must rise from 0 or more to 3"):
-            ScoredHandOffs.of(np.zeros((2, len(grid))), 3, hand_offs=grid, rule="odds")
-    with pytest.raises(OptionError, match="unknown decision rule 'luck'; available: cost, largest, odds"):
-        ScoredHandOffs.of([0.0], 3, rule="luck")
     with pytest.raises(DataError, match=r"same shape: scores \(2,\), deferred \(1,\)"):
         StepSweep([0.0, 1.0], [0, 0], ([1], [1]), ([0], [0]))
     with pytest.raises(DataError, match=r"same shape: start_deferred \(1,\), start_loss \(2,\)"):

@@ -22,7 +22,6 @@ from oracles import (
     write,
     write_all,
 )
-from torch import Tensor
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import draft
@@ -177,6 +176,14 @@ def test_the_stream_is_the_rollout(make: Callable[[int], Policy[Any]]) -> None:
         assert torch.equal(step.context, task.predictor.start(examples.inputs)[1])
 
 
+def test_the_loop_ends_with_its_last_row() -> None:
+    task = TOYS["lengths differ"]
+    lengths = run(task, keep(task.n, task.spec.length)).sequences.lengths
+    short = task.split("test").select((lengths < task.spec.length).nonzero().squeeze(1))
+    steps = list(interleave(task.predictor, None, short, keep(len(short), task.spec.length), task.spec))
+    assert len(steps) == int(lengths[lengths < task.spec.length].max())
+
+
 @each_policy
 def test_a_step_tells_what_the_predictor_proposed(make: Callable[[int], Policy[Any]]) -> None:
     """Also where nobody is left to propose for: the proposals of an earlier position once stayed there."""
@@ -296,41 +303,3 @@ def test_counts_of_a_rollout(task: ToyTask) -> None:
     assert rollout.switches.tolist() == [len(list(groupby(one.by_expert))) - 1 for one in expected]
     share = sum(sum(one.by_expert) for one in expected) / sum(map(len, expected))
     assert rollout.share == pytest.approx(share, abs=1e-7)
-
-
-@each_toy
-def test_draft_holds_what_the_predictor_knew_at_every_token(task: ToyTask) -> None:
-    examples = task.split("test")
-    drafted, expected = (
-        draft(task.predictor, examples, task.spec),
-        write_all(task, examples, hand_off(task.spec.length)),
-    )
-    length = task.spec.length
-
-    def along(value: Callable[[Any], Tensor]) -> list[Any]:
-        blank = torch.zeros_like(value(expected[0].proposals[0]))
-        rows = [[value(proposal) for proposal in one.proposals] for one in expected]
-        return [torch.cat([*row, *[blank] * (length - len(row))]).tolist() for row in rows]
-
-    assert drafted.sequences.tokens.tolist() == padded([one.tokens for one in expected], length).tolist()
-    assert drafted.sequences.lengths.tolist() == [len(one) for one in expected]
-    assert drafted.features.tolist() == along(lambda proposal: proposal.features)
-    assert drafted.uncertainty.tolist() == along(lambda proposal: proposal.uncertainty)
-    assert drafted.entropy is not None
-    assert drafted.entropy.tolist() == along(lambda proposal: proposal.entropy)
-    assert torch.equal(drafted.context, task.predictor.start(examples.inputs)[1])
-
-
-def test_draft_does_not_depend_on_the_size_of_batches() -> None:
-    task, finished = TOYS["two words"], []
-    examples = task.split("test")
-    whole = draft(task.predictor, examples, task.spec)
-    parts = draft(task.predictor, examples, task.spec, batch_size=5, progress=finished.append)
-    assert finished == [5, 5, 5, 1]
-    assert torch.equal(whole.sequences.tokens, parts.sequences.tokens)
-    assert torch.equal(whole.features, parts.features)
-    assert torch.equal(whole.uncertainty, parts.uncertainty)
-
-
-def test_real_numbers_have_no_entropy(weather: WeatherTask) -> None:
-    assert draft(weather.predictor, weather.split("test"), weather.spec).entropy is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.oracle import beam_outcomes
 from seqdefer.evaluation.results import Results, load_results
 from seqdefer.methods.registry import all_methods
+from seqdefer.progress import Clock, Progress
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import rule_of_thumb
@@ -234,9 +237,26 @@ def test_one_time_cost_is_compared_with_what_defers_no_finer(results: Results) -
     assert any(note.startswith("OneTimeCost") for note in results.notes)
 
 
-def test_notes_describe_the_methods_that_ran(tmp_path: Path) -> None:
-    notes = run_toy(ToyTask(n=40), tmp_path, seeds=1, methods=("OneTimeCost",)).notes
+class Bars:
+    """A meter that notes what every stage was said to take, and took."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, tuple[int, list[int]]] = {}
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Progress]:
+        assert name not in self.stages
+        self.stages[name] = total, []
+        yield self.stages[name][1].append
+
+
+def test_notes_describe_the_methods_that_ran_and_bars_are_filled(tmp_path: Path) -> None:
+    bars, settings = Bars(), replace(TINY, seeds=1, methods=("ChowMean", "OneTimeCost"))
+    notes = Experiment(ToyTask(n=40), settings, tmp_path, clock=Clock(bars)).run().notes
     assert [note.split()[0] for note in notes] == ["OneTimeCost"]
+    assert {"bootstrap", "fit OneTimeCost (seed 0)", "label hand-offs (test)"} <= set(bars.stages)
+    for total, steps in bars.stages.values():
+        assert sum(steps) == total
 
 
 @pytest.mark.parametrize("is_papers", [True, False])

@@ -98,8 +98,11 @@ def frontier(outcomes: set[tuple[int, float]]) -> list[tuple[int, float]]:
 @each_toy
 @pytest.mark.parametrize("width", [1, 2, 8])
 def test_what_a_beam_finds_is_real_and_worth_its_price(task: ToyTask, width: int) -> None:
-    """Every outcome is one of the engine's, the first defers nothing, and each further one buys something."""
-    found = outcomes_of(*beam_outcomes(DecisionTrees(task, task.split("test")), width=width))
+    """Every outcome is one of the engine's, the first defers nothing, and each further one buys something. There is
+    no more padding than needed."""
+    loss, deferred = beam_outcomes(DecisionTrees(task, task.split("test")), width=width)
+    found = outcomes_of(loss, deferred)
+    assert loss.shape[1] == max(map(len, found))
     for row, possible in zip(found, reachable(task), strict=True):
         assert set(row) <= possible
         assert row[0] == min(possible)

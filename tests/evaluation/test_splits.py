@@ -23,7 +23,7 @@ from seqdefer.labels import jobs
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, TestData, require_learning_data
-from seqdefer.labels.trees import enumerate_trees
+from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, enumerate_trees
 from seqdefer.progress import Clock
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
@@ -94,6 +94,11 @@ def test_trees_where_methods_need_them(tmp_path: Path) -> None:
     only_completes = split_toy(tmp_path, WithExpert(completing, n=30, length=3))
     assert only_completes.train.trees is only_completes.test.trees is None
     assert only_completes.grown == []
+
+
+def test_all_decisions_are_tried_of_the_longest_sequences_that_can_be_enumerated(tmp_path: Path) -> None:
+    for length, searches in ((MAX_ENUMERATED_LENGTH, False), (MAX_ENUMERATED_LENGTH + 1, True)):
+        assert Splits(ToyTask(n=1, length=length), tmp_path, seeds=1, instances=1).searches is searches
 
 
 def test_whole_trees_are_stored(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracles import PlannedHandOff
 from toy_pair import METHODS, LetterCodec, Toy, numbers
 
 from seqdefer.engine.drafts import draft
-from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_TOKEN
-from seqdefer.interfaces import Codec, TaskEntry
+from seqdefer.interfaces import Codec
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LearningData
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.methods.base import FitContext, LearningSettings
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.methods.registry import all_methods, get_method
-from seqdefer.model import deferring_model, folders
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
-from seqdefer.model.folders import Pairing
-from seqdefer.model.generation import Generation
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import hand_off_grid
-from seqdefer.tasks.common.options import option
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import blank_prefixes
-from seqdefer.types import Rollout, Sequences
+from seqdefer.types import Sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -189,49 +181,6 @@ def test_one_time_decisions_follow_the_rule_of_the_rejector(method: str, choose:
     assert [row.count("predictor") for row in written.sources] == kept.tolist()
 
 
-def written_twice(model: DeferringModel, inputs: list[int], threshold: float) -> Rollout:
-    """The plain way: a draft to decide by, and then the engine, whose predictor writes what is kept again."""
-    served, rejector = model.served, model.rejector
-    assert isinstance(rejector, DraftNetwork)
-    examples = served.codec.encode(inputs)
-    drafted = draft(served.predictor, examples, served.spec)
-    scored = scored_hand_offs(rejector, drafted, served.spec.length)
-    policy = PlannedHandOff(torch.from_numpy(scored.kept(threshold)), torch.from_numpy(scored.by_position()).float())
-    return roll_out(served.predictor, served.expert, examples, policy, served.spec)
-
-
-@pytest.mark.slow
-@each_one_time
-@pytest.mark.parametrize("options", [{}, {"ends": False}, {"length": 12}])
-def test_a_draft_completed_is_what_the_engine_writes(method: str, options: dict[str, Any]) -> None:
-    """At every threshold at which anything changes."""
-    model, inputs = Toy.of(**{"length": 6, **options}).model(method), numbers(30)
-    thresholds = {one.threshold for one in model.calibrate(numbers(60)).settings} | {math.inf, -math.inf, 0.0}
-    seen = set()
-    for threshold in thresholds:
-        written, expected = model.generate(inputs, threshold=threshold), written_twice(model, inputs, threshold)
-        assert torch.equal(written.sequences.tokens, expected.sequences.tokens)
-        assert torch.equal(written.sequences.lengths, expected.sequences.lengths)
-        assert torch.equal(written.by_expert, expected.by_expert)
-        assert torch.equal(written.scores, expected.scores)
-        assert (written.by_expert.dtype, written.scores.dtype) == (torch.bool, torch.float32)
-        seen.add(written.share)
-    assert len(seen) > 20
-
-
-def test_what_an_expert_leaves_past_the_end_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Toy.of(length=6).model("OneTimeCost")
-    complete = model.served.expert.complete
-
-    def untidy(*arguments: Any) -> Sequences:
-        whole = complete(*arguments)
-        return replace(whole, tokens=whole.tokens.masked_fill(~whole.mask(), 4))
-
-    monkeypatch.setattr(model.served.expert, "complete", untidy)
-    written, expected = model.generate(INPUTS, threshold=-math.inf), written_twice(model, INPUTS, -math.inf)
-    assert torch.equal(written.sequences.tokens, expected.sequences.tokens)
-
-
 @each_one_time
 def test_one_time_sequences_are_drafted_once(method: str, spy: Callable[[Any, str], list[Any]]) -> None:
     model = Toy.of(length=6).model(method)
@@ -245,15 +194,6 @@ def test_one_time_sequences_are_drafted_once(method: str, spy: Callable[[Any, st
     assert len(started) == 7
 
 
-def test_the_expert_sees_what_is_kept_and_nothing_of_what_it_replaces(spy: Callable[[Any, str], list[Any]]) -> None:
-    model = Toy.of(length=6).model("OneTimeCost")
-    asked = spy(model.served.expert, "complete")
-    model.generate(INPUTS, threshold=model.calibrate(numbers(60)).for_budget(0.5).threshold)
-    prefixes: Sequences = asked[-1][1]
-    assert prefixes.lengths.unique().numel() > 1
-    assert not prefixes.tokens[~prefixes.mask()].any()
-
-
 def test_a_stream_shows_what_is_kept_before_the_expert_is_asked(spy: Callable[[Any, str], list[Any]]) -> None:
     model = model_of("OneTimeCost")
     written = model.generate(INPUTS, 0.4)
@@ -265,15 +205,6 @@ def test_a_stream_shows_what_is_kept_before_the_expert_is_asked(spy: Callable[[A
     assert asked == []
     list(stream)
     assert len(asked) == 1
-
-
-def test_planned_hand_offs_keep_the_contract_of_a_policy() -> None:
-    model = model_of("OneTimeCost")
-    examples = model.served.codec.encode(numbers(3))
-    policy = PlannedHandOff(torch.tensor([0, 2, 6]), torch.arange(18.0).view(3, 6))
-    rollout = roll_out(model.served.predictor, model.served.expert, examples, policy, model.served.spec)
-    assert rollout.by_expert[:, 0].tolist() == [True, False, False]
-    assert rollout.scores[0].tolist() == [0.0] * 6
 
 
 # -- texts ---------------------------------------------------------------------------------------------------------
@@ -314,34 +245,16 @@ def test_what_is_not_text_is_shown_by_its_tokens() -> None:
     assert "".join(piece.text for piece in pieces) == " ".join(map(str, written.outputs[0]))
 
 
-# -- counting ------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=5))
-@settings(max_examples=50)
-def test_counts_by_hand(authors: list[list[bool]]) -> None:
-    n, lengths = len(authors), torch.tensor([len(row) for row in authors])
-    by_expert = torch.tensor([[*row, *[False] * (6 - len(row))] for row in authors])
-    tokens = torch.zeros(n, 6, dtype=torch.long)
-    written = Generation(["x"] * n, Rollout(Sequences(tokens, lengths), by_expert, torch.zeros(n, 6)))
-    assert written.expert_tokens == [sum(row) for row in authors]
-    assert written.predictor_tokens == [len(row) - sum(row) for row in authors]
-    assert written.sources == [["expert" if one else "predictor" for one in row] for row in authors]
-    assert written.switches == [sum(row[i] != row[i - 1] for i in range(1, len(row))) for row in authors]
-    assert written.cost() == [float(sum(row)) for row in authors]
-    assert written.cost(10.0, 0.5) == [10.0 * sum(row) + 0.5 * len(row) for row in authors]
-    assert written.share == pytest.approx(sum(map(sum, authors)) / sum(map(len, authors)))
-
-
-def test_plain_values_of_a_sequence() -> None:
-    model = model_of("TokenwiseModel")
-    written = model.generate(INPUTS, 0.4)
-    rows = list(written.rows(model.served.codec))
-    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
-    for place, row in enumerate(rows):
-        assert row["output"] == "".join(token["text"] for token in row["tokens"]) == written.outputs[place]
-        assert [token["source"] for token in row["tokens"]] == written.sources[place]
-        assert row["expert_tokens"] + row["predictor_tokens"] == len(row["tokens"])
+@each_method
+def test_a_check_tells_what_budgets_spend_on_other_inputs(method: str) -> None:
+    model, others, told = model_of(method), numbers(50, first=500), list[int]()
+    with warnings.catch_warnings(action="ignore", category=BudgetWarning):
+        found = model.check(others, progress=told.append)
+        assert sum(told) == len(found) == 6
+        for one in found:
+            assert one.threshold == model.setting(one.budget).threshold
+            assert one.share == pytest.approx(model.generate(others, one.budget).share)
+            assert one.low <= one.share <= one.high
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
@@ -373,203 +286,22 @@ def test_rejectors_that_do_not_fit() -> None:
         DeferringModel(longer, rejector)
 
 
-# -- folders -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Options:
-    length: int = 6
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise OptionError("too short")
-
-
-def serve(options: Options, folder: Path, *_: Any) -> Any:
-    assert folder.name == "work"
-    return Toy.of(**asdict(options)).served
-
-
-@pytest.fixture
-def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model of the task `toy` in a folder."""
-    entry = TaskEntry("toy", "a toy", {"quick": Options()}, lambda *_: None, serve=serve)  # type: ignore[arg-type,return-value]
-    tasks = {"toy": entry, "mute": replace(entry, serve=None)}
-    monkeypatch.setattr(folders, "load_task", tasks.__getitem__)
-    model = Toy.of(length=6).model("TokenwiseModel")
-    model.pairing = folders.pairing_of("toy", Options(), model.served)
-    model.calibrate(numbers(50))
-    return model.save_pretrained(tmp_path / "model")
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_what_is_loaded_writes_the_same(saved: Path) -> None:
-    one, other = DeferringModel.from_pretrained(saved), Toy.of(length=6).model("TokenwiseModel")
-    other.calibrate(numbers(50))
-    assert one.calibration == other.calibration
-    assert one.pairing == Pairing("toy", {"length": 6, "seed": 0}, "toy-5-6-0", "")
-    for budget in (0.0, 0.3, 1.0):
-        assert one.generate(INPUTS, budget).outputs == other.generate(INPUTS, budget).outputs
-
-
-@pytest.mark.parametrize("method", ["OneTimeModel", "OneTimeCost"])
-def test_one_time_models_are_kept_too(method: str, saved: Path, tmp_path: Path) -> None:
-    model = model_of(method)
-    before = DeferringModel(model.served, model.rejector, model.calibration, Pairing("toy", {}, "toy-5-6-0", ""))
-    again = DeferringModel.from_pretrained(before.save_pretrained(tmp_path / method))
-    assert again.generate(INPUTS, 0.4).outputs == before.generate(INPUTS, 0.4).outputs
-
-
-def test_a_model_without_budgets_is_kept_and_budgets_are_added(saved: Path) -> None:
-    model = DeferringModel.from_pretrained(saved)
-    model.calibration = None
-    model.save_pretrained(saved)
-    assert not (saved / "calibration.json").exists()  # of other weights, perhaps
-    bare = DeferringModel.from_pretrained(saved)
-    assert bare.calibration is None
-    bare.calibrate(numbers(20))
-    bare.save_calibration(saved)
-    loaded = DeferringModel.from_pretrained(saved).calibration
-    assert loaded is not None
-    assert loaded.inputs == 20
-
-
-def test_a_model_put_together_by_hand_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cannot name its pair; give it a Pairing"):
-        model_of("TokenwiseModel").save_pretrained(tmp_path)
-
-
-def test_deferral_json_is_written_last(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is killed in between leaves a folder that says so, not new weights under an old name."""
-    model = DeferringModel.from_pretrained(saved)
-
-    def full(*_: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(deferring_model, "write_json", full)
-    with pytest.raises(OSError, match="no space"):
-        model.save_pretrained(saved)
-    assert (saved / "rejector" / "config.json").exists()
-    with pytest.raises(CheckpointError, match=r"it has no deferral\.json; make one: seqdefer fit TASK"):
-        DeferringModel.from_pretrained(saved)
-    (saved / "work").mkdir()
-    with pytest.raises(CheckpointError, match="the same seqdefer fit resumes it"):
-        DeferringModel.from_pretrained(saved)
-
-
-def spoil(saved: Path, what: str) -> None:
-    pairing, measured, rejector = saved / "deferral.json", saved / "calibration.json", saved / "rejector"
-    match what:
-        case "other weights":
-            torch.manual_seed(5)
-            other = DeferringModel.from_pretrained(saved).rejector
-            next(other.parameters()).data += 1
-            other.save_pretrained(rejector)
-        case "other predictor":
-            edit(pairing, options={"length": 6, "seed": 3})
-        case "other expert":
-            edit(pairing, expert="abc")
-        case "other length":
-            edit(pairing, options={"length": 9, "seed": 0}, predictor="toy-5-9-0")
-        case "no JSON":
-            pairing.write_text("{")
-        case "no field":
-            pairing.write_text('{"format": 1, "task": "toy"}')
-        case "other format":
-            edit(pairing, format=99)
-        case "unknown option":
-            edit(pairing, options={"length": 6, "colour": 3})
-        case "option of another type":
-            edit(pairing, options={"length": "six"})
-        case "mute task":
-            edit(pairing, task="mute")
-        case "damaged budgets":
-            measured.write_text("[]")
-        case "few budgets":
-            edit(measured, settings=[])
-        case "no rejector":
-            (rejector / "config.json").unlink()
-        case "damaged rejector":
-            (rejector / "model.safetensors").write_bytes(b"123")
-
-
 @pytest.mark.parametrize(
-    ("what", "message"),
+    "ask",
     [
-        ("other weights", "belongs to another rejector; measure it again: seqdefer calibrate"),
-        ("other predictor", "was fitted with predictor toy-5-6-0, and what it names is now toy-5-6-3; put that predi"),
-        ("other expert", "was fitted with expert abc, and what it names is now ; put that expert back, or fit again"),
-        ("other length", "was fitted for predictor toy-5-6-0, not for toy-5-9-0"),
-        ("no JSON", "deferral.json is not valid JSON: .*; fit it again: seqdefer fit TASK"),
-        ("no field", "deferral.json: field 'options' is missing; fit it again: seqdefer fit TASK"),
-        ("other format", "field 'format' is 99; this version of seqdefer reads format 1; fit it again"),
-        ("unknown option", "options of task 'toy' are not those of this version: .*'colour'; fit it again"),
-        ("option of another type", "options of task 'toy' are not those of this version: "),
-        ("mute task", "task 'mute' has no pair to serve"),
-        ("damaged budgets", "calibration.json: .*; measure it again: seqdefer calibrate .*model --data FILE"),
-        ("few budgets", "has 0 settings, not 101; measure it again"),
-        ("no rejector", "no rejector in .*rejector: it has no config.json; fit"),
-        ("damaged rejector", "cannot read .*model.safetensors"),
+        lambda model: model.setting(1.0),
+        lambda model: model.generate([1], 1.0),
+        lambda model: model.decide([1], 1.0),
+        lambda model: model.stream(1, 1.0),
+        lambda model: model.check([1, 2], [1.0]),
     ],
+    ids=("setting", "generate", "decide", "stream", "check"),
 )
-def test_folders_that_are_refused(what: str, message: str, saved: Path) -> None:
-    spoil(saved, what)
-    with pytest.raises((CheckpointError, OptionError), match=message) as raised:
-        DeferringModel.from_pretrained(saved)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no deferring model in .*nowhere: it has no deferral\.json; make one"):
-        DeferringModel.from_pretrained(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("what", ["other weights", "damaged budgets", "few budgets"])
-def test_wrong_budgets_can_be_measured_again(what: str, saved: Path) -> None:
-    spoil(saved, what) if what != "other weights" else edit(saved / "calibration.json", rejector="of old")
-    model = DeferringModel.from_pretrained(saved, budgets=False)
-    model.calibrate(numbers(50))
-    model.save_calibration(saved)
-    assert DeferringModel.from_pretrained(saved).calibration == model.calibration
-
-
-def test_folders_of_a_pair_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(frozen=True)
-    class Named:
-        predictor: str = option("small", "", is_path=True)
-        expert: str = option("hub/name", "", is_path=True)
-        empty: str = option("", "", is_path=True)
-        data: str | None = option(None, "", is_path=True)
-        policy: str = option("rl4co:small", "", is_path=True)
-        solver: str = option("program:bin/solve", "", is_path=True)
-        dataset: str = option("hub/name:small/train", "", is_path=True)
-        nothing: str = option("rl4co:", "", is_path=True)
-        url: str = option("", "", is_path=True)
-        prompt: str = option("x" * 300, "", is_path=True)
-        field: str = option("small", "")  # a word, though there is a folder of that name
-
-    (tmp_path / "small").mkdir()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "solve").touch()
-    monkeypatch.chdir(tmp_path)
-    named = Named(url=f"https:/{tmp_path / 'small'}")  # a folder of that name is not what it means
-    options = folders.pairing_of("toy", named, Toy.of().served).options
-    changed = {
-        "predictor": str(tmp_path / "small"),
-        "policy": f"rl4co:{tmp_path / 'small'}",
-        "solver": f"program:{tmp_path / 'bin' / 'solve'}",
-    }
-    assert options == {**asdict(named), **changed}
-
-
-def test_a_budget_warning_names_the_line_that_asked() -> None:
+def test_a_budget_warning_names_the_line_that_asked(ask: Callable[[DeferringModel], Any]) -> None:
+    """It once named a line of the library."""
     with pytest.warns(BudgetWarning) as told:
-        model_of("OneTimeModel").setting(1.0)
-    assert len(told) == 1
+        ask(model_of("OneTimeModel"))
+    assert [one.filename for one in told] == [__file__]
 
 
 @pytest.mark.slow

@@ -159,6 +159,8 @@ def test_the_transformer_attends_to_other_tokens_and_sees_positions() -> None:
     moved = raw_outputs(network, replace(plain, features=features)) - raw_outputs(network, plain)
     longest = plain.sequences.lengths == 5
     assert bool((moved[longest].abs() > 1e-6).all())
+    moved = raw_outputs(network, replace(plain, context=plain.context + 1)) - raw_outputs(network, plain)
+    assert bool((moved[longest].abs() > 1e-6).all())  # to the context, too
     same = replace(plain, features=plain.features[:, :1].expand_as(plain.features).clone(),
                    uncertainty=plain.uncertainty[:, :1].expand_as(plain.uncertainty).clone(),
                    entropy=plain.entropy[:, :1].expand_as(plain.entropy).clone())  # type: ignore[index, union-attr]  # fmt: skip

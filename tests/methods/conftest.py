@@ -1,0 +1,20 @@
+"""Every method, fitted once on a toy."""
+
+from __future__ import annotations
+
+import pytest
+from runs import TINY
+
+from seqdefer.evaluation.experiment import Experiment
+from seqdefer.rejectors.checkpoints import Rejector
+from seqdefer.testing import ToyTask
+
+
+@pytest.fixture(scope="package")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    return Experiment(ToyTask(n=30, length=4), TINY, tmp_path_factory.mktemp("methods"))
+
+
+@pytest.fixture(scope="package")
+def rejectors(experiment: Experiment) -> dict[str, Rejector]:
+    return experiment.fit(experiment.splits.train, experiment.splits.validation, 0)
