@@ -85,6 +85,7 @@ def test_names_in_the_text_exist(page: Path) -> None:
         resolve(name)
 
 
+@pytest.mark.slow
 def test_readme(folder: Path) -> None:
     run_blocks(ROOT / "README.md")
 

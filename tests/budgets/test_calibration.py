@@ -48,7 +48,8 @@ def settings_of(model: DeferringModel) -> tuple[Setting, ...]:
 def test_every_share_is_that_of_a_plain_rollout(method: str) -> None:
     """In batches of another size than those of the calibration, and exactly."""
     model = calibrated(method)
-    for setting in {one.threshold: one for one in settings_of(model)}.values():
+    distinct = list({one.threshold: one for one in settings_of(model)}.values())
+    for setting in [*distinct[:2], *distinct[2:-2:4], *distinct[-2:]]:
         written = model.generate(numbers(N), threshold=setting.threshold, batch_size=17)
         assert sum(written.expert_tokens) / int(written.sequences.lengths.sum()) == setting.share
 

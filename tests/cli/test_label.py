@@ -116,6 +116,7 @@ def test_labels_in_another_folder(folder: Path, tmp_path: Path, spy: Spy, capsys
     assert (printed["labels"], sum(part["made"] for part in printed["parts"])) == (str(folder / "labels"), 0)
 
 
+@pytest.mark.slow
 def test_a_run_with_workers_is_the_same_run(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run(tmp_path / "alone") == 0
     assert run(tmp_path / "many", "--engine", "local", "--workers", "2") == 0
@@ -127,6 +128,7 @@ def test_a_run_with_workers_is_the_same_run(folder: Path, tmp_path: Path, capsys
     assert "label" in many.provenance.seconds
 
 
+@pytest.mark.slow
 def test_a_fit_with_workers_labels_no_test_data(tmp_path: Path, capsys: Capture) -> None:
     small = ["--draft-architecture", "draft_mlp", "--method", "OneTimeCost", "--quiet"]
     by = ["--engine", "local", "--workers", "1", "--labels", str(tmp_path / "labels")]

@@ -9,6 +9,7 @@ import pytest
 from command_line import Capture, content, fails_with, run
 
 
+@pytest.mark.slow
 def test_plot_draws_a_run_again(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
     assert run("plot", done[0], "--out", tmp_path / "drawn") == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]

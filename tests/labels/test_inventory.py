@@ -42,8 +42,9 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_damaged_labels_are_not_trained_on(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """LabelStore with a flipped byte are made again."""
+    """Labels with a flipped byte are made again."""
     label_toy(tmp_path)
     paths = sorted((tmp_path / "labels").glob("*.safetensors"))[::6]
     for path in paths:
@@ -71,6 +72,7 @@ label_toy(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize("left", [3, 21, 23])
 def test_manifests_come_last(left: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:

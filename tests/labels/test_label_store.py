@@ -74,6 +74,7 @@ def test_a_shard_is_a_batch_of_the_models() -> None:
     assert default_size(task, "trees") == 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "size"), [(3, 500), (12, MAX_SHARD_NODES // 2**12), (30, 1)])
 def test_whole_trees_of_a_shard_fit_into_memory(length: int, size: int) -> None:
     task = ToyTask(n=600, length=length)

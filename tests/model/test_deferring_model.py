@@ -219,9 +219,9 @@ class ByteCodec(LetterCodec):
 
 @each_method
 def test_a_stream_shows_letters_when_they_are_whole(method: str) -> None:
-    toy, inputs = Toy.of(length=12, ends=False), numbers(200)
+    toy, inputs = Toy.of(length=12, ends=False), numbers(60)
     model = DeferringModel(replace(toy.served, codec=ByteCodec()), toy.rejector(method))
-    written = model.generate(inputs, threshold=0.0, batch_size=200)
+    written = model.generate(inputs, threshold=0.0, batch_size=60)
     assert any("€" in text for text in written.outputs)
     assert any(text.endswith("\ufffd") for text in written.outputs)
     for place, row in enumerate(written.rows(model.served.codec)):

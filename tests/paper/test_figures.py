@@ -113,6 +113,7 @@ def test_fonts_are_embedded_as_truetype() -> None:
     assert b"CreationDate" not in pdf
 
 
+@pytest.mark.slow
 def test_another_process_gives_equal_figures(tmp_path: Path) -> None:
     """Neither the order of sets nor the user's matplotlib settings matter."""
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nlines.linewidth: 5\n")

@@ -152,6 +152,7 @@ def spiking() -> list[tuple[Draft, HandOffTable, Tensor]]:
     return [spiking_drafts(n, seed) for seed, n in enumerate((1500, 200, 200))]
 
 
+@pytest.mark.slow
 @each_by_draft
 def test_hand_offs_are_learned_from_the_step_that_shows_them(
     settings: Settings, spiking: list[tuple[Draft, HandOffTable, Tensor]]
@@ -168,6 +169,7 @@ def test_hand_offs_are_learned_from_the_step_that_shows_them(
     assert cost.notes == {"grid": GRID.tolist()}
 
 
+@pytest.mark.slow
 @each_by_draft
 def test_estimates_approach_the_conditional_mean(settings: Settings) -> None:
     """Two kinds of examples that inputs tell apart, with a known mean loss of each and much noise."""

@@ -307,6 +307,7 @@ def test_token_rejectors_find_visible_decisions(
     assert float((mine.by_expert == right.by_expert).float().mean()) > 0.97
 
 
+@pytest.mark.slow
 @each_strategy
 def test_token_rejectors_use_noisy_features(
     toy_trees: list[DecisionTrees], architecture: str, strategy: Strategy

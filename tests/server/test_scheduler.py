@@ -63,6 +63,7 @@ def test_running_and_batch_limits() -> None:
     assert max(slow.sizes) <= 2
 
 
+@pytest.mark.slow
 def test_full_queue() -> None:
     model, _ = slow_model(0.1)
     limits = Limits(queue=2, inputs=1, batch=1, running=1, grace_seconds=0.5)

@@ -103,6 +103,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
 def test_tensors_on_a_full_disk_are_an_os_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FULL, str(tmp_path / "file")]

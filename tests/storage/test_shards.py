@@ -221,6 +221,7 @@ def write_too_much(folder: Path, how: str, *before: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
 def test_a_failed_write_leaves_finished_shards(tmp_path: Path) -> None:
     error = write_too_much(tmp_path, "limit")
@@ -241,6 +242,7 @@ MOUNT = [
 ]
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*MOUNT, str(tmp_path), "true"], check=False).returncode:
         pytest.skip("no small disk can be mounted here")
@@ -257,6 +259,7 @@ def _write_often(folder: str, barrier: multiprocessing.synchronize.Barrier) -> N
         assert store.read(name) is not None
 
 
+@pytest.mark.slow
 def test_two_writers_of_the_same_shard(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)

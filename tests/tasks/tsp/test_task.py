@@ -223,6 +223,7 @@ def results(done: Path) -> Results:
     return load_results(done)
 
 
+@pytest.mark.slow
 def test_files_of_a_run(done: Path) -> None:
     assert {path.name for path in done.iterdir() if path.is_file()} == {"results.json", "report.html", "examples.html"}
     assert {path.name for path in (done / "rejectors").iterdir()} == {

@@ -190,6 +190,7 @@ def test_downloads_that_are_too_large(small: pytest.MonkeyPatch, tmp_path: Path)
         official_jena_series(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.network
 def test_the_real_default_record(tmp_path: Path) -> None:
     try:
