@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.hyperparameters import Hyperparameters
+from seqdefer.errors import ContractError
 from seqdefer.progress import Meter
+from seqdefer.recipes import RECIPES, Recipe
 from seqdefer.renames import names_moved
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
@@ -331,8 +332,8 @@ class TaskEntry:
     learning.
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is stored in `folder` and found again there.
-    `hyperparameters` are what its rejectors start from. `quick_instances` test instances per seed are enough for the
-    preset `quick`. `training` is set where the predictor can be trained by a command of its own.
+    `recipes` say how its rejectors are made, by name: `ours` and `published`. `quick_instances` test instances per seed
+    are enough for the preset `quick`. `training` is set where the predictor can be trained by a command of its own.
     `serve(options, folder, device, meter)` returns the pair without any data, for users' own inputs; `folder` is the
     one that `prepare` had for `seqdefer fit`, wherever it is now. None where there is nothing to serve.
     """
@@ -341,10 +342,18 @@ class TaskEntry:
     summary: str
     presets: Mapping[str, Any]
     prepare: Callable[[Any, Path, torch.device, Meter], Task]
-    hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
+    recipes: Mapping[str, Recipe] = field(default_factory=lambda: RECIPES)
     quick_instances: int = 100
     training: PredictorTraining | None = None
     serve: Callable[[Any, Path, torch.device, Meter], Served] | None = None
+    hyperparameters: InitVar[Any] = None  # of the first version
+
+    def __post_init__(self, hyperparameters: Any) -> None:
+        if hyperparameters is not None:
+            raise ContractError(
+                f"TaskEntry(hyperparameters={hyperparameters!r}) of task {self.name!r} is now recipes={{'ours': "
+                "seqdefer.recipes.Recipe(...)}; leave it out for the defaults"
+            )
 
 
 @dataclass(frozen=True)

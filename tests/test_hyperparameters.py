@@ -1,4 +1,4 @@
-"""Hyperparameters: the record's bounds, and the paper's table in the records of the tasks."""
+"""Hyperparameters: the record's bounds, and the paper's table in the recipes of the tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seqdefer.errors import OptionError
-from seqdefer.hyperparameters import COST_PERCEPTRON, Hyperparameters, Settings
+from seqdefer.hyperparameters import COST_PERCEPTRON, INPUTS, Settings
 from seqdefer.registry import load_task
 
 PAPER_TABLE: dict[str, tuple[Any, ...]] = {
@@ -27,28 +27,37 @@ PAPER_TABLE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def record_of(task: str) -> Hyperparameters:
-    record = load_task(task).hyperparameters
-    assert isinstance(record, Hyperparameters)
-    return record
-
-
-def test_tasks_hold_the_papers_table() -> None:
-    tsp, xsum, weather = (record_of(name) for name in ("tsp", "xsum", "weather"))
-    columns = (tsp.published_once, xsum.published_token, xsum.published_once, weather.published_token)
+def test_published_recipes_hold_the_papers_table() -> None:
+    tsp, xsum, weather = (load_task(name).recipes["published"] for name in ("tsp", "xsum", "weather"))
+    columns = (tsp.once, xsum.token, xsum.once, weather.token, weather.once)
     for name, row in PAPER_TABLE.items():
-        assert tuple(getattr(column, name) for column in (*columns, weather.published_once)) == row, name
-    assert (weather.token, weather.once) == (weather.published_token, weather.published_once)
-    assert record_of("text") == xsum
+        assert tuple(getattr(column, name) for column in columns) == row, name
+    for recipe in (tsp, xsum, weather):
+        assert (recipe.strategy, recipe.price) == ("free", 0.0)
+        assert recipe.token.inputs == ("states",)
+        assert recipe.once.inputs == ("states", "confidence")
+        assert recipe.whole == replace(recipe.once, inputs=("confidence",))
+    # The best sizes of J and costs alpha_L = 0.01 of its appendix; a loss of 1 is 100 here.
+    assert (xsum.hand_offs, xsum.alpha) == (4, 0.01 * 100 * 20)
+    assert (tsp.hand_offs, weather.hand_offs, weather.alpha) == (45, None, None)
+    assert load_task("text").recipes["published"] == xsum
+
+
+def test_ours_sees_all_there_is() -> None:
+    for name in ("tsp", "xsum", "weather", "pronounce"):
+        recipe = load_task(name).recipes["ours"]
+        assert {one.inputs for one in (recipe.token, recipe.once, recipe.cost)} == {INPUTS}
+        assert recipe.whole is None
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"learning_rate": 0.0}, {"learning_rate": math.nan}, {"epochs": 0}, {"batch_size": 0}, {"layers": 0},
-     {"units": -1}, {"patience": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"dropout": math.nan}, {"least_steps": 0}],
+     {"units": -1}, {"patience": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"dropout": math.nan}, {"least_steps": 0},
+     {"inputs": ()}, {"inputs": ("states", "luck")}],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(wrong))):
+    with pytest.raises(OptionError, match=next(iter(wrong)).removesuffix("s")):
         replace(COST_PERCEPTRON, **wrong)
 
 

@@ -24,6 +24,7 @@ TASKS_IMPORT = {
     "hyperparameters",
     "interfaces",
     "progress",
+    "recipes",
     "registry",
     "remote",
     "report.markup",

@@ -18,6 +18,7 @@ from unittest import mock
 
 from benchmarks_page import benchmarks_page
 from pictures import PICTURES
+from recipes_page import recipes_page
 
 from seqdefer.cli import main
 from seqdefer.paper.render.page import results_page
@@ -75,6 +76,7 @@ def _own_entry_points(group: str) -> list[EntryPoint]:
 GENERATED: dict[str, Callable[[], str]] = {
     "benchmarks.md": lambda: benchmarks_page(DOCS / "results"),
     "commands.md": commands_page,
+    "recipes.md": recipes_page,
     "results.md": lambda: results_page(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},
 }

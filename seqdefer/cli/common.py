@@ -89,6 +89,8 @@ def task_parser(command: str, entry: TaskEntry, description: str, *, folder: str
     )
     words = f"sizes to start from ({DEFAULT_PRESET})"
     parser.add_argument("--preset", default=DEFAULT_PRESET, metavar="|".join(presets), help=words)
+    words = "how rejectors are made: our way, or as published in the paper (ours)"
+    parser.add_argument("--recipe", default="ours", metavar="|".join(entry.recipes), help=words)
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"where to write ({folder})")
     add_common(parser, printed)
     return parser
@@ -105,9 +107,9 @@ def add_common(parser: argparse.ArgumentParser, printed: str | None = None) -> N
 
 def add_learning(parser: Parser, entry: TaskEntry) -> None:
     """Add the options of commands that fit rejectors."""
+    from seqdefer.hyperparameters import STRATEGIES
     from seqdefer.rejectors.checkpoints import draft_networks, token_networks
     from seqdefer.rejectors.losses import PHIS, PSIS
-    from seqdefer.rejectors.token_training import STRATEGIES
 
     group, defaults = parser.add_argument_group("learning"), default_settings(entry)
     words = f"token-level network ({defaults.token.architecture})"
@@ -173,17 +175,26 @@ def _option_type(hint: Any) -> dict[str, Any]:
 
 
 def chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any, ExperimentSettings]:
-    """Return the preset's task options and experiment settings, with those of the command line."""
-    from seqdefer.evaluation.settings import experiment_settings
+    """Return the task options and experiment settings of preset and recipe, with those of the command line."""
+    from seqdefer.evaluation.settings import experiment_settings, get_recipe
 
     if chosen.preset not in entry.presets:
         raise unknown("preset", chosen.preset, entry.presets)
-    given, preset = given_options(chosen), entry.presets[chosen.preset]
+    given = given_options(chosen)
+    preset = dataclasses.replace(entry.presets[chosen.preset], **get_recipe(entry, chosen.recipe).options)
     # An option of the task is not one of the experiment, even if both have that name.
     own = {field.name: given.pop(field.name) for field in dataclasses.fields(preset) if field.name in given}
-    defaults = experiment_settings(entry, chosen.preset, chosen.draft_architecture, chosen.architecture)
+    defaults = experiment_settings(
+        entry, chosen.preset, chosen.draft_architecture, chosen.architecture, chosen.recipe
+    )  # fmt: skip
     settings: ExperimentSettings = override(defaults, given)
     return dataclasses.replace(preset, **own), settings
+
+
+def run_folder(entry: TaskEntry, chosen: argparse.Namespace) -> Path:
+    """Return the folder of a run: as given, or by task, preset and recipe."""
+    recipe = "" if chosen.recipe == "ours" else f"-{chosen.recipe}"
+    return Path(chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}{recipe}")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from seqdefer.cli.common import (
     names,
     one_line,
     override,
+    run_folder,
     task_of,
     task_parser,
     work_in,
@@ -86,7 +87,7 @@ def label(arguments: list[str]) -> int:
     chosen = _label_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
     labelling = chosen_executor(chosen)
-    folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
+    folder = run_folder(entry, chosen)
     sizes = {"seeds": settings.seeds, "instances": settings.instances, "rollouts": settings.rollouts}
     started = time.perf_counter()
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:

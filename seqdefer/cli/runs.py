@@ -16,6 +16,7 @@ from seqdefer.cli.common import (
     chosen_settings,
     default_settings,
     names,
+    run_folder,
     task_of,
     task_parser,
     work_in,
@@ -37,7 +38,7 @@ def run(arguments: list[str]) -> int:
     entry = task_of("run", arguments)
     chosen = _run_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
-    folder = chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}"
+    folder = run_folder(entry, chosen)
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
     labelling = chosen_executor(chosen)
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:

@@ -218,6 +218,7 @@ class Experiment:
         return Results(
             task=self.task.name,
             preset=preset,
+            recipe=self.settings.recipe,
             length=self.task.spec.length,
             seeds=tuple(seeds),
             summary=summarise(seeds),

@@ -114,6 +114,7 @@ class Results:
     units: Units = field(default_factory=Units)
     notes: tuple[str, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
+    recipe: str = "ours"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none."""

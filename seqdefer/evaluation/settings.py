@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from seqdefer.errors import ContractError, OptionError, unknown
-from seqdefer.hyperparameters import Hyperparameters, Settings
+from seqdefer.hyperparameters import STRATEGIES, Settings
 from seqdefer.interfaces import TaskEntry
-from seqdefer.methods.base import LearningSettings
 from seqdefer.methods.registry import get_method
+from seqdefer.recipes import LearningSettings, Recipe
 from seqdefer.rejectors.base import RejectorNetwork
 from seqdefer.rejectors.checkpoints import draft_networks, token_networks
 from seqdefer.rejectors.losses import get_phi, get_psi
-from seqdefer.rejectors.token_training import STRATEGIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +23,13 @@ class ExperimentSettings(LearningSettings):
     instances: int = 100  # test instances per seed
     methods: tuple[str, ...] | None = None  # None runs them all; Random and the oracles are always there
     resamples: int = 1000
+    recipe: str = "ours"  # what the learning settings started from
 
     def wants(self, method: str) -> bool:
-        return self.methods is None or method in self.methods
+        """Return whether a method is to be run. The paper's recipe runs the paper's methods where none is named."""
+        if self.methods is not None:
+            return method in self.methods
+        return self.recipe == "ours" or not get_method(method).is_ours
 
     def __post_init__(self) -> None:
         for name, least in {"seeds": 1, "instances": 1, "resamples": 1, "rollouts": 2}.items():
@@ -50,43 +53,69 @@ class ExperimentSettings(LearningSettings):
 
 
 def experiment_settings(
-    entry: TaskEntry, preset: str, draft_architecture: str | None = None, architecture: str | None = None
+    entry: TaskEntry,
+    preset: str,
+    draft_architecture: str | None = None,
+    architecture: str | None = None,
+    recipe: str = "ours",
 ) -> ExperimentSettings:
-    """Return the settings of a task; `quick` takes fewer seeds, and what its networks change for it.
+    """Return the settings of a task by a recipe. `quick` has fewer seeds and, by our recipe, what networks
+    change for it.
 
     `draft_architecture` changes what scores whole drafts, `architecture` what scores tokens. The paper's architecture
     comes with the paper's hyperparameters for the task."""
-    start = entry.hyperparameters
-    if not isinstance(start, Hyperparameters):
-        raise ContractError(
-            f"hyperparameters of task {entry.name!r} are {start!r}; give a record: seqdefer.hyperparameters."
-            "Hyperparameters(), or leave them out"
-        )
-    token = start.token if architecture is None else _token_settings(start, architecture)
-    once, cost = (start.once, start.cost) if draft_architecture is None else _draft_settings(start, draft_architecture)
-    settings = ExperimentSettings(token=token, once=once, cost=cost)
+    start = get_recipe(entry, recipe)
+    learning = {one.name: getattr(start, one.name) for one in fields(LearningSettings)}
+    settings = ExperimentSettings(**learning, recipe=recipe)
+    published = entry.recipes.get("published", start)
+    if architecture is not None:
+        settings = replace(settings, token=_token_settings(start.token, published.token, architecture))
+    if draft_architecture is not None:
+        once, cost = _draft_settings(start.once, published.once, draft_architecture)
+        whole = start.whole and replace(once, inputs=start.whole.inputs)
+        settings = replace(settings, once=once, cost=cost, whole=whole)
     if preset != "quick":
         return settings
+    settings = replace(settings, seeds=3, instances=entry.quick_instances)
+    if recipe != "ours":
+        return settings
     networks: dict[str, type[RejectorNetwork]] = {**token_networks(), **draft_networks()}
-    token, once, cost = (replace(one, **networks[one.architecture].quick) for one in (token, once, cost))
-    return replace(settings, seeds=3, instances=entry.quick_instances, token=token, once=once, cost=cost)
+    token, once, cost = (
+        replace(one, **networks[one.architecture].quick) for one in (settings.token, settings.once, settings.cost)
+    )
+    return replace(settings, token=token, once=once, cost=cost)
 
 
-def _token_settings(start: Hyperparameters, architecture: str) -> Settings:
-    if architecture not in token_networks():
-        raise unknown("token-level architecture", architecture, token_networks())
-    published = start.published_token or start.token
-    if architecture == published.architecture:
-        return published
-    return replace(token_networks()[architecture].defaults or start.token, architecture=architecture)
+def get_recipe(entry: TaskEntry, name: str) -> Recipe:
+    """Return a recipe of a task."""
+    if name not in entry.recipes:
+        raise unknown(f"recipe of task {entry.name}", name, entry.recipes)
+    recipe = entry.recipes[name]
+    if not isinstance(recipe, Recipe):
+        raise ContractError(
+            f"the recipe {name!r} of task {entry.name!r} is {recipe!r}; give a record: seqdefer.recipes.Recipe()"
+        )
+    return recipe
 
 
-def _draft_settings(start: Hyperparameters, architecture: str) -> tuple[Settings, Settings]:
+def _token_settings(default: Settings, published: Settings, architecture: str) -> Settings:
+    networks = token_networks()
+    if architecture not in networks:
+        raise unknown("token-level architecture", architecture, networks)
+    is_published = architecture == published.architecture
+    settings = published if is_published else networks[architecture].defaults or default
+    return replace(settings, architecture=architecture, inputs=default.inputs)
+
+
+def _draft_settings(default: Settings, published: Settings, architecture: str) -> tuple[Settings, Settings]:
     """Return the settings of whole and one-time rejectors, and those of estimated losses."""
     networks = draft_networks()
     if architecture not in networks:
         raise unknown("draft architecture", architecture, networks)
-    network, published = networks[architecture], start.published_once
+    network = networks[architecture]
     once = published if architecture == published.architecture else network.defaults
     # A subclass may inherit the defaults of another architecture.
-    return replace(once, architecture=architecture), replace(network.cost_defaults, architecture=architecture)
+    return (
+        replace(once, architecture=architecture, inputs=default.inputs),
+        replace(network.cost_defaults, architecture=architecture),
+    )

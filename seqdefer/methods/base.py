@@ -18,33 +18,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from seqdefer import __version__
-from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_ONCE, PUBLISHED_TOKEN, Settings
 from seqdefer.interfaces import Task
 from seqdefer.labels.labelled import LearningData
 from seqdefer.progress import Progress
+from seqdefer.recipes import LearningSettings
 from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.rejectors.confidence import DraftRule, TokenRule
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.rejectors.token_training import Strategy, default_price
+from seqdefer.rejectors.token_training import default_price
 from seqdefer.rejectors.training import History
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Granularity
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningSettings:
-    """What can be chosen about fitting, whatever the task and the method."""
-
-    token: Settings = PUBLISHED_TOKEN
-    once: Settings = PUBLISHED_ONCE
-    cost: Settings = COST_PERCEPTRON
-    phi: str = "logistic"
-    psi: str = "cross_entropy"
-    strategy: Strategy = "explore"
-    hand_offs: int | None = None  # size of J; None allows them all
-    alpha: float | None = None  # alpha_1; None is the rule of thumb
-    rollouts: int = 8  # of each example that token-level rejectors learn from, where sequences are long
-    price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
 
 
 @dataclass(frozen=True)
@@ -107,6 +91,7 @@ class Method:
     needs_entropy: bool = False
     note: Callable[[FitContext], str] = field(default=lambda _: "")  # what the report prints about this run
     order: int = 100  # in tables, among the methods of its granularity
+    is_ours: bool = False  # not in the paper, and so not in its recipe
 
     @property
     def is_learned(self) -> bool:

@@ -27,4 +27,4 @@ def note(context: FitContext) -> str:
     return "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token decides."
 
 
-METHODS = (Method("OneTimeCost", "once", fit, learns_from="hand_offs", note=note, order=1),)
+METHODS = (Method("OneTimeCost", "once", fit, learns_from="hand_offs", note=note, order=1, is_ours=True),)

@@ -10,7 +10,8 @@ from seqdefer.rejectors.draft_training import fit_whole
 
 def fit(context: FitContext) -> Fit:
     """Fit on the two ends of the hand-off table: the expert alone, the predictor alone."""
-    train, validation, settings = context.train, context.validation, context.settings.once
+    train, validation = context.train, context.validation
+    settings = context.settings.whole or context.settings.once
     predictor = context.task.predictor
     return Fit(
         lambda progress: fit_whole(

@@ -27,6 +27,7 @@ from seqdefer.evaluation.curves import Curve, Ends, Run, curve_of, improvement, 
 from seqdefer.evaluation.experiment import Experiment, sweep_methods
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
+from seqdefer.hyperparameters import Strategy
 from seqdefer.interfaces import NextTokenExpert, Task, TaskEntry
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.label_store import LabelStore
@@ -35,7 +36,6 @@ from seqdefer.methods.registry import get_method, methods_for
 from seqdefer.paper.plan import ablated_settings
 from seqdefer.progress import Clock
 from seqdefer.rejectors.losses import rule_of_thumb
-from seqdefer.rejectors.token_training import Strategy
 from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
 from seqdefer.types import HandOffTable

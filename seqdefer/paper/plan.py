@@ -12,8 +12,8 @@ from typing import Any
 
 from seqdefer.errors import unknown
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.hyperparameters import Strategy
 from seqdefer.interfaces import TaskEntry
-from seqdefer.rejectors.token_training import Strategy
 
 STUDIES = ("table1", "figure-curves", "table-handoffs", "figure-alpha", "table-ablation")
 TITLES = {
@@ -105,6 +105,7 @@ def ablated_settings(
     entry: TaskEntry, default: ExperimentSettings, architecture: str, strategy: Strategy
 ) -> ExperimentSettings:
     """Return the settings of a cell of the ablation: the paper's hyperparameters for all architectures."""
-    papers = entry.hyperparameters.published_token or default.token
-    token = replace(papers, architecture=architecture, epochs=min(papers.epochs, default.token.epochs))
+    papers = entry.recipes["published"].token
+    epochs = min(papers.epochs, default.token.epochs)
+    token = replace(papers, architecture=architecture, epochs=epochs, inputs=default.token.inputs)
     return replace(default, token=token, strategy=strategy)

@@ -23,6 +23,7 @@ from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Predictor
 from seqdefer.storage.files import fingerprint, read_json, read_weights
 from seqdefer.storage.made_once import CONFIG, WEIGHTS, save_network
+from seqdefer.types import Draft, Proposal
 
 MAX_DEVIATIONS = 10.0  # standard deviations; inputs are clipped there, so that one wild input cannot rule a score
 
@@ -115,10 +116,28 @@ class Sizes:
     dropout: float
     hand_offs: tuple[int, ...] = ()  # the grid that a one-time rejector scores; a whole one gives a single score
     rule: str = "odds"  # how one-time scores become decisions: seqdefer.budgets.hand_off_rules
+    has_states: bool = True
+    has_confidence: bool = True
 
     @property
     def outputs(self) -> int:
         return max(1, len(self.hand_offs))
+
+    @property
+    def step(self) -> int:
+        """Numbers that the network sees of a step."""
+        return self.features * self.has_states + self.has_confidence + self.has_entropy
+
+    def step_inputs(self, seen: Proposal | Draft) -> Tensor:
+        """Join what the network sees of a step or of all steps: decoder state, log uncertainty (variances span
+        decades), entropy. (..., step)"""
+        parts = [seen.features] if self.has_states else []
+        if self.has_confidence:
+            parts.append(seen.uncertainty.clamp(min=1e-12).log()[..., None])
+        if self.has_entropy:
+            assert seen.entropy is not None
+            parts.append(seen.entropy[..., None])
+        return torch.cat(parts, -1)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Sizes:
@@ -145,8 +164,7 @@ class RejectorNetwork(nn.Module, SavedRejector):
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.sizes, self.predictor, self.notes = sizes, predictor, dict(notes or {})
-        self.step_size = sizes.features + 1 + int(sizes.has_entropy)  # decoder state and confidence
-        for name, size in (("context", sizes.context), ("step", self.step_size)):
+        for name, size in (("context", sizes.context), ("step", sizes.step)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
 
@@ -170,7 +188,7 @@ class RejectorNetwork(nn.Module, SavedRejector):
         return next(self.parameters()).device
 
     def standardise(self, context: Tensor, steps: Tensor) -> None:
-        """Take mean and scale from training inputs: context (n, C), steps (m, F + confidence)."""
+        """Take mean and scale from training inputs: context (n, C), steps (m, sizes.step)."""
         for name, values in (("context", context), ("step", steps)):
             scale = values.std(0) if len(values) > 1 else torch.ones(values.shape[1])
             getattr(self, f"{name}_mean").copy_(values.mean(0))
@@ -181,12 +199,6 @@ class RejectorNetwork(nn.Module, SavedRejector):
 
     def _steps(self, steps: Tensor) -> Tensor:
         return ((steps - self.step_mean) / self.step_scale).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
-
-
-def step_inputs(features: Tensor, uncertainty: Tensor, entropy: Tensor | None) -> Tensor:
-    """Join what a network sees of a step: decoder state, log uncertainty (variances span decades), entropy."""
-    parts = [features, uncertainty.clamp(min=1e-12).log()[..., None]]
-    return torch.cat(parts if entropy is None else [*parts, entropy[..., None]], -1)
 
 
 def perceptron(inputs: int, sizes: Sizes, outputs: int) -> nn.Sequential:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, PUBLISHED_ONCE, Settings
+from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, PERCEPTRON, Settings
 from seqdefer.interfaces import DraftRejector
-from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron, step_inputs
+from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron
 from seqdefer.rejectors.losses import is_ended, merge_ended
 from seqdefer.types import Draft
 
@@ -31,7 +31,7 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
     `cost_defaults` are the `defaults` for the rule `cost`.
     """
 
-    defaults: ClassVar[Settings] = PUBLISHED_ONCE
+    defaults: ClassVar[Settings] = PERCEPTRON
     cost_defaults: ClassVar[Settings] = COST_PERCEPTRON
     quick: ClassVar[Mapping[str, Any]] = {"epochs": 30}
     loss_mean: Tensor
@@ -49,10 +49,10 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
 
     @abstractmethod
     def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
-        """Return (B, J) from standardised context (B, C) and steps (B, L, F + confidence), mask bool (B, L)."""
+        """Return (B, J) from standardised context (B, C) and steps (B, L, sizes.step), mask bool (B, L)."""
 
     def forward(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
-        """Return scores (B, J) of a draft: context (B, C), steps (B, L, F + confidence), mask bool (B, L)"""
+        """Return scores (B, J) of a draft: context (B, C), steps (B, L, sizes.step), mask bool (B, L)"""
         seen = torch.where(mask[..., None], self._steps(steps), 0.0)
         scores = self.outputs(self._context(context), seen, mask)
         if not self.sizes.hand_offs:
@@ -77,15 +77,14 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Tensor:
-        scores = [self(*(tensor.to(self.device) for tensor in draft_inputs(draft.select(rows)))).cpu()
+        scores = [self(*(tensor.to(self.device) for tensor in self.draft_inputs(draft.select(rows)))).cpu()
                   for rows in torch.arange(len(draft)).split(SCORING_BATCH)]  # fmt: skip
         joined = torch.cat(scores)
         return joined.squeeze(1) if self.sizes.outputs == 1 else joined
 
-
-def draft_inputs(draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a network sees of drafts: context, steps, mask."""
-    return draft.context, step_inputs(draft.features, draft.uncertainty, draft.entropy), draft.sequences.mask()
+    def draft_inputs(self, draft: Draft) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the network sees of drafts: context, steps, mask."""
+        return draft.context, self.sizes.step_inputs(draft), draft.sequences.mask()
 
 
 class DraftMLP(DraftNetwork):
@@ -95,7 +94,7 @@ class DraftMLP(DraftNetwork):
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)
-        self.body = perceptron(sizes.context + sizes.length * self.step_size, sizes, sizes.outputs)
+        self.body = perceptron(sizes.context + sizes.length * sizes.step, sizes, sizes.outputs)
 
     def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
         scores: Tensor = self.body(torch.cat([context, steps.flatten(1)], 1))
@@ -117,7 +116,7 @@ class DraftTransformer(DraftNetwork):
         if sizes.units % HEAD_SIZE:
             raise OptionError(f"{sizes.units} units; a transformer needs a multiple of {HEAD_SIZE}")
         self.read_context = nn.Linear(sizes.context, sizes.units)
-        self.read_step = nn.Linear(self.step_size, sizes.units)
+        self.read_step = nn.Linear(sizes.step, sizes.units)
         self.places = nn.Parameter(0.02 * torch.randn(sizes.length + 1, sizes.units))
         layer = nn.TransformerEncoderLayer(
             sizes.units, sizes.units // HEAD_SIZE, 2 * sizes.units, sizes.dropout, "gelu",

@@ -13,7 +13,7 @@ from seqdefer.hyperparameters import Settings
 from seqdefer.progress import Progress
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.checkpoints import draft_networks
-from seqdefer.rejectors.draft import SCORING_BATCH, DraftNetwork, draft_inputs
+from seqdefer.rejectors.draft import SCORING_BATCH, DraftNetwork
 from seqdefer.rejectors.losses import get_psi, is_ended, one_time_surrogate, query_costs
 from seqdefer.rejectors.training import History, fit, network_sizes
 from seqdefer.types import Draft, HandOffTable
@@ -125,10 +125,10 @@ def _fit_draft(
     progress: Progress,
 ) -> History:
     """Fit on `device`, and return the network to the CPU, where drafts are kept."""
-    context, steps, mask = draft_inputs(train)
+    context, steps, mask = network.draft_inputs(train)
     network.standardise(context, steps[mask])
     network.to(device)
-    inputs, judged = ([part.to(device) for part in draft_inputs(draft)] for draft in (train, validation))
+    inputs, judged = ([part.to(device) for part in network.draft_inputs(draft)] for draft in (train, validation))
     wanted, judged_labels = (part.to(device) for part in labels)
 
     def batch_loss(rows: Tensor) -> Tensor:

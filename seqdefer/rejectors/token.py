@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.interfaces import TokenRejector
-from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron, step_inputs
+from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron
 from seqdefer.types import Proposal
 
 
@@ -21,12 +21,11 @@ class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
 
     @abstractmethod
     def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (B,) and the next state, from standardised steps (B, F + confidence)."""
+        """Return scores (B,) and the next state, from standardised steps (B, sizes.step)."""
 
     def score(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        steps = step_inputs(proposal.features, proposal.uncertainty, proposal.entropy)
         scores: Tensor
-        scores, state = self(state, position, self._steps(steps))
+        scores, state = self(state, position, self._steps(self.sizes.step_inputs(proposal)))
         return scores, state
 
     def select(self, state: Tensor, rows: Tensor) -> Tensor:
@@ -41,7 +40,7 @@ class LSTMRejector(TokenNetwork):
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)
         self.begin = nn.Linear(sizes.context, 2 * sizes.layers * sizes.units)
-        inputs = [self.step_size] + [sizes.units] * (sizes.layers - 1)
+        inputs = [sizes.step] + [sizes.units] * (sizes.layers - 1)
         self.cells = nn.ModuleList(nn.LSTMCell(size, sizes.units) for size in inputs)
         self.dropout = nn.Dropout(sizes.dropout)
         self.head = nn.Linear(sizes.units, 1)
@@ -66,7 +65,7 @@ class MLPRejector(TokenNetwork):
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)
-        self.body = perceptron(sizes.context + self.step_size + sizes.length, sizes, 1)
+        self.body = perceptron(sizes.context + sizes.step + sizes.length, sizes, 1)
 
     def start(self, context: Tensor) -> Tensor:
         return self._context(context)

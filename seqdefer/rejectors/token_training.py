@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
 from seqdefer.errors import unknown
-from seqdefer.hyperparameters import Settings
+from seqdefer.hyperparameters import STRATEGIES, Settings, Strategy
 from seqdefer.labels.trees import END, DecisionTrees
 from seqdefer.progress import Progress
-from seqdefer.rejectors.base import step_inputs
 from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.losses import Phi, get_phi, token_surrogate
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.rejectors.training import History, fit, network_sizes
 
 COIN_PATHS = 4  # fixed paths of each validation example, where trees are closed
-
-Strategy = Literal["free", "teacher", "scheduled", "explore"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 def teacher_probability(epoch: int, *, warm_up: int = 5, decay: float = 0.95, floor: float = 0.5) -> float:
@@ -106,8 +100,7 @@ def token_risk(
             live, at = nodes != END, nodes.clamp(min=0)
             score, state = rejector.score(state, position, trees.proposal(at))
             loss, cost = trees.losses(at)
-            cost = cost + price
-            for column, value in zip(columns, (score, loss, cost, live), strict=True):
+            for column, value in zip(columns, (score, loss, cost + price, live), strict=True):
                 column.append(value)
             defer = steering.decide(score.detach()[live], thresholds[live], loss[live], cost[live])
             nodes = torch.full_like(nodes, END)
@@ -144,7 +137,8 @@ def fit_token(
         sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy, "price": price}
     )
     seen = train.proposal(train.typical_nodes())
-    network.to(train.device).standardise(train.context, step_inputs(seen.features, seen.uncertainty, seen.entropy))
+    network.to(train.device)
+    network.standardise(train.context, network.sizes.step_inputs(seen))
     loss_of, steering = get_phi(phi), Steering(strategy, seed)
     judge, everyone = Steering("free", seed), torch.arange(len(validation))
     if validation.is_closed:

@@ -19,9 +19,9 @@ from seqdefer.report.svg import names_by_block
 
 
 def results_table(results: Results) -> Table:
-    runs = len(results.seeds)
+    runs, what = len(results.seeds), escape(f"{results.task}, recipe {results.recipe}")
     table = Table(
-        title=f"{escape(results.task)}: mean (std) over {runs} run{'s' * (runs > 1)}; lower AUDC is better",
+        title=f"{what}: mean (std) over {runs} run{'s' * (runs > 1)}; lower AUDC is better",
         box=box.SIMPLE_HEAD,
         caption=escape(
             f"AUDC: area under the curve of loss, {results.units.loss}, against deferred {results.units.deferred}"

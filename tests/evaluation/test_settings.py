@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from seqdefer.environment import choose_device
 from seqdefer.errors import ContractError, DataError, OptionError
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
-from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, Hyperparameters, Settings
+from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, INPUTS, Settings
+from seqdefer.methods.registry import all_methods
 from seqdefer.progress import Clock
+from seqdefer.recipes import RECIPE_NAMES, LearningSettings
 from seqdefer.registry import find_tasks, load_task
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.checkpoints import draft_networks
@@ -108,30 +110,45 @@ def test_a_whole_method_labels_the_ends_alone(tmp_path: Path) -> None:
 # -- the settings of networks --------------------------------------------------------------------------------------
 
 
-def record_of(task: str) -> Hyperparameters:
-    record = load_task(task).hyperparameters
-    assert isinstance(record, Hyperparameters)
-    return record
+@pytest.mark.parametrize("name", ["weather", "xsum", "tsp"])
+@pytest.mark.parametrize("recipe", RECIPE_NAMES)
+def test_settings_are_those_of_the_recipe(name: str, recipe: str) -> None:
+    entry = load_task(name)
+    settings, record = experiment_settings(entry, "paper", recipe=recipe), entry.recipes[recipe]
+    assert settings.recipe == recipe
+    for field in fields(LearningSettings):
+        assert getattr(settings, field.name) == getattr(record, field.name)
+
+
+def test_the_published_recipe_runs_the_papers_methods() -> None:
+    ours, papers = (experiment_settings(ENTRY, "quick", recipe=recipe) for recipe in ("ours", "published"))
+    assert [name for name in all_methods() if ours.wants(name) != papers.wants(name)] == ["OneTimeCost"]
+    assert replace(papers, methods=("OneTimeCost",)).wants("OneTimeCost")
 
 
 @pytest.mark.parametrize("name", ["weather", "xsum", "tsp"])
-def test_draft_settings_by_task_and_by_architecture(name: str) -> None:
-    entry, record = load_task(name), record_of(name)
+def test_draft_settings_by_architecture(name: str) -> None:
+    entry = load_task(name)
     default = experiment_settings(entry, "paper")
-    assert (default.token, default.once, default.cost) == (record.token, record.once, record.cost)
     by_perceptron = experiment_settings(entry, "paper", "draft_mlp")
-    assert (by_perceptron.once, by_perceptron.cost) == (record.published_once, COST_PERCEPTRON)
+    assert by_perceptron.once == replace(entry.recipes["published"].once, inputs=INPUTS)
+    assert by_perceptron.cost == COST_PERCEPTRON
     by_attention = experiment_settings(entry, "paper", "draft_transformer")
     assert by_attention.once == by_attention.cost == ATTENTION
     assert by_perceptron.token == by_attention.token == default.token
+    papers = experiment_settings(entry, "paper", "draft_transformer", recipe="published")
+    assert papers.once == replace(ATTENTION, inputs=("states", "confidence"))
+    assert papers.whole == replace(ATTENTION, inputs=("confidence",))
 
 
 def test_the_papers_token_network_comes_with_the_papers_hyperparameters() -> None:
-    xsum, record = load_task("xsum"), record_of("xsum")
-    assert experiment_settings(xsum, "paper", architecture="lstm").token == record.published_token != record.token
-    assert experiment_settings(xsum, "paper", architecture="mlp").token == record.token
+    xsum = load_task("xsum")
+    papers, ours = xsum.recipes["published"].token, xsum.recipes["ours"].token
+    by_lstm = experiment_settings(xsum, "paper", architecture="lstm").token
+    assert by_lstm == replace(papers, inputs=INPUTS) != ours
+    assert experiment_settings(xsum, "paper", architecture="mlp").token == ours
     by_mlp = experiment_settings(ENTRY, "paper", architecture="mlp").token
-    assert by_mlp == replace(record_of("weather").token, architecture="mlp")
+    assert by_mlp == replace(ENTRY.recipes["ours"].token, architecture="mlp")
 
 
 @pytest.mark.parametrize("name", ["weather", "xsum", "tsp"])
@@ -154,9 +171,11 @@ def network_of(settings: Settings) -> Any:
     return draft_networks()[settings.architecture](sizes, "toy").eval()
 
 
-def test_unknown_architectures_and_hyperparameters_are_named() -> None:
-    with pytest.raises(ContractError, match="hyperparameters of task 'weather' are 'table 9'; give a record"):
-        experiment_settings(replace(ENTRY, hyperparameters="table 9"), "quick")
+def test_unknown_architectures_and_recipes_are_named() -> None:
+    with pytest.raises(ContractError, match="recipe 'ours' of task 'weather' is 'table 9'; give a record"):
+        experiment_settings(replace(ENTRY, recipes={"ours": "table 9"}), "quick")
+    with pytest.raises(OptionError, match="unknown recipe of task weather 'papers'; available: ours, published"):
+        experiment_settings(ENTRY, "quick", recipe="papers")
     message = "unknown draft architecture 'lstm'; available: draft_mlp, draft_transformer"
     with pytest.raises(OptionError, match=message):
         experiment_settings(ENTRY, "quick", "lstm")

@@ -16,15 +16,16 @@ from toy_pair import METHODS, LetterCodec, Toy, numbers
 
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.hyperparameters import COST_PERCEPTRON, PUBLISHED_TOKEN
+from seqdefer.hyperparameters import COST_PERCEPTRON, LSTM
 from seqdefer.interfaces import Codec
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LearningData
 from seqdefer.labels.trees import enumerate_trees
-from seqdefer.methods.base import FitContext, LearningSettings
+from seqdefer.methods.base import FitContext
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.methods.registry import all_methods, get_method
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.recipes import LearningSettings
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.rejectors.losses import hand_off_grid
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 each_method = pytest.mark.parametrize("method", METHODS)
 each_one_time = pytest.mark.parametrize("method", METHODS[1:])
 INPUTS = numbers(40)
-QUICK, QUICK_DRAFT = (replace(one, epochs=2, units=8, layers=1) for one in (PUBLISHED_TOKEN, COST_PERCEPTRON))
+QUICK, QUICK_DRAFT = (replace(one, epochs=2, units=8, layers=1) for one in (LSTM, COST_PERCEPTRON))
 
 
 @cache

@@ -29,7 +29,7 @@ def test_cells_of_the_ablation_differ_only_in_what_is_ablated(preset: str, name:
     """Both architectures have the paper's hyperparameters, with at most the epochs of the preset."""
     entry, task = load_task(name), plan.PLANS[preset].tasks[name]
     default = settings_of(entry, task, 2)
-    papers = entry.hyperparameters.published_token or default.token
+    papers = replace(entry.recipes["published"].token, inputs=default.token.inputs)
     for architecture in plan.ARCHITECTURES:
         for strategy in plan.STRATEGIES:
             chosen = plan.ablated_settings(entry, default, architecture, strategy)

@@ -237,7 +237,7 @@ def new_networks() -> Iterator[tuple[type[TokenNetwork], type[DraftNetwork], typ
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            self.body = nn.Linear(self.step_size, 1)
+            self.body = nn.Linear(self.sizes.step, 1)
 
         def start(self, context: Tensor) -> Tensor:
             return context[:, :0]
@@ -252,7 +252,7 @@ def new_networks() -> Iterator[tuple[type[TokenNetwork], type[DraftNetwork], typ
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            self.body = nn.Linear(self.step_size, self.sizes.outputs)
+            self.body = nn.Linear(self.sizes.step, self.sizes.outputs)
 
         def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
             scores: Tensor = self.body(steps.sum(1))

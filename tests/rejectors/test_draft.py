@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import OptionError
 from seqdefer.rejectors import draft
-from seqdefer.rejectors.draft import OUTPUT_RULES, DraftMLP, DraftTransformer, draft_inputs
+from seqdefer.rejectors.draft import OUTPUT_RULES, DraftMLP, DraftTransformer
 from seqdefer.rejectors.token import MLPRejector
 from seqdefer.types import Draft
 
@@ -67,7 +67,7 @@ def test_a_batch_of_drafts_is_scored_row_by_row(
 
 @torch.no_grad()
 def raw_outputs(network: Any, plain: Draft) -> Tensor:
-    context, steps, mask = draft_inputs(plain)
+    context, steps, mask = network.draft_inputs(plain)
     seen = torch.where(mask[..., None], network._steps(steps), 0.0)
     return network.outputs(network._context(context), seen, mask)  # type: ignore[no-any-return]
 

@@ -21,7 +21,7 @@ from seqdefer.hyperparameters import Settings
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.rejectors import draft_training
-from seqdefer.rejectors.draft import DraftMLP, DraftNetwork, draft_inputs
+from seqdefer.rejectors.draft import DraftMLP, DraftNetwork
 from seqdefer.rejectors.draft_training import fit_cost, fit_once, fit_whole
 from seqdefer.rejectors.losses import one_time_loss, query_costs
 from seqdefer.rejectors.training import History
@@ -200,7 +200,7 @@ def captured_squares(
     noted: list[Any] = []
 
     def note(network: DraftNetwork, train: Draft, _: Draft, labels: Any, loss_of: Any, *rest: Any) -> History:
-        context, steps, mask = draft_inputs(train)
+        context, steps, mask = network.draft_inputs(train)
         network.standardise(context, steps[mask])
         noted.extend([network, train, loss_of, labels[0]])
         return History()
@@ -229,7 +229,7 @@ def test_regression_has_the_gradient_of_finite_differences(settings: Settings, m
     """Check in double precision, through attention, masks and impossible hand-offs."""
     network, drafted, loss_of, losses = captured_squares(monkeypatch, settings)
     network.double().train()
-    context, steps, mask = draft_inputs(drafted)
+    context, steps, mask = network.draft_inputs(drafted)
     assert not mask.all()
 
     def loss() -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from networks import TOKEN_NETWORKS, make, proposals, score_along
 from torch import Tensor, nn
 
-from seqdefer.rejectors.base import MAX_DEVIATIONS, step_inputs
+from seqdefer.rejectors.base import MAX_DEVIATIONS
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 
 each_network = pytest.mark.parametrize("kind", TOKEN_NETWORKS)
@@ -19,13 +19,13 @@ def test_the_lstm_is_an_lstm_that_starts_from_the_context() -> None:
     network = make(LSTMRejector, layers=3)
     context, steps = torch.randn(6, 2), [proposals(6, seed) for seed in range(5)]
     sizes = network.sizes
-    oracle = nn.LSTM(network.step_size, sizes.units, num_layers=3, batch_first=True)
+    oracle = nn.LSTM(sizes.step, sizes.units, num_layers=3, batch_first=True)
     for layer, cell in enumerate(network.cells):
         for name, value in cell.named_parameters():
             getattr(oracle, f"{name}_l{layer}").data.copy_(value.data)
     begun = torch.tanh(network.begin(standard(context, network.context_mean, network.context_scale)))
     hidden, memory = begun.view(6, 3, 2, sizes.units).permute(2, 1, 0, 3).contiguous()
-    seen = [step_inputs(one.features, one.uncertainty, one.entropy) for one in steps]
+    seen = [sizes.step_inputs(one) for one in steps]
     inputs = standard(torch.stack(seen, 1), network.step_mean, network.step_scale)
     expected = network.head(oracle(inputs, (hidden, memory))[0]).squeeze(2)
     torch.testing.assert_close(score_along(network, context, steps), expected.detach())

@@ -26,7 +26,7 @@ def make(kind: Any, seed: int = 0, **sizes: Any) -> Any:
     torch.manual_seed(seed)
     chosen = replace(SIZES, **{"units": 2 * HEAD_SIZE if kind is DraftTransformer else SIZES.units, **sizes})
     network = kind(chosen, TASK.predictor.fingerprint, {"made": "up"}).eval()
-    network.standardise(torch.randn(20, network.sizes.context), 1 + torch.randn(20, network.step_size))
+    network.standardise(torch.randn(20, network.sizes.context), 1 + torch.randn(20, network.sizes.step))
     if chosen.rule == "cost":
         network.standardise_losses(torch.rand(20, chosen.outputs))
     return network

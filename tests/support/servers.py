@@ -29,7 +29,7 @@ from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
 from seqdefer.interfaces import NextTokenExpert, Served
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.base import Sizes, step_inputs
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.server.app import create_app
 from seqdefer.server.http import Limits
@@ -96,7 +96,7 @@ def text_model() -> DeferringModel:
     torch.manual_seed(0)
     sizes = Sizes(drafted.context.shape[1], drafted.features.shape[2], LENGTH, True, layers=1, units=8, dropout=0.0)
     rejector = LSTMRejector(sizes, served.predictor.fingerprint).eval()
-    rejector.standardise(drafted.context, step_inputs(drafted.features, drafted.uncertainty, drafted.entropy)[:, 0])
+    rejector.standardise(drafted.context, sizes.step_inputs(drafted)[:, 0])
     model = DeferringModel(served, rejector)
     model.calibrate(documents(24))
     return model

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import CheckpointError
-from seqdefer.hyperparameters import Hyperparameters, Settings
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
+from seqdefer.recipes import Recipe, published
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.tasks.common.options import check_ranges, option
@@ -245,6 +246,6 @@ ENTRY = TaskEntry(
         "paper": PronounceOptions(),
     },
     prepare=prepare,
-    hyperparameters=Hyperparameters(token=BY_TOKEN),
+    recipes={"ours": Recipe(token=BY_TOKEN), "published": published()},
     serve=serve,
 )

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seqdefer.errors import OptionError
-from seqdefer.hyperparameters import ATTENTION, Hyperparameters, Settings, published_lstm, published_perceptron
+from seqdefer.hyperparameters import ATTENTION, Settings, published_lstm, published_perceptron
 from seqdefer.interfaces import Expert, Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
+from seqdefer.recipes import Recipe, published
 from seqdefer.registry import EXPERTS, find_plugins
 from seqdefer.remote.client import EndpointClient, is_url, require_extra
 from seqdefer.report.markup import NBSP, number
@@ -293,13 +294,16 @@ BY_FACTS = Settings(
     learning_rate=2e-3, patience=10, architecture="mlp", layers=2, units=64, dropout=0.2, epochs=100,
     weight_decay=0.1, samples=800,
 )  # fmt: skip
-REJECTORS = Hyperparameters(
-    token=BY_FACTS,
-    once=ATTENTION,
-    cost=ATTENTION,
-    published_token=published_lstm(layers=3, units=128, samples=800, learning_rate=1e-3),
-    published_once=published_perceptron(samples=2400),
-)
+RECIPES = {
+    "ours": Recipe(token=BY_FACTS, once=ATTENTION, cost=ATTENTION),
+    "published": published(
+        token=published_lstm(layers=3, units=128, samples=800, learning_rate=1e-3),
+        once=published_perceptron(samples=2400),
+        options={"shown": "states", "token_loss": "paper", "rouge": "words"},
+        hand_offs=4,
+        alpha=100 * 0.01 * 20,  # the paper's cost of a deferred token is 0.01 of 1 - ROUGE; of 20 tokens, ours in %
+    ),
+}
 
 XSUM = TaskEntry(
     name="xsum",
@@ -311,7 +315,7 @@ XSUM = TaskEntry(
         "paper-once": replace(_XSUM, max_words=20),
     },
     prepare=_prepare_xsum,
-    hyperparameters=REJECTORS,
+    recipes=RECIPES,
     quick_instances=20,
     serve=serve,
 )
@@ -321,7 +325,7 @@ TEXT = TaskEntry(
     summary="any two Hugging Face models that share a vocabulary, or one and an endpoint, on your own documents",
     presets={"quick": _small(TextOptions()), "paper": TextOptions()},
     prepare=_prepare_text,
-    hyperparameters=REJECTORS,
+    recipes=RECIPES,
     quick_instances=20,
     serve=serve,
 )

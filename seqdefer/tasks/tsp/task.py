@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import MissingExtraError, OptionError, unknown
-from seqdefer.hyperparameters import ATTENTION, Hyperparameters, published_perceptron
+from seqdefer.hyperparameters import ATTENTION, published_perceptron
 from seqdefer.interfaces import Expert, Predictor, PredictorTraining, Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
+from seqdefer.recipes import Recipe, published
 from seqdefer.registry import find_plugins
 from seqdefer.storage.files import fingerprint
 from seqdefer.storage.made_once import tensors_made_once
@@ -44,6 +45,8 @@ from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 PREDICTORS = "seqdefer.tsp.predictors"
 SOLVE_BATCH = 256  # instances solved between two writes
+# The paper's cost of a deferred city is 0.01 in units of length; a shortest tour of 50 Gaussian cities is 23.7 long.
+PUBLISHED_ALPHA = 100 * (0.01 * 50) / 23.7  # alpha_1, in % of the expert's tour
 N_EVALUATION = 500  # instances that a trained predictor is measured on
 
 
@@ -244,7 +247,12 @@ ENTRY = TaskEntry(
         "large": TSPOptions(expert="search", train=24_000, validation=2400),
     },
     prepare=prepare,
-    hyperparameters=Hyperparameters(once=ATTENTION, cost=ATTENTION, published_once=published_perceptron(samples=2400)),
+    recipes={
+        "ours": Recipe(once=ATTENTION, cost=ATTENTION),
+        "published": published(
+            once=published_perceptron(samples=2400), options={"facts": False}, hand_offs=45, alpha=PUBLISHED_ALPHA
+        ),
+    },
     training=PredictorTraining(TrainingOptions(), train_predictor),
     serve=serve,
 )

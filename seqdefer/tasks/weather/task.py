@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seqdefer.errors import OptionError
-from seqdefer.hyperparameters import PUBLISHED_TOKEN, Hyperparameters
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
+from seqdefer.recipes import Recipe, published
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.options import check_ranges, option
 from seqdefer.tasks.weather.data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
@@ -198,5 +198,5 @@ ENTRY = TaskEntry(
         "paper": WeatherOptions(),
     },
     prepare=prepare,
-    hyperparameters=Hyperparameters(published_token=PUBLISHED_TOKEN),
+    recipes={"ours": Recipe(), "published": published(options={"facts": False})},
 )

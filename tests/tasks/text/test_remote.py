@@ -26,7 +26,7 @@ from seqdefer.errors import OptionError
 from seqdefer.interfaces import Served
 from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.base import Sizes, step_inputs
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
@@ -87,10 +87,9 @@ def with_rejector(served: Served, kind: str) -> DeferringModel:
     torch.manual_seed(0)
     context, features = drafted.context.shape[1], drafted.features.shape[2]
     common: dict[str, Any] = {"layers": 1, "units": 8, "dropout": 0.0}
-    steps = step_inputs(drafted.features, drafted.uncertainty, drafted.entropy)
     if kind == "token":
         network: Any = LSTMRejector(Sizes(context, features, LENGTH, True, **common), served.predictor.fingerprint)
-        network.standardise(drafted.context, steps[:, 0])
+        network.standardise(drafted.context, network.sizes.step_inputs(drafted)[:, 0])
     else:
         grid = tuple(hand_off_grid(LENGTH, 4).tolist())
         sizes = Sizes(context, features, LENGTH, True, hand_offs=grid, rule="cost", **common)
