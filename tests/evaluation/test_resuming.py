@@ -170,11 +170,6 @@ def test_a_resumed_run_makes_no_expert_calls(tmp_path: Path, spy: Callable[[Any,
     assert set(more.summary) == set(fresh.summary)
 
 
-def test_labels_of_an_expert_without_a_fingerprint_are_not_stored(tmp_path: Path) -> None:
-    run_toy(WithExpert(completing, n=30, length=4), tmp_path, instances=10)
-    assert {path.name for path in tmp_path.iterdir()} == {"rejectors"}
-
-
 # -- test data ----------------------------------------------------------------------------------------------------
 
 
