@@ -14,11 +14,12 @@ import pytest
 from rich.console import Console
 
 from seqdefer.errors import MissingExtraError, OptionError
-from seqdefer.evaluation.results import PaperFigure
+from seqdefer.evaluation.results import PaperFigure, Provenance
 from seqdefer.paper.records import (
     Contrast,
     Judgement,
     Judgements,
+    Origins,
     Row,
     Study,
     load_judgements,
@@ -30,6 +31,7 @@ from seqdefer.paper.render.files import (
     markdown_of,
     markdown_text,
     tables_of,
+    verdicts_csv_of,
     write_judgements,
     write_study,
 )
@@ -244,6 +246,12 @@ def test_csv_is_rfc_4180() -> None:
     assert line["paper_audc"] == ""
 
 
+def test_verdicts_csv_has_a_line_for_each_contrast() -> None:
+    lines = list(csv.DictReader(io.StringIO(verdicts_csv_of(made_up.judgements()), newline="")))
+    assert [line["difference"] for line in lines] == ["5.336", "-1.5", "0.5", ""]
+    assert [line["verdict"] for line in lines] == ["holds", "does not hold", "does not hold", "undecided"]
+
+
 # --- LaTeX -----------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +373,26 @@ def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pyte
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_page_shows_the_origins(tmp_path: Path) -> None:
+    """Of some studies, with no notes and no expert calls; the published page has all."""
+    save(made_up.table1(), tmp_path / "table1.json")
+    provenance = Provenance(
+        version="1.2",
+        data={"data": "jena | 8 years"},
+        machine={"device": "cpu", "cores": "2"},
+        seconds={"fit": 1234.6, "labels": 10.0},
+    )
+    save(Origins("seqdefer reproduce all", {"weather": provenance}), tmp_path / "origins.json")
+    page = results_page(tmp_path)
+    assert re.findall("^## (.*)$", page, re.MULTILINE) == ["Made up table1", "Where the figures come from"]
+    assert "```sh\nseqdefer reproduce all\n```" in page
+    assert r"| data | data: jena \| 8 years |" in page
+    assert "| machine | device: cpu; cores: 2 |" in page
+    assert "| seconds | 1245 (fit: 1235 s; labels: 10 s) |" in page
+    assert "expert calls" not in page
+    assert page.count("[below](#where-the-figures-come-from)") == 1
 
 
 def test_page_of_an_empty_folder(tmp_path: Path) -> None:
