@@ -151,15 +151,6 @@ def test_bad_records(make: Callable[[Path], None], message: str, tmp_path: Path,
     check_no_partial_output(tmp_path / "out")
 
 
-def test_out_that_is_a_file(record: Path, tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "file").write_text("mine")
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        line = fails_with(capsys, "run", "weather", "--data", record, "--out", out, *SMALL)
-        assert f"cannot write into {out}" in line
-        assert "choose another folder with --out" in line
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 @pytest.fixture(params=["no permission", "vanishes"])
 def unwritable(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that takes no file, even from root."""
@@ -192,15 +183,6 @@ def test_a_run_that_fails_leaves_no_empty_folder(tmp_path: Path, capsys: Capture
     (tmp_path / "mine").mkdir()
     fails_with(capsys, "run", "weather", "--data", tmp_path / "nowhere.csv", "--out", tmp_path / "mine")
     assert (tmp_path / "mine").exists()
-
-
-def test_a_damaged_predictor(record: Path, done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(done[0], folder)
-    weights = next(folder.glob("predictor-*")) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:50])
-    line = fails_with(capsys, "run", "weather", "--data", record, "--out", folder, *SMALL)
-    assert str(weights) in line
 
 
 def test_a_disk_that_fills_up_during_a_run(
