@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -19,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 from command_line import Capture, content, fails_with
-from runs import FITS
 from torch import Tensor
 
+from runs import FITS, found_in
 from seqdefer import cli
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import MissingExtraError
@@ -187,13 +186,6 @@ FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost")
 
 def run(*arguments: str | Path) -> int:
     return cli.main([str(argument) for argument in ("run", "tsp", *arguments)])
-
-
-def found_in(folder: Path) -> dict[str, Any]:
-    """Return the results without what differs between runs: seconds, and the name of the folder."""
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    del found["provenance"]["seconds"], found["provenance"]["command"]
-    return found
 
 
 def finished(folder: Path, *options: str) -> Path:
