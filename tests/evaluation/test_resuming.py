@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from oracles import WithExpert, completing
-from runs import FITS, FITTED, TINY, run_toy, run_weather
+from small_runs import FITS, FITTED, TINY, run_toy, run_weather
 from torch import Tensor
 
 from seqdefer.evaluation.experiment import Experiment

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from oracles import WithExpert, completing
-from runs import TINY
+from small_runs import TINY
 
 from seqdefer.engine.drafts import draft
 from seqdefer.environment import choose_device

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 from command_line import content
+from small_runs import FITS
 
-from runs import FITS
 from seqdefer import cli
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.evaluation.settings import experiment_settings

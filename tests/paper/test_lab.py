@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import FITS
+from small_runs import FITS
 from torch import Tensor
 from toy_studies import SEEDS, Spy, Toy, ToyOptions, cells_of, open_lab
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import TINY_MLP
+from small_runs import TINY_MLP
 from torch import Tensor
 
 from seqdefer import cli

@@ -22,6 +22,7 @@ from seqdefer.progress import Silent
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
+from small_runs import FITS, found_in
 from text_runs import (
     LENGTH,
     N_TEST,
@@ -37,7 +38,6 @@ from text_runs import (
 from tiny_models import generated, tiny
 from tiny_models import tokenizer as tiny_tokenizer
 
-from runs import FITS, found_in
 from seqdefer.tasks.text.codec import END_SIGN, encode
 from seqdefer.tasks.text.models import text_model
 from seqdefer.tasks.text.pairs import TextExpert

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 from command_line import Capture, content, fails_with
+from small_runs import FITS, found_in
 from torch import Tensor
 
-from runs import FITS, found_in
 from seqdefer import cli
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import MissingExtraError
