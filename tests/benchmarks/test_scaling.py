@@ -249,14 +249,6 @@ def test_nodes_at_the_ends() -> None:
     assert explored_nodes(8, 0.5, 5000) == pytest.approx(enumerated_nodes(8, 0.5), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["length", "rollouts", "disagreement"])
-def test_nodes_increase_with_every_parameter(name: str) -> None:
-    values: dict[str, Sequence[Any]] = {"length": (2, 5, 20), "rollouts": (2, 4, 16), "disagreement": (0.1, 0.5, 0.9)}
-    start = {"length": 10, "rollouts": 8, "disagreement": 0.5}
-    nodes = [explored_nodes(**{**start, name: value}) for value in values[name]]
-    assert nodes == sorted(set(nodes))
-
-
 def test_hand_offs_are_evenly_spaced() -> None:
     for length in range(1, 25):
         for n in range(1, length + 1):
@@ -264,14 +256,6 @@ def test_hand_offs_are_evenly_spaced() -> None:
             gaps = {following - one for one, following in pairwise([*chosen, length])}
             assert (chosen[0], len(chosen)) == (0, n)
             assert gaps <= {length // n, -(-length // n)}
-
-
-def test_more_hand_offs_never_need_fewer_tokens() -> None:
-    counts = [branch_counts(20, 0.5, even_hand_offs(20, n)) for n in range(1, 21)]
-    assert counts[-1] == branch_counts(20, 0.5, range(20))
-    assert all(counts[-1] >= each for each in counts)
-    nested = [branch_counts(20, 0.5, range(0, 20, step)) for step in (20, 10, 5, 1)]
-    assert nested == sorted(nested)
 
 
 # -- bytes ----------------------------------------------------------------------------------------------------------
@@ -365,29 +349,6 @@ def test_the_named_number_of_devices_is_the_minimum(tokens: int) -> None:
     assert rows_that_fit(replace(LLAMA_70B, devices=int(needed)), DEVICES["A100"], IDEAL, tokens) >= 1
     with pytest.raises(OptionError, match="do not fit"):
         rows_that_fit(replace(LLAMA_70B, devices=int(needed) - 1), DEVICES["A100"], IDEAL, tokens)
-
-
-@pytest.mark.parametrize(
-    ("change", "is_higher"),
-    [
-        ({"documents": 2000}, True),
-        ({"input_tokens": 900}, True),
-        ({"length": 40}, True),
-        ({"disagreement": 0.8}, True),
-        ({"disagreement": 0.2}, False),
-    ],
-)
-def test_cost_increases_with_every_parameter(change: dict[str, Any], is_higher: bool) -> None:
-    base, other = (label_cost(corpus, LLAMA_7B, LLAMA_70B, H200) for corpus in (CORPUS, replace(CORPUS, **change)))
-    assert (other.device_hours > base.device_hours) == is_higher
-
-
-def test_fewer_hand_offs_and_rollouts_cost_less() -> None:
-    base = label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200)
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, hand_offs=5).device_hours < base.device_hours
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, rollouts=4).device_hours < base.device_hours
-    assert label_cost(CORPUS, LLAMA_7B, LLAMA_70B, H200, efficiency=IDEAL).device_hours < base.device_hours
-    assert base.naive.device_hours > 5 * base.stages[1].device_hours
 
 
 def test_a_stage_is_the_work_of_its_documents() -> None:

@@ -61,14 +61,6 @@ def test_every_option_of_the_task_has_help(capsys: Capture) -> None:
         assert option.metadata["help"][:20] in shown
 
 
-def test_help_shows_defaults(capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        run("run", "weather", "--help")
-    shown = " ".join(capsys.readouterr().out.split())
-    for words in ("weights (3)", "per run (100)", "continue (explore)", "windows (3)", "pip (mast)", "states (yes)"):
-        assert words in shown
-
-
 def install(monkeypatch: pytest.MonkeyPatch, **fields: tuple[type, Any]) -> None:
     """Replace every task by one with these options."""
     kind = make_dataclass("Options", [(name, *rest) for name, rest in fields.items()], frozen=True)
@@ -111,17 +103,6 @@ def captured_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: st
     assert run("run", *arguments, "--out", tmp_path / "a b") == 130
     (call,) = calls
     return call  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("architecture", ["draft_mlp", "draft_transformer"])
-def test_draft_architecture_reaches_the_settings(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, settings, _ = captured_run(monkeypatch, tmp_path, "weather", "--draft-architecture", architecture)
-    expected = experiment_settings(load_task("weather"), "quick", architecture)
-    assert (settings.once, settings.cost) == (expected.once, expected.cost)
-    assert {settings.once.architecture, settings.cost.architecture} == {architecture}
-    assert settings.token == expected.token
 
 
 def test_the_recorded_command_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from toy_pair import LetterCodec, Toy, numbers
 
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.model import folders
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import Pairing
 from seqdefer.report.terminal import written_lines
 
@@ -173,13 +173,6 @@ def test_a_threshold_instead_of_a_budget(folder: Path, capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["predictor_tokens"] == 0
 
 
-@pytest.mark.parametrize("folder", ["OneTimeModel"], indirect=True)
-def test_a_budget_that_cannot_be_met_is_a_warning(folder: Path, capsys: Capture) -> None:
-    with pytest.warns(BudgetWarning, match="a budget of 1 cannot be met: the nearest that this rejector comes is 0"):
-        assert run("generate", folder, 13, "--budget", 1, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["output"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -295,11 +288,6 @@ def test_a_calibration_of_another_rejector_is_refused(folder: Path, tmp_path: Pa
     [
         (b'{"number": 3}\n\n{no', "own.jsonl, line 3: not JSON ("),
         (b"[3]\n", "own.jsonl, line 1: a list, not a JSON object"),
-        (b'{"number": 3}\n{}\n', "own.jsonl, line 2: there is no 'number'; the fields are: none"),
-        (b"", "own.jsonl is empty; give JSONL or one input a line"),
-        (b"\n \n", "own.jsonl is empty; give JSONL or one input a line"),
-        (b"\xff\xfe\x00", "own.jsonl, line 1: not UTF-8"),
-        (b'{"number": 3}\n', "inputs to calibrate with: 1; give at least 2, and better some hundred"),
         (b'{"number": 3}\n{"number": "x"}\n', "'x' is no number; give one"),
         (b"[" * 100_000, "not JSON ("),
     ],

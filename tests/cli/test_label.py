@@ -180,16 +180,6 @@ def test_cache_finds_the_labels_of_a_fitted_model(tmp_path: Path, capsys: Captur
         assert printed["labels"] == str(tmp_path / "model" / "work" / "labels")
 
 
-@pytest.mark.parametrize("arguments", [["label", "tsp"], ["run", "tsp"], ["fit", "tsp"], ["reproduce"]])
-def test_help_lists_labelling_options(arguments: list[str], capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--help"])
-    assert end.value.code == 0
-    printed = capsys.readouterr().out
-    for option in ("--engine local|ray", "--workers N", "--address HOST:PORT", "--shard-size N", "--labels DIR"):
-        assert option in printed
-
-
 # -- cache ---------------------------------------------------------------------------------------------------------
 
 

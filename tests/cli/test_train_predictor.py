@@ -38,7 +38,9 @@ def test_a_predictor_is_trained_and_can_be_used(judged: int, tmp_path: Path, cap
     model, cities = load_pointer(folder, torch.device("cpu")), gaussian_instances(9, 6, 0, "test")
     assert model.hidden == 8
     assert greedy_tours(model, cities, torch.device("cpu")).sort(1).values.tolist() == [list(range(6))] * 9
-    assert json.loads((folder / "config.json").read_text())["notes"]["gap"] == pytest.approx(float(gap), abs=0.006)
+    notes = json.loads((folder / "config.json").read_text())["notes"]
+    assert (notes["options"]["cities"], notes["options"]["hidden"], notes["judged"]) == (6, 8, judged)
+    assert notes["gap"] == pytest.approx(float(gap), abs=0.006)
 
 
 def test_training_again_trains_nothing_and_prints_the_same(judged: int, tmp_path: Path, capsys: Capture) -> None:
@@ -62,13 +64,7 @@ def test_training_again_trains_nothing_and_prints_the_same(judged: int, tmp_path
         (["--epochs", "3"], "name the task first: seqdefer train-predictor TASK --epochs ..."),
         (["tsp", "--cities", "3"], "--cities is 3; it must be at least 4"),
         (["tsp", "--cities", "six"], "invalid int value: 'six'; see: seqdefer train-predictor tsp --help"),
-        (["tsp", "--epochs", "0"], "--epochs is 0; it must be at least 1"),
-        (["tsp", "--samples", "1"], "--samples is 1; it must be at least 2"),
-        (["tsp", "--batch-size", "-1"], "--batch-size is -1; it must be at least 1"),
-        (["tsp", "--learning-rate", "nan"], "--learning-rate is nan; it must be above 0"),
         (["tsp", "--clip-norm", "0"], "--clip-norm is 0.0; it must be above 0"),
-        (["tsp", "--seed", "-1"], "--seed is -1"),
-        (["tsp", "--seed", str(10**30)], f"--seed is {10**30}"),
         (["tsp", "--preset", "quick"], "unrecognized arguments: --preset quick"),
         (["tsp", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
         (["tsp", "--device", "abacus"], "unknown device 'abacus'"),

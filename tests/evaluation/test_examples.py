@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import TINY
+from small_runs import TINY
 from torch import Tensor
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs

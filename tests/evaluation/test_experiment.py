@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import WithExpert, completing
-from runs import FITTED, OPTIMAL, TINY, run_toy, run_weather
+from small_runs import FITTED, OPTIMAL, TINY, run_toy, run_weather
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.evaluation import experiment

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from oracles import WithExpert, completing
-from runs import FITS, FITTED, TINY, run_toy, run_weather
+from small_runs import FITS, FITTED, TINY, run_toy, run_weather
 from torch import Tensor
 
 from seqdefer.evaluation.experiment import Experiment
@@ -168,11 +168,6 @@ def test_a_resumed_run_makes_no_expert_calls(tmp_path: Path, spy: Callable[[Any,
     assert {int(one) for examples, *_ in asked for one in examples.ids} <= set(task.split("test").ids.tolist())
     assert asked
     assert set(more.summary) == set(fresh.summary)
-
-
-def test_labels_of_an_expert_without_a_fingerprint_are_not_stored(tmp_path: Path) -> None:
-    run_toy(WithExpert(completing, n=30, length=4), tmp_path, instances=10)
-    assert {path.name for path in tmp_path.iterdir()} == {"rejectors"}
 
 
 # -- test data ----------------------------------------------------------------------------------------------------

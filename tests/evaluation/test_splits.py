@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import WithExpert, completing
-from runs import TINY
+from small_runs import TINY
 
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import ContractError, DataError

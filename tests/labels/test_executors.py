@@ -19,7 +19,7 @@ from labelling_toy import ENTRY, GATE, HAND_OFFS, TREES, Gate, HeldToy, ToyOptio
 
 from seqdefer import environment
 from seqdefer.environment import THREADS_VARIABLE
-from seqdefer.errors import ContractError, DataError, LostWorkerError, MissingExtraError, OptionError
+from seqdefer.errors import ContractError, DataError, LostWorkerError, OptionError
 from seqdefer.evaluation.splits import label_task
 from seqdefer.labels.executors import processes
 from seqdefer.labels.executors.base import JobFailure, JobResult, TaskSource, try_job
@@ -28,7 +28,6 @@ from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.jobs import LabelPart, make_jobs, run_job
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.registry import load_task
-from seqdefer.storage.files import read_json
 from seqdefer.storage.shards import Store
 
 pytestmark = pytest.mark.slow
@@ -255,12 +254,8 @@ def test_a_worker_with_another_task_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"engine": "dask"}, "unknown engine 'dask'; available: local, ray"),
         ({"engine": "local", "workers": 0}, "--workers is 0; it must be at least 1"),
-        ({"threads": 0}, "--threads is 0; it must be at least 1"),
-        ({"shard_size": -1}, "--shard-size is -1; it must be at least 1"),
         ({"engine": "local", "address": "host:1"}, "--address needs --engine ray; the engine is local"),
-        ({"workers": 2}, "--workers 2 needs an engine; add --engine local or --engine ray"),
     ],
 )
 def test_bad_settings(given: dict[str, object], message: str) -> None:
@@ -273,15 +268,6 @@ def test_settings_start_their_executor(tmp_path: Path) -> None:
     assert isinstance(chosen, ProcessExecutor)
     assert (chosen.workers, chosen.source.threads) == (environment.n_cores(), 3)
     assert ExecutorSettings(workers=1).start(ENTRY, ToyOptions(), tmp_path, "cpu") is None  # this process
-
-
-def test_without_ray_the_error_has_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        MissingExtraError, match=r"needs the package 'ray'; install it with: .* -m pip install 'seqdefer\[ray\]'"
-    ):
-        label_toy(tmp_path, engine="ray", workers=1)
-    assert not (tmp_path / "labels").exists()
 
 
 def test_an_expert_without_a_fingerprint_is_refused(tmp_path: Path) -> None:
@@ -299,18 +285,3 @@ def nameless(options: ToyOptions, *_: object) -> HeldToy:
     task = HeldToy(options)
     task.expert.fingerprint = ""
     return task
-
-
-def test_unknown_splits_are_refused(tmp_path: Path) -> None:
-    sizes = {"seeds": 1, "instances": 5, "rollouts": 2}
-    with pytest.raises(OptionError, match="unknown split 'all'; available: test, train, validation"):
-        label_task(ENTRY, ToyOptions(), tmp_path, ["all"], ExecutorSettings(), **sizes)  # type: ignore[arg-type, list-item]
-
-
-def test_content_of_a_manifest(tmp_path: Path) -> None:
-    (made, *_) = label_toy(tmp_path)
-    plain = read_json(tmp_path / "labels" / f"{made.manifest.name}.json")
-    assert (plain["task"], plain["split"], plain["kind"], plain["rows"]) == ("toy", "train", "hand-offs", 20)
-    assert (plain["shard_size"], [shard["rows"] for shard in plain["shards"]]) == (5, [5, 5, 5, 5])
-    assert (plain["expert"], plain["options"]["length"]) == ("toy expert", 14)
-    assert all(shard["made"] >= 5 and shard["size"] > 0 for shard in plain["shards"])

@@ -188,6 +188,8 @@ def test_a_manifest_sums_up_its_shards(tmp_path: Path) -> None:
     assert (manifest.size, manifest.expert_calls) == (sum(sizes.values()), calls.made)
     assert Calls(manifest.expert_calls, sum(shard.saved for shard in manifest.shards)) == calls
     assert (manifest.version, manifest.rows, manifest.shard_size) == (__version__, 8, 3)
+    assert (manifest.task, manifest.split, manifest.kind) == ("toy", "train", "hand-offs")
+    assert manifest.options["length"] == 5
     assert (manifest.predictor, manifest.expert) == (task.predictor.fingerprint, "toy expert")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import Hashing, WithExpert, Written, completing, expert_after, has_ended, rows_of, write
+from oracles import Hashing, WithExpert, Written, completing, expert_after, rows_of, write
 from torch import Tensor, nn
 
 from seqdefer.budgets.policies import Threshold
@@ -153,21 +153,6 @@ def test_a_second_pass_calls_no_model(task: ToyTask, grow: Grow, spy: Spy) -> No
     asked += [spy(task.expert, name) for name in ("start", "next", "append")]
     sweep_thresholds(Hashing(), trees)
     assert not any(asked)
-
-
-@each_toy
-@each_way
-def test_policies_in_trees_are_policies_in_the_loop(task: ToyTask, grow: Grow) -> None:
-    examples = task.split("test")
-    trees = grow(task, examples)
-    for rejector in (Hashing(), Hashing(7)):
-        thresholds = torch.linspace(0, 1, 9)
-        swept = sweep_thresholds(rejector, trees, thresholds=thresholds)
-        for row, threshold in enumerate(thresholds.tolist()):
-            rollout = roll_out(task.predictor, task.expert, examples, Threshold(rejector, threshold), task.spec)
-            assert torch.equal(swept.deferred[row], rollout.deferred)
-            assert torch.equal(swept.lengths[row], rollout.sequences.lengths)
-            assert torch.equal(swept.loss[row], task.sequence_loss(examples, rollout.sequences))
 
 
 def test_real_numbers_in_trees_are_those_of_the_loop(weather: WeatherTask) -> None:
@@ -330,8 +315,3 @@ def test_trees_carry_no_gradient(grow: Grow) -> None:
     task = Weighted()
     trees = grow(task, task.split("test"))
     assert not trees.context.requires_grad
-
-
-def test_the_obvious_loop_knows_the_end() -> None:
-    task = ToyTask(n=4, length=3)
-    assert [has_ended(task, tokens) for tokens in ([], [0], [0, 4], [4], [0, 0, 0])] == [False, False, True, True, True]

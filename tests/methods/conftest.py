@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from runs import TINY
+from small_runs import TINY
 
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.rejectors.checkpoints import Rejector

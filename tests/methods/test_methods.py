@@ -70,7 +70,7 @@ def test_spending_of_labelled_data_is_that_of_its_examples(
 def test_a_fitted_method_is_stored_and_loaded(name: str, rejectors: dict[str, Rejector], tmp_path: Path) -> None:
     rejector = rejectors[name]
     loaded = load_rejector(rejector.save_pretrained(tmp_path), TASK.predictor)
-    assert (type(loaded), loaded.options()) == (type(rejector), rejector.options())
+    assert (type(loaded), loaded.options(), loaded.notes) == (type(rejector), rejector.options(), rejector.notes)
     assert loaded.fingerprint == rejector.fingerprint
 
 

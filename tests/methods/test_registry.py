@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import TINY
+from small_runs import TINY
 
 from seqdefer import registry as plugins
 from seqdefer.errors import ContractError, OptionError

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from runs import FITS
+from command_line import content
+from small_runs import FITS
 
 from seqdefer import cli
 from seqdefer.errors import CheckpointError, InputError, OptionError
@@ -151,14 +152,9 @@ def test_nothing_is_kept_to_report_on(place: Path, folders: dict[str, Path], tmp
     """Whatever was asked for: of 30 documents, 12 once went into a test split that nobody read."""
     asked = ["--test-documents", "500", "--test", str(place / "train.jsonl")]
     folder = fitted(place, tmp_path / "model", "--method", "OneTimeCost", *asked)
-    assert files_of(folder) == files_of(folders["OneTimeCost"])
+    assert content(folder) == content(folders["OneTimeCost"])
     tours = load_task("tsp").presets["paper"]
     assert tours.without_test() == replace(tours, test=1)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    names = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in names}
 
 
 @each_method
@@ -170,7 +166,7 @@ def test_the_same_command_again_fits_and_labels_nothing(
     labelled, explored = spy(hand_offs, "branch_out"), spy(exploration, "_explore_batch")
     fitted(place, tmp_path / "model", "--method", method)
     assert (labelled, explored, fits) == ([], [], [[]] * 4)
-    assert files_of(tmp_path / "model") == files_of(folders[method])
+    assert content(tmp_path / "model") == content(folders[method])
 
 
 KILLED = """
@@ -193,17 +189,17 @@ cli.main(sys.argv[2:])
 @pytest.mark.parametrize("left", [2, -1])
 def test_a_killed_fit_resumes(left: int, place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """Amid the labels, and right before the last file."""
-    n_files = len(files_of(folders["TokenwiseModel"]))
+    n_files = len(content(folders["TokenwiseModel"]))
     which, folder = left if left > 0 else n_files, tmp_path / "model"
     start = [sys.executable, "-c", KILLED, str(which), *command(place, folder)]
     assert subprocess.run(start, capture_output=True, check=False).returncode == -signal.SIGKILL
     with pytest.raises(CheckpointError, match="the same seqdefer fit resumes it"):
         DeferringModel.from_pretrained(folder)
     fitted(place, folder)
-    left_over = {name for name in files_of(folder) if Path(name).name.startswith(".")}  # half of a file, aside
+    left_over = {name for name in content(folder) if Path(name).name.startswith(".")}  # half of a file, aside
     assert len(left_over) == 1
-    whole = {name: value for name, value in files_of(folder).items() if name not in left_over}
-    assert whole == files_of(folders["TokenwiseModel"])
+    whole = {name: value for name, value in content(folder).items() if name not in left_over}
+    assert whole == content(folders["TokenwiseModel"])
 
 
 def test_a_method_by_token_is_the_default(place: Path, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import FITS
+from small_runs import FITS
 from toy_studies import DRAWN, TINY, Finished, Spy, install
 
 from seqdefer.evaluation import experiment, splits

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import FITS
+from small_runs import FITS
 from torch import Tensor
 from toy_studies import SEEDS, Spy, Toy, ToyOptions, cells_of, open_lab
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.sweeps import hand_off_sweep
-from seqdefer.errors import ContractError, DataError, OptionError
+from seqdefer.errors import ContractError, DataError
 from seqdefer.evaluation import experiment, splits
 from seqdefer.evaluation.curves import Curve, Ends, curve_of, improvement, random_curve
 from seqdefer.evaluation.experiment import Experiment
@@ -360,8 +360,3 @@ def test_test_data_cannot_judge_variants(tmp_path: Path) -> None:
     assert lab_module._validation_improvement(lab.splits.validation, "OneTimeScore", rejectors) < 100
     with pytest.raises(ContractError, match="TestData"):
         lab_module._validation_improvement(lab.splits.test, "OneTimeScore", rejectors)  # type: ignore[arg-type]
-
-
-def test_too_many_hand_offs_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cannot place 9 hand-offs"):
-        open_lab(tmp_path).cell(Variant(hand_offs=9), "OneTimeModel", 0)

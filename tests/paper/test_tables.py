@@ -294,15 +294,6 @@ def test_latex_of_verdicts_is_balanced() -> None:
     assert r"OneTimeModel, $|\mathcal{J}|$ = 5 over ChowSum: +0.50 {[}$-$1.00, 2.00{]}" in text
 
 
-def test_latex_has_the_best_in_bold_and_a_rule_between_blocks() -> None:
-    study = made_up.table1(["tsp"])
-    text = latex_of(layout_study(study))
-    best = next(row for row in study.rows if row.method == "OneTimeModel")
-    assert rf"\textbf{{{text_of(best.improvement_mean, best.improvement_std)}}}" in text
-    assert text.count(r"\midrule") == 3
-    assert r"\multicolumn{3}{c}{tsp}" in text
-
-
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [
@@ -334,14 +325,6 @@ def test_markdown_text() -> None:
     assert markdown_text("**b** `c` [d](e)\n~~f~~ $g$") == (
         r"\*\*b\*\* \`c\` \[d\](e)<br>&#126;&#126;f&#126;&#126; &#36;g&#36;"
     )
-
-
-def test_markdown_has_the_best_in_bold() -> None:
-    study = made_up.table1(["tsp"])
-    best = next(row for row in study.rows if row.method == "OneTimeModel")
-    text = markdown_of(layout_study(study))
-    assert f"| **{text_of(best.improvement_mean, best.improvement_std)}** | 11.52 (2.41) |" in text
-    assert "| *One-time* |" in text
 
 
 def test_terminal_parses_no_markup_in_names() -> None:
@@ -392,45 +375,24 @@ def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pyte
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def records(tmp_path: Path) -> Path:
-    for name in ("table-ablation", "table1"):
-        save(made_up.STUDIES[name](), tmp_path / f"{name}.json")
-    save(made_up.judgements(), tmp_path / "verdicts.json")
+def test_page_shows_the_origins(tmp_path: Path) -> None:
+    """Of some studies, with no notes and no expert calls; the published page has all."""
+    save(made_up.table1(), tmp_path / "table1.json")
     provenance = Provenance(
         version="1.2",
         data={"data": "jena | 8 years"},
-        models={"predictor": "an LSTM"},
         machine={"device": "cpu", "cores": "2"},
         seconds={"fit": 1234.6, "labels": 10.0},
     )
     save(Origins("seqdefer reproduce all", {"weather": provenance}), tmp_path / "origins.json")
-    return tmp_path
-
-
-def test_page_shows_the_records(records: Path) -> None:
-    page = results_page(records)
-    headings = re.findall("^## (.*)$", page, re.MULTILINE)
-    assert headings == [
-        "The paper's claims and our verdicts",
-        "Made up table1",
-        "Made up table-ablation",
-        "Where the figures come from",
-    ]
-    assert "![Made up table1](results/table1.svg)" in page
-    assert "```sh\nseqdefer reproduce table1 --preset paper\n```" in page
-    assert "- The networks are the paper's." in page
-    assert "| 12.05 (1.90)" in page or "**12.05 (1.90)**" in page
-
-
-def test_page_shows_the_origins(records: Path) -> None:
-    page = results_page(records)
+    page = results_page(tmp_path)
+    assert re.findall("^## (.*)$", page, re.MULTILINE) == ["Made up table1", "Where the figures come from"]
     assert "```sh\nseqdefer reproduce all\n```" in page
     assert r"| data | data: jena \| 8 years |" in page
-    assert "| models | predictor: an LSTM |" in page
     assert "| machine | device: cpu; cores: 2 |" in page
     assert "| seconds | 1245 (fit: 1235 s; labels: 10 s) |" in page
-    assert page.count("[below](#where-the-figures-come-from)") == 2
+    assert "expert calls" not in page
+    assert page.count("[below](#where-the-figures-come-from)") == 1
 
 
 def test_page_of_an_empty_folder(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.hyperparameters import ATTENTION
 from seqdefer.rejectors.checkpoints import draft_networks, load_rejector, token_networks
-from seqdefer.rejectors.confidence import ChowMean, ChowQuantile, Confidence, DraftConfidence
 from seqdefer.rejectors.draft import OUTPUT_RULES, DraftMLP, DraftNetwork, DraftTransformer
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector, TokenNetwork
 from seqdefer.storage import made_once
@@ -172,27 +171,6 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         load_rejector(tmp_path / "nowhere")
 
 
-class NoSpace(OSError):
-    pass
-
-
-def fail_after(n_bytes: int) -> Callable[..., None]:
-    """Write a part of the file, then fail, as a full disk does."""
-
-    def write(tensors: Any, path: str, metadata: Any = None) -> None:
-        Path(path).write_bytes(b"x" * n_bytes)
-        raise NoSpace
-
-    return write
-
-
-def test_failing_to_save_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors.torch, "save_file", fail_after(100))
-    with pytest.raises(NoSpace):
-        make(LSTMRejector).save_pretrained(tmp_path / "rejector")
-    assert list((tmp_path / "rejector").iterdir()) == []
-
-
 def test_a_checkpoint_is_never_a_mix_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saving over another checkpoint, stopped between the two files, once left new weights under an old config."""
     folder = make(LSTMRejector, seed=0).save_pretrained(tmp_path)
@@ -208,19 +186,6 @@ def test_a_checkpoint_is_never_a_mix_of_two(tmp_path: Path, monkeypatch: pytest.
 
 
 # -- rules, and networks of others ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "rule", [ChowMean(), ChowQuantile(0.4), Confidence("entropy"), DraftConfidence((0, 2, 5), "entropy")]
-)
-def test_a_confidence_rule_is_stored_by_its_options(rule: Any, tmp_path: Path) -> None:
-    rule.predictor, rule.notes = TASK.predictor.fingerprint, {"made": "up"}
-    folder = rule.save_pretrained(tmp_path)
-    loaded = load_rejector(folder, TASK.predictor)
-    assert type(loaded) is type(rule)
-    assert (loaded.options(), loaded.notes) == (rule.options(), {"made": "up"})
-    assert loaded.fingerprint == rule.fingerprint
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
 def test_networks_are_found_by_kind() -> None:

@@ -10,7 +10,6 @@ import torch
 from networks import DRAFT_NETWORKS, drafted, make
 from torch import Tensor, nn
 
-from seqdefer.errors import OptionError
 from seqdefer.rejectors import draft
 from seqdefer.rejectors.draft import OUTPUT_RULES, DraftMLP, DraftTransformer
 from seqdefer.rejectors.token import MLPRejector
@@ -165,14 +164,3 @@ def test_the_transformer_attends_to_other_tokens_and_sees_positions() -> None:
                    uncertainty=plain.uncertainty[:, :1].expand_as(plain.uncertainty).clone(),
                    entropy=plain.entropy[:, :1].expand_as(plain.entropy).clone())  # type: ignore[index, union-attr]  # fmt: skip
     assert raw_outputs(network, same)[0].unique().numel() == 6
-
-
-def test_units_must_fill_the_heads() -> None:
-    with pytest.raises(OptionError, match="20 units; a transformer needs a multiple of 16"):
-        make(DraftTransformer, units=20)
-
-
-@each_network
-def test_unknown_rules_are_refused(kind: Any) -> None:
-    with pytest.raises(OptionError, match="unknown decision rule 'luck'; available: cost, odds"):
-        make(kind, rule="luck")

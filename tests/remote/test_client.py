@@ -14,7 +14,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from labelling_toy import until
 
 from seqdefer.errors import MissingExtraError, OptionError
 from seqdefer.remote.cancellation import CancelScope
@@ -261,13 +261,6 @@ def test_cancelled_calls_free_their_slots(server: Misbehaving) -> None:
     assert (sorted(both), last) == (["a", "b"], "Once")  # concurrent calls arrive in any order
     with pytest.raises(CancelledError):  # a cancelled scope starts no call
         scope.run(lambda: ask(asked))
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
 
 
 def test_connections_are_reused_and_threads_share_a_client(server: Misbehaving) -> None:

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -18,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from browsers import chromium
 from rich.console import Console
 
 from seqdefer.errors import InputError, OptionError
@@ -563,28 +563,10 @@ def test_small_runs_are_drawn_too(names: list[str]) -> None:
 # --- in a browser ----------------------------------------------------------------------------------------------------
 
 
-def find_browser() -> tuple[str, str] | None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    return (browser, driver) if browser and driver else None
-
-
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
-    found = find_browser()
-    if found is None:
-        pytest.skip("needs chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = found[0]
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    flags += f"disable-component-update disable-sync user-data-dir={tmp_path / 'profile'} window-size=1280,1000"
-    for flag in flags.split():
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(found[1]))
-    yield browser
-    browser.quit()
+    with chromium(tmp_path / "profile") as opened:
+        yield opened
 
 
 READOUT = "return [...document.querySelectorAll('.readout li')].map(row => row.innerText.replace(/\\s+/g, ' '))"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,21 +33,10 @@ def text_server() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def tour_task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """Options of a small TSP task whose predictor is untrained, and the folder of a pair fitted on it."""
-    pytest.importorskip("numba", reason="needs the extra tsp")
     from servers import N_CITIES
+    from tours import fitted_pair
 
-    from seqdefer.evaluation.settings import experiment_settings
-    from seqdefer.model.fitting import fit_model
-    from seqdefer.tasks.tsp.pointer import PointerNet, save_pointer
-    from seqdefer.tasks.tsp.task import ENTRY, TSPOptions
-
-    folder = tmp_path_factory.mktemp("tours")
-    torch.manual_seed(0)
-    save_pointer(PointerNet(6), folder / "pointer", {})
-    sizes = {"train": 24, "validation": 12, "test": 1}
-    options = TSPOptions(cities=N_CITIES, expert="search", predictor=str(folder / "pointer"), **sizes)
-    fit_model(ENTRY, options, experiment_settings(ENTRY, "quick"), folder / "model", device="cpu")
-    return options, folder / "model"
+    return fitted_pair(tmp_path_factory.mktemp("tours"), N_CITIES)
 
 
 @pytest.fixture(scope="module")
@@ -74,25 +62,10 @@ def cities() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
-    from browsers import Browser
+    import browsers
 
-    from tests.report.test_report import find_browser
-
-    found = find_browser()
-    if found is None:
-        pytest.skip("needs chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = found[0]
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    flags += "disable-component-update disable-sync disable-dev-shm-usage window-size=1280,1000 "
-    flags += f"user-data-dir={tmp_path_factory.mktemp('profile')}"
-    for flag in flags.split():
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found[1]))
-    yield Browser(driver)
-    driver.quit()
+    with browsers.chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield browsers.Browser(driver)
 
 
 @pytest.fixture

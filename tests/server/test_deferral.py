@@ -30,7 +30,6 @@ from seqdefer.budgets.calibration import BUDGETS
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
-from seqdefer.errors import CheckpointError
 from seqdefer.interfaces import Policy, Served, Task
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.model.deferring_model import DeferringModel, Generation
@@ -200,24 +199,6 @@ def test_fitted_pair_has_a_curve(tour_server: RunningServer, tour_task: tuple[An
     assert response["points"] == [{"share": one.share, "loss": one.loss} for one in model.curve.points]
 
 
-def test_curve_is_saved_with_its_rejector(tour_server: RunningServer, cities: list[Any], tmp_path: Path) -> None:
-    model = tour_server.model
-    folder = model.save_pretrained(tmp_path / "model")
-    again = DeferringModel.from_pretrained(folder, device="cpu")
-    assert again.curve == model.curve
-    again.calibrate(cities)  # without losses: the curve stays
-    again.save_calibration(folder)
-    assert DeferringModel.from_pretrained(folder, device="cpu").curve == model.curve
-    path = folder / "curve.json"
-    saved = json.loads(path.read_text())
-    for wrong, message in (({"rejector": "another"}, "belongs to another rejector"), ({"points": 5}, "points")):
-        path.write_text(json.dumps({**saved, **wrong}))
-        with pytest.raises(CheckpointError, match=message):
-            DeferringModel.from_pretrained(folder, device="cpu")
-    path.unlink()
-    assert DeferringModel.from_pretrained(folder, device="cpu").curve is None
-
-
 # -- outputs -------------------------------------------------------------------------------------------------------
 
 
@@ -228,10 +209,6 @@ def test_toy_outputs_equal_generate(method: str, budget: float) -> None:
         whole = check_both_ways(server, inputs_of(5), budget)
     assert {row["finish_reason"] for row in whole["data"]} <= {"stop", "length"}
     assert [row["facts"] for row in whole["data"]] == [{}] * 5
-
-
-def test_text_outputs_equal_generate(text_server: RunningServer) -> None:
-    check_both_ways(text_server, ["w5 w6 w7", "w9"], 0.5)
 
 
 @each_budget

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from seqdefer.errors import CheckpointError
-from seqdefer.storage import made_once
-from seqdefer.storage.made_once import network_made_once, save_network, tensors_made_once
+from seqdefer.storage.made_once import network_made_once, tensors_made_once
 
 
 def train(seed: int = 0) -> nn.Linear:
@@ -28,19 +26,6 @@ def test_a_network_is_trained_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     with pytest.raises(CheckpointError, match="does not belong to these options; remove"):
         network_made_once(tmp_path, {"size": 4}, train, train)
-
-
-def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old config beside new weights would describe a network that nobody trained."""
-    save_network(train(), tmp_path, {"size": 3})
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(made_once, "write_json", stop)
-    with pytest.raises(KeyboardInterrupt):
-        save_network(train(1), tmp_path, {"size": 3})
-    assert not (tmp_path / "config.json").exists()
 
 
 def test_damaged_tensors_are_made_again(tmp_path: Path) -> None:

@@ -1,13 +1,41 @@
-"""A real browser on the server's page: what users do there, and what they see."""
+"""A real browser, and what users do and see on the server's page."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from servers import RunningServer, until
+import pytest
+from labelling_toy import until
+
+if TYPE_CHECKING:
+    from servers import RunningServer
 
 PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+
+
+@contextmanager
+def chromium(profile: Path) -> Iterator[Any]:
+    """Start Chromium without a window, or skip the test."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+    browser, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not browser or not driver:
+        pytest.skip("needs chromium and chromedriver on the path")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
+    flags += "disable-component-update disable-sync disable-dev-shm-usage window-size=1280,1000 "
+    flags += f"user-data-dir={profile}"
+    for flag in flags.split():
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
 
 
 class Browser:
@@ -35,7 +63,7 @@ class Browser:
         return self.driver.execute_script(f"return {code}", *arguments)
 
     def wait(self, code: str) -> None:
-        until(lambda: self.js(code), 10)
+        until(lambda: self.js(code))
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver import ActionChains

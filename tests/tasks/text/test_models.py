@@ -181,24 +181,6 @@ def test_many_tokens_are_read_in_one_pass(family: str, spy: Spy) -> None:
     torch.testing.assert_close(at_once.uncertainty, one_by_one.uncertainty, rtol=1e-4, atol=1e-4)
 
 
-@some_families
-def test_branching_leaves_a_state_unchanged(family: str) -> None:
-    predictor, inputs = tiny_pair(family).predictor, documents(3).inputs
-    state = predictor.extend(predictor.start(inputs)[0], torch.tensor([[3, 4], [5, 6], [7, 8]]))
-    before = predictor.propose(state)
-    caches = [tensor.clone() for block in state.blocks for layer in block.cache.own for tensor in layer]
-    branches = predictor.select(state, torch.tensor([2, 0, 0, 2, 1]))
-    grown = predictor.append(branches, torch.tensor([9, 10, 11, 12, 13]))
-    for row, (source, token) in enumerate(zip([2, 0, 0, 2, 1], [9, 10, 11, 12, 13], strict=True)):
-        only = torch.tensor([source])
-        alone = predictor.propose(predictor.append(predictor.select(state, only), torch.tensor([token])))
-        torch.testing.assert_close(predictor.propose(grown).features[row], alone.features[0], rtol=1e-4, atol=1e-4)
-    after = predictor.propose(state)
-    assert torch.equal(before.features, after.features)
-    now = [tensor for block in state.blocks for layer in block.cache.own for tensor in layer]
-    assert all(torch.equal(one, other) for one, other in zip(caches, now, strict=True))
-
-
 @pytest.mark.parametrize(("family", "key", "value"), [("gpt2", "n_head", 4), ("t5", "start", 9)])
 def test_a_fingerprint_covers_more_than_the_weights(family: str, key: str, value: int) -> None:
     model = tiny_pair(family).expert.model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from seqdefer.evaluation.results import load_results
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 from text_runs import Capture, command, documents_in, finished, models, refused, save_place, unknown_host
-from tiny_models import random_documents, write_lines
 
 from seqdefer.tasks.text.codec import TruncationWarning
 
@@ -41,30 +39,17 @@ def test_required_options(place: Path, tmp_path: Path, capsys: Capture) -> None:
         (["--shown", "all"], "unknown --shown 'all'; available: both, facts, states"),
         (["--token-loss", "0/1"], "unknown --token-loss '0/1'; available: clipped, paper"),
         (["--dtype", "int4"], "unknown --dtype 'int4'; available: bfloat16, float16, float32"),
-        (["--rollouts", "1"], "--rollouts is 1; it must be at least 2"),
-        (["--length", "0"], "--length is 0; it must be at least 1"),
         (["--max-words", "0"], "--max-words is 0; it must be at least 1"),
-        (["--summary-field", "gist"], "there is no 'gist'; the fields are: 'document', 'summary'"),
         (["--train", "./nowhere.jsonl"], "cannot read nowhere.jsonl: No such file or directory; give a JSONL file"),
         (
             ["--instances", "7"],
             "the test split has 12 examples, 2 seeds x 7 instances need more; lower --seeds or --instances, or give "
             "more documents (--test, --test-documents)",
         ),
-        (
-            ["--prefix", "w3 w4", "--input-tokens", "2"],
-            "an input of 2 tokens leaves no room for a document beside prefix and",
-        ),
     ],
 )
 def test_bad_options(more: list[str], message: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
     assert message in refused(capsys, *command(place, tmp_path / "run", *more))
-
-
-def test_a_word_limit_that_leaves_no_document(place: Path, tmp_path: Path, capsys: Capture) -> None:
-    wordy = write_lines(tmp_path / "wordy.jsonl", [replace(one, summary="w3 w4 w5") for one in random_documents(5)])
-    arguments = command(place, tmp_path / "run", "--train", str(wordy), "--max-words", "2")
-    assert refused(capsys, *arguments) == "wordy.jsonl has no summary of at most 2 words; allow more with --max-words"
 
 
 def test_long_documents_are_truncated_with_one_warning(place: Path, tmp_path: Path, recwarn: Any) -> None:

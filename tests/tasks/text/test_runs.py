@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from seqdefer.progress import Silent
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
-from runs import FITS
+from small_runs import FITS, found_in
 from text_runs import (
     LENGTH,
     N_TEST,
@@ -58,13 +57,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run. Shared: do not modify."""
     return finished(place, tmp_path_factory.mktemp("done") / "run")
-
-
-def results_in(folder: Path) -> dict[str, Any]:
-    """Return the results without times and the folder's name."""
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    del found["provenance"]["seconds"], found["provenance"]["command"]
-    return found
 
 
 def labels_in(folder: Path) -> dict[str, bytes]:
@@ -151,7 +143,7 @@ def test_the_same_command_again_reuses_what_is_stored(done: Path, place: Path, t
     assert (labelled, explored, fits) == ([], [], [[], [], [], []])
     documents = {one for _, examples in asked for one in examples.ids.tolist()}
     assert documents <= set(range(16))  # the expert is not called for training documents
-    assert results_in(tmp_path / "run") == results_in(done)
+    assert found_in(tmp_path / "run") == found_in(done)
     assert labels_in(tmp_path / "run") == labels_in(done)
 
 
@@ -185,7 +177,7 @@ def test_a_killed_run_resumes(done: Path, place: Path, tmp_path: Path, spy: Spy)
     assert len(explored) == 2
     assert labels_in(folder) == labels_in(done)
     assert kept.items() <= labels_in(folder).items()
-    assert results_in(folder) == results_in(done)
+    assert found_in(folder) == found_in(done)
 
 
 def test_decoder_only_models_from_end_to_end(place: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tours import fitted_pair
 
 from seqdefer import cli
 from seqdefer.errors import InputError, OptionError
@@ -18,8 +19,7 @@ from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.fitting import fit_model
 from seqdefer.tasks.tsp.codec import TourCodec
 from seqdefer.tasks.tsp.data import gaussian_instances, normalise
-from seqdefer.tasks.tsp.pointer import PointerNet, save_pointer
-from seqdefer.tasks.tsp.task import ENTRY, TSPOptions
+from seqdefer.tasks.tsp.task import ENTRY
 from seqdefer.tasks.tsp.tours import is_tour, tour_lengths
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,16 +70,11 @@ def test_cities_that_cannot_be_used(cities: Any, message: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pair fitted by one-time deferral, with an untrained predictor. Do not change it."""
-    pytest.importorskip("numba", reason="needs the extra tsp")
     home = tmp_path_factory.mktemp("tours")
-    torch.manual_seed(0)
-    save_pointer(PointerNet(6), home / "pointer", {})
-    sizes = {"train": 24, "validation": 12, "test": 1}
-    options = TSPOptions(cities=7, expert="search", predictor=str(home / "pointer"), **sizes)
-    fit_model(ENTRY, options, experiment_settings(ENTRY, "quick"), home / "model", device="cpu")
+    options, model = fitted_pair(home, 7)
     with pytest.raises(OptionError, match=r"names no next token; available: ChowMean, .*OneTimeModel, OneTimeCost"):
         fit_model(ENTRY, options, experiment_settings(ENTRY, "quick"), home / "other", method="TokenwiseModel")
-    return home / "model"
+    return model
 
 
 def test_a_fitted_pair_writes_tours(folder: Path) -> None:

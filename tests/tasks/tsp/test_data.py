@@ -240,12 +240,6 @@ def test_tsplib_that_cannot_be_used(tmp_path: Path, old: str, new: str, message:
     assert "\n" not in str(caught.value)
 
 
-def test_three_cities_are_too_few(tmp_path: Path) -> None:
-    text = TSPLIB.replace("DIMENSION : 4", "DIMENSION : 3").replace("4 0 2.5\n", "")
-    with pytest.raises(DataError, match=r"map\.tsp: 3 cities; a tour needs at least 4"):
-        read_instances(write(tmp_path / "map.tsp", text))
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -321,12 +315,6 @@ def test_csv_of_many_instances(tmp_path: Path) -> None:
     instances = read_instances(write(tmp_path / "many.csv", "\n".join(["x,Instance,y", *rows])))
     square = torch.tensor(SQUARE, dtype=torch.float64)
     assert instances.equal(torch.stack([square + torch.tensor([0.0, 1.0]), square]))
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    instances = gaussian_instances(3, 5, seed=0).double()
-    assert read_instances(write_many(tmp_path / "many.csv", instances)).equal(instances)
-    assert read_instances(write_tsplib(tmp_path / "one.tsp", instances[0])).equal(instances[:1])
 
 
 @pytest.mark.parametrize(

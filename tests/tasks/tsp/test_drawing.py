@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from browsers import chromium
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -237,20 +237,8 @@ COLOUR = "return getComputedStyle(document.querySelector('.tour .tour-%s')).stro
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
-    browser, service = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if not browser or not service:
-        pytest.skip("needs chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    flags += f"disable-component-update disable-sync user-data-dir={tmp_path / 'profile'} window-size=1280,1000"
-    for flag in flags.split():
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(service))
-    yield opened
-    opened.quit()
+    with chromium(tmp_path / "profile") as opened:
+        yield opened
 
 
 @pytest.mark.browser

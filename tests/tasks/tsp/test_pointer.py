@@ -176,15 +176,6 @@ def test_every_step_equals_a_run_from_scratch(n_cities: int) -> None:
     assert surest > 5, "the clipped logits were not tested"
 
 
-def test_probabilities_cover_the_unvisited_cities() -> None:
-    cities, tours = make_cities(6, 10), make_tours(6, 10)
-    for position, (state, _) in enumerate(along(TourPredictor(make_net()), cities, tours)):
-        been = torch.zeros(6, 10, dtype=torch.bool).scatter_(1, tours[:, :position], True)
-        assert torch.equal(state.log_probs == -torch.inf, been)
-        assert torch.equal(state.visited, been)
-        torch.testing.assert_close(state.log_probs.exp().sum(1), torch.ones(6))
-
-
 def test_the_last_city_is_certain() -> None:
     """One city remains: uncertainty 0, and no NaN."""
     *_, (_, proposal) = along(TourPredictor(make_net()), make_cities(6, 10), make_tours(6, 10))
@@ -203,16 +194,6 @@ def test_greedy_tours_are_tours(n_cities: int) -> None:
     assert len(tours.unique(dim=0)) > 10
     proposed = torch.stack([proposal.tokens for _, proposal in along(TourPredictor(make_net()), cities)], 1)
     assert torch.equal(tours, proposed)
-
-
-def test_a_batch_equals_its_rows() -> None:
-    predictor, cities = TourPredictor(make_net()), make_cities(7, 12)
-    together = [proposal for _, proposal in along(predictor, cities)]
-    for row in range(7):
-        for (_, alone), all_rows in zip(along(predictor, cities[row : row + 1]), together, strict=True):
-            assert int(alone.tokens[0]) == int(all_rows.tokens[row])
-            torch.testing.assert_close(alone.features[0], all_rows.features[row], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(alone.uncertainty[0], all_rows.uncertainty[row], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("net", [make_net, lambda: shipped_pointer(CPU)], ids=["made up", "shipped"])
@@ -236,32 +217,6 @@ def test_cities_at_the_same_angle() -> None:
     tours = greedy_tours(make_net(), cities, CPU)
     assert is_tour(tours).all()
     assert torch.equal(tours[0], tours[-1])
-
-
-def test_selected_rows_continue_unchanged() -> None:
-    predictor, cities, tours = TourPredictor(make_net()), make_cities(6, 9), make_tours(6, 9)
-    rows = torch.tensor([5, 5, 2, 0])
-    for position, (state, _) in enumerate(along(predictor, cities, tours)):
-        picked, alone = predictor.select(state, rows), None
-        for alone, _ in along(predictor, cities[rows], tours[rows]):
-            if len(alone.visited[0].nonzero()) == position:
-                break
-        assert alone is not None
-        one, other = predictor.propose(picked), predictor.propose(alone)
-        assert torch.equal(one.tokens, other.tokens)
-        torch.testing.assert_close(one.features, other.features, rtol=1e-4, atol=1e-5)
-
-
-def test_a_state_can_branch() -> None:
-    """Two continuations of a state do not affect each other."""
-    predictor, cities = TourPredictor(make_net()), make_cities(3, 8)
-    state, _ = predictor.start(cities)
-    left = predictor.append(predictor.append(state, torch.tensor([0, 1, 2])), torch.tensor([5, 6, 7]))
-    right = predictor.append(state, torch.tensor([4, 4, 4]))
-    assert left.visited.sum(1).tolist() == [2, 2, 2]
-    assert right.visited.nonzero().tolist() == [[0, 4], [1, 4], [2, 4]]
-    assert not state.visited.any()
-    assert (left.first.tolist(), left.last.tolist()) == ([0, 1, 2], [5, 6, 7])
 
 
 @pytest.mark.parametrize("facts", [True, False])
@@ -319,17 +274,6 @@ def test_facts_by_loops(n_cities: int, foreign: bool) -> None:
             prefix, token = tours[row, :position].tolist(), int(proposal.tokens[row])
             expected = torch.tensor(facts_by_loop(cities[row].tolist(), prefix, token))
             torch.testing.assert_close(proposal.features[row, HIDDEN:], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_facts_of_the_first_step_by_hand() -> None:
-    """The first city has no step before it."""
-    predictor, cities = TourPredictor(make_net()), make_cities(5, 6)
-    proposal = predictor.propose(predictor.start(cities)[0])
-    facts, rows = proposal.features[:, HIDDEN:], torch.arange(5)
-    for place in (0, 1, 2, 3, 5, 6):  # step, nearest, regret, rank, here to the start, there to the start
-        assert facts[:, place].tolist() == [0.0] * 5
-    torch.testing.assert_close(facts[:, 7:9], cities[rows, proposal.tokens])
-    assert facts[:, 10].tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("n_cities", [4, 5, 50])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seqdefer.cli import main
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.tsp import reinforce
 from seqdefer.tasks.tsp.data import gaussian_instances
-from seqdefer.tasks.tsp.pointer import PointerNet, load_pointer
+from seqdefer.tasks.tsp.pointer import PointerNet
 from seqdefer.tasks.tsp.reinforce import PointerTraining, TrainingOptions, rotate, sample_tours, schedule, train
 from seqdefer.tasks.tsp.task import greedy_tours
 from seqdefer.tasks.tsp.tours import distances, tour_lengths
@@ -354,28 +352,3 @@ def test_options_out_of_range(wrong: dict[str, Any]) -> None:
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
-
-
-def test_the_command_saves_and_measures_a_predictor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spy: Callable[[Any, str], list[Any]]
-) -> None:
-    pytest.importorskip("numba", reason="needs the extra tsp")
-    small = ["--cities", "6", "--instances", "20", "--epochs", "2", "--hidden", "4", "--samples", "3"]
-    command = ["train-predictor", "tsp", *small, "--batch-size", "8", "--out", str(tmp_path / "made"), "--quiet"]
-    assert main([*command, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["predictor"] == str(tmp_path / "made")
-    assert f"--predictor {tmp_path / 'made'}" in told["use it"]
-    notes = json.loads((tmp_path / "made" / "config.json").read_text())["notes"]
-    assert (notes["options"]["cities"], notes["options"]["hidden"], notes["judged"]) == (6, 4, 500)
-    assert told["gap"].startswith(f"{notes['gap']:.2f} %")
-    assert load_pointer(tmp_path / "made", CPU).hidden == 4
-    epochs = spy(PointerTraining, "run_epoch")
-    assert main(command) == 0
-    assert epochs == []
-    assert f"gap: {notes['gap']:.2f} %" in capsys.readouterr().out
-    assert main([*command, "--seed", "1"]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1
-    assert "other options" in said.err
-    assert said.out == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -18,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from runs import FITS
+from command_line import Capture, content, fails_with
+from small_runs import FITS, found_in
 from torch import Tensor
 
 from seqdefer import cli
@@ -51,7 +51,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 PACKAGES = {"gurobi": "gurobipy", "highs": "highspy", "search": "numba"}
 each_expert = pytest.mark.parametrize("name", PACKAGES)
-Capture = pytest.CaptureFixture[str]
 
 
 def need(expert: str) -> None:
@@ -187,17 +186,6 @@ FITTED = ("WholeModelEmbed", "OneTimeModel", "OneTimeCost")
 
 def run(*arguments: str | Path) -> int:
     return cli.main([str(argument) for argument in ("run", "tsp", *arguments)])
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def found_in(folder: Path) -> dict[str, Any]:
-    """Return the results without what differs between runs: seconds, and the name of the folder."""
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    del found["provenance"]["seconds"], found["provenance"]["command"]
-    return found
 
 
 def finished(folder: Path, *options: str) -> Path:
@@ -358,85 +346,45 @@ def test_hand_offs_of_fifty_cities(size: int, tmp_path: Path) -> None:
 # -- files of cities -----------------------------------------------------------------------------------------------
 
 
-def tsplib(cities: Tensor, kind: str = "EUC_2D", name: str = "TSP") -> str:
+def tsplib(cities: Tensor) -> str:
     rows = "\n".join(f"{number} {x} {y}" for number, (x, y) in enumerate(cities.tolist(), 1))
-    head = f"NAME : made\nTYPE : {name}\nDIMENSION : {len(cities)}\nEDGE_WEIGHT_TYPE : {kind}"
+    head = f"NAME : made\nTYPE : TSP\nDIMENSION : {len(cities)}\nEDGE_WEIGHT_TYPE : EUC_2D"
     return f"{head}\nNODE_COORD_SECTION\n{rows}\nEOF\n"
 
 
-def table_of(instances: Tensor) -> str:
-    rows = [f"{number},{x},{y}" for number, cities in enumerate(instances.tolist()) for x, y in cities]
-    return "\n".join(["instance,x,y", *rows, ""])
-
-
-def write_map(path: Path) -> Path:
-    path.write_text(tsplib(1000 * gaussian_instances(1, 60, seed=4)[0]))
-    return path
-
-
-def write_folder(path: Path) -> Path:
+def test_data_from_files(tmp_path: Path) -> None:
+    """A folder; tests of the data read maps and tables."""
+    given, path = gaussian_instances(80, 8, seed=4), tmp_path / "folder"
     path.mkdir()
-    for number, cities in enumerate(gaussian_instances(80, 8, seed=4)):
+    for number, cities in enumerate(given):
         (path / f"{number}.tsp").write_text(tsplib(cities))
-    return path
-
-
-def write_table(path: Path) -> Path:
-    path.write_text(table_of(7 + 3 * gaussian_instances(80, 8, seed=4)))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "write", "source"),
-    [
-        ("map.tsp", write_map, "8 cities of the 60 in map.tsp, drawn at random, seed 0"),
-        ("folder", write_folder, "80 instances of 8 cities in folder, split by seed 0"),
-        ("table.csv", write_table, "80 instances of 8 cities in table.csv, split by seed 0"),
-    ],
-)
-def test_data_from_files(name: str, write: Callable[[Path], Path], source: str, tmp_path: Path) -> None:
-    path = write(tmp_path / name)
     finished(tmp_path / "out", "--data", str(path), "--methods", "ChowMean")
+    source = "80 instances of 8 cities in folder, split by seed 0"
     provenance = load_results(tmp_path / "out").provenance
     assert provenance.data == {"data": source, "instances": "train 40, validation 20, test 20"}
     options = TSPOptions(data=str(path), cities=8, expert="search", train=40, validation=20, test=20)
     parts = prepare(options, tmp_path / "out", CPU, Silent()).parts
     shown = torch.cat([part.inputs for part in parts.values()])
-    torch.testing.assert_close(shown.mean(1), torch.zeros(80, 2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(shown.square().mean((1, 2)), torch.ones(80), atol=1e-4, rtol=0)
-    if name != "map.tsp":  # every instance of the file is in one part
-        given = normalise(gaussian_instances(80, 8, seed=4))
-        nearest = (shown.flatten(1)[:, None] - given.flatten(1)).norm(dim=2).min(1)
-        assert nearest.values.max() < 1e-5
-        assert nearest.indices.sort().values.tolist() == list(range(80))
+    nearest = (shown.flatten(1)[:, None] - normalise(given).flatten(1)).norm(dim=2).min(1)
+    assert nearest.values.max() < 1e-5
+    assert nearest.indices.sort().values.tolist() == list(range(80))
 
 
 # -- bad input --------------------------------------------------------------------------------------------------
 
 
-def fails_with(capsys: Capture, out: Path, *arguments: str | Path) -> str:
-    """Run a command that must fail: status 2, one line on stderr, nothing on stdout, no results."""
-    assert run(*SMALL, *arguments, "--out", out) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("seqdefer: ")
-    assert shown.err.count("\n") == 1
+def refused(capsys: Capture, out: Path, *arguments: str | Path) -> str:
+    """Run a command that must fail with one line and no results."""
+    line = fails_with(capsys, "run", "tsp", *SMALL, *arguments, "--out", out)
     names = set(content(out)) if out.is_dir() else set()
     assert all(re.fullmatch(r"(tours|labels)/[0-9a-f]+\.safetensors", name) for name in names), names
     assert names or not out.exists()
-    return shown.err
+    return line
 
 
 BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "three cities": (["--cities", "3"], "--cities is 3; it must be at least 4"),
-    "no cities": (["--cities", "-8"], "--cities is -8; it must be at least 4"),
-    "no instances to train on": (["--train", "0"], "--train is 0; it must be at least 1"),
-    "seed negative": (["--seed", "-1"], "--seed is -1; it must be at least 0"),
-    "unknown expert": (["--expert", "concorde"], "unknown expert 'concorde'; available: gurobi, highs, search"),
-    "effort negative": (["--effort", "-1"], "--effort is -1; it must be between 0"),
     "effort too large": (["--effort", str(2**70)], f"--effort is {2**70}; it must be between 0 and 1000000"),
-    "no time": (["--expert", "highs", "--time-limit", "0"], "--time-limit is 0.0; it must be above 0"),
-    "time not a number": (["--expert", "highs", "--time-limit", "nan"], "--time-limit is nan"),
     "time without end": (["--expert", "highs", "--time-limit", "inf"], "--time-limit is inf"),
     "no such predictor": (["--predictor", "nowhere"], "no pointer network in nowhere"),
     "no such plug-in": (["--predictor", "mine:folder"], "unknown predictor plug-in 'mine'; available:"),
@@ -446,66 +394,17 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
         "70 cities have 2,415 edges, and Gurobi's bundled licence allows 2,000 variables (63 cities); get a licence, or"
         " use another expert: highs, search",
     ),
-    "hand-offs too many": (["--hand-offs", "10"], "cannot place 10 hand-offs over a length of 8; choose from 2 to 9"),
-    "hand-offs too few": (["--hand-offs", "1"], "choose from 2 to 9"),
-    "test instances too few": (["--seeds", "3"], "the test split has 20 examples, 3 seeds x 10 instances need more"),
     "a method by token": (
         ["--methods", "TokenwiseModel"],
         "method 'TokenwiseModel' does not apply to task 'tsp': its expert completes sequences and names no next token",
     ),
-    "a score by token": (["--methods", "ChowMean,TokenwiseEntropy"], "method 'TokenwiseEntropy' does not apply"),
 }
 
 
 @pytest.mark.parametrize(("options", "message"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
 def test_bad_options(options: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:
     need(options[options.index("--expert") + 1] if options[-1] in PACKAGES else "search")
-    assert message in fails_with(capsys, tmp_path / "out", *options)
-
-
-def twice(cities: Tensor) -> None:
-    cities[5] = cities[2]
-
-
-def no_number(cities: Tensor) -> None:
-    cities[5, 1] = torch.nan
-
-
-def changed(cities: Tensor, change: Callable[[Tensor], None] = no_number) -> Tensor:
-    copy = cities.clone()
-    change(copy)
-    return copy
-
-
-def broken(change: Callable[[Tensor], None]) -> str:
-    """Return a CSV of 40 instances of eight cities, with instance 30 changed."""
-    instances = gaussian_instances(40, 8, seed=4)
-    instances[30] = changed(instances[30], change)
-    return table_of(instances)
-
-
-CITIES = gaussian_instances(1, 40, seed=4)[0]
-BAD_FILES: dict[str, tuple[str, str, str]] = {
-    "three cities": ("a.csv", "x,y\n0,0\n1,0\n0,1\n", "a.csv: 3 cities; a tour needs at least 4"),
-    "two cities at one place": ("a.csv", broken(twice), "a.csv, instance '30': the cities on lines 244 and 247 are"),
-    "not a number": ("a.csv", broken(no_number), "a.csv, line 247: the coordinate 'nan' is not finite"),
-    "distances of another kind": ("a.tsp", tsplib(CITIES, "ATT"), "EDGE_WEIGHT_TYPE is 'ATT'; supported is EUC_2D"),
-    "on the globe": ("a.tsp", tsplib(CITIES, "GEO"), "EDGE_WEIGHT_TYPE is 'GEO'; supported is EUC_2D"),
-    "not symmetric": ("a.tsp", tsplib(CITIES, name="ATSP"), "TYPE is 'ATSP'; supported is TSP"),
-    "not a number in TSPLIB": ("a.tsp", tsplib(changed(CITIES)), "a.tsp, line 11: the coordinate 'nan' is not finite"),
-    "cut short": ("a.tsp", "\n".join(tsplib(CITIES).splitlines()[:-9]), "DIMENSION is '40', but the NODE_COORD"),
-    "a map too small": ("a.tsp", tsplib(CITIES[:8]), "has one instance of 8 distinct cities, and --cities is 8"),
-    "another size": ("a.csv", table_of(gaussian_instances(40, 9, 4)), "have 9 cities, and --cities is 8; give"),
-    "empty": ("a.csv", "", "a.csv is empty"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "text", "message"), BAD_FILES.values(), ids=BAD_FILES)
-def test_bad_files(name: str, text: str, message: str, tmp_path: Path, capsys: Capture) -> None:
-    need("search")
-    (tmp_path / name).write_text(text)
-    assert message in fails_with(capsys, tmp_path / "out", "--data", tmp_path / name)
-    assert not (tmp_path / "out").exists()
+    assert message in refused(capsys, tmp_path / "out", *options)
 
 
 @each_expert
@@ -513,7 +412,7 @@ def test_a_solver_that_is_not_installed(
     name: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
-    line = fails_with(capsys, tmp_path / "out", "--expert", name)
+    line = refused(capsys, tmp_path / "out", "--expert", name)
     assert f"the expert '{name}' needs the package '{PACKAGES[name]}'" in line
     assert "pip install 'seqdefer[tsp]'" in line
     assert all(other in line.split("another expert")[1] for other in PACKAGES if other != name)
@@ -537,14 +436,6 @@ def test_a_predictor_of_a_plug_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     save_pointer(PointerNet(6), Path("mine:2"), {})
     assert isinstance(load_predictor(TSPOptions(predictor="mine:2"), CPU), TourPredictor)
-
-
-def test_a_damaged_predictor(poor: Path, tmp_path: Path, capsys: Capture) -> None:
-    need("search")
-    shutil.copytree(poor, tmp_path / "mine")
-    weights = tmp_path / "mine" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:60])
-    assert str(weights) in fails_with(capsys, tmp_path / "out", "--predictor", tmp_path / "mine")
 
 
 @pytest.mark.parametrize("name", ["gurobi", "highs"])

@@ -260,13 +260,6 @@ def test_shapes_and_ends_of_windows() -> None:
     assert windows.select(windows.minutes > 200).inputs.shape == (3, 12)
 
 
-def test_stride_six_means_the_full_hour() -> None:
-    minutes = [10 * row for row in range(200) if row not in (33, 34, 100)]
-    windows = make_windows(series_of(minutes), stride=6)
-    assert len(windows) > 10
-    assert set((windows.minutes % 60).tolist()) == {0}
-
-
 def test_windows_that_cannot_be_made() -> None:
     with pytest.raises(
         DataError,

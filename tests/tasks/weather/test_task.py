@@ -15,7 +15,7 @@ import torch
 from oracles import prepare_weather, rows_of, temperatures, write_record
 from torch import Tensor
 
-from seqdefer.errors import CheckpointError, DataError, OptionError
+from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.tasks.weather import forecaster
 from seqdefer.tasks.weather.forecaster import (
     N_OBSERVED,
@@ -162,30 +162,6 @@ def test_masks_of_passes_are_fixed_and_distinct() -> None:
     assert torch.equal(predictor.encoder_mask, again.encoder_mask)
     assert not torch.equal(predictor.encoder_mask, predictor.decoder_mask)
     assert not torch.equal(predictor.encoder_mask, other.encoder_mask)
-
-
-def test_a_batch_equals_its_rows_and_proposals_repeat() -> None:
-    predictor, examples = make_predictor(), make_examples()
-    together = along(predictor, examples, examples.targets)
-    for row, one in enumerate(rows_of(examples)):
-        for alone, all_rows in zip(along(predictor, one, one.targets), together, strict=True):
-            torch.testing.assert_close(alone.tokens[0], all_rows.tokens[row])
-            torch.testing.assert_close(alone.features[0], all_rows.features[row])
-            torch.testing.assert_close(alone.uncertainty[0], all_rows.uncertainty[row], rtol=1e-4, atol=1e-7)
-    state, _ = predictor.start(examples.inputs)
-    first, second = predictor.propose(state), predictor.propose(state)
-    assert torch.equal(first.tokens, second.tokens)
-    assert torch.equal(first.uncertainty, second.uncertainty)
-
-
-@torch.no_grad()
-def test_selected_rows_continue_unchanged() -> None:
-    predictor, examples, rows = make_predictor(), make_examples(), torch.tensor([5, 5, 2])
-    expected = along(predictor, examples, examples.targets)[1].select(rows)
-    state, _ = predictor.start(examples.inputs)
-    state = predictor.append(predictor.select(state, rows), examples.targets[rows, 0])
-    torch.testing.assert_close(predictor.propose(state).tokens, expected.tokens)
-    torch.testing.assert_close(predictor.propose(state).features, expected.features)
 
 
 @pytest.mark.parametrize(("facts", "context", "features"), [(True, 14 + 58, 7 + 4), (False, 14, 7)])
@@ -375,13 +351,6 @@ def test_the_scale_is_the_spread_of_the_observations() -> None:
     examples = Examples(inputs, inputs[:, :6], torch.arange(8))
     model = train_forecaster(examples, ForecasterOptions(hidden=2, epochs=1), torch.device("cpu"))
     torch.testing.assert_close(model.scale, inputs[:, :12].std())
-
-
-def test_unknown_split_and_no_file(record: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="unknown split 'days'"):
-        prepare_weather(record, tmp_path, split="days")
-    with pytest.raises(DataError, match="cannot read"):
-        prepare_weather(tmp_path / "nowhere.csv", tmp_path)
 
 
 def test_the_task_describes_itself(weather: WeatherTask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,3 +40,10 @@ def run_weather(record: Path, folder: Path, meter: Any = None) -> Results:
 
 def run_toy(task: Task, folder: Path, **settings: Any) -> Results:
     return Experiment(task, replace(TINY, **settings), folder).run()
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    """Return the results without what differs between runs: seconds, and the name of the folder."""
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    del found["provenance"]["seconds"], found["provenance"]["command"]
+    return found
