@@ -5,6 +5,7 @@ After a deferral the prefix changes, so the scores of a draft alone do not tell 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from seqdefer.interfaces import TokenRejector
 from seqdefer.labels.trees import END, DecisionTrees
 
 N_THRESHOLDS = 200  # of a sweep, at quantiles of the scores that rollouts meet
+# (state, its rows before the nodes, position, nodes) -> scores, next state
+Score = Callable[[Any, Tensor, int, Tensor], tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,38 @@ def sweep_thresholds(
 
     Without `thresholds`, take quantiles of the scores that rollouts meet: first coarse (met while deferring all and
     nothing), then fine."""
+
+    def score(state: Any, before: Tensor, position: int, nodes: Tensor) -> tuple[Tensor, Any]:
+        return rejector.score(rejector.select(state, before), position, trees.proposal(nodes))
+
+    return _sweep_all(score, rejector.start(trees.context), trees, rows, thresholds)
+
+
+@torch.no_grad()
+def sweep_hindsight(trees: DecisionTrees, rows: Tensor | None = None) -> TokenSweep:
+    """Return the same for who knows the losses of both next tokens, but not what follows from them: the score is l - c,
+    and at thresholds just above 0 the expert writes where l > c."""
+
+    def score(_: Any, __: Tensor, ___: int, nodes: Tensor) -> tuple[Tensor, None]:
+        loss, cost = trees.losses(nodes)
+        return loss - cost, None
+
+    return _sweep_all(score, None, trees, rows, None)
+
+
+def _sweep_all(
+    score: Score, state: Any, trees: DecisionTrees, rows: Tensor | None, thresholds: Tensor | None
+) -> TokenSweep:
     trees.require_open()
     rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
     if thresholds is not None:
-        return _sweep(rejector, trees, rows, thresholds.to(trees.device))[0]
+        return _sweep(score, state, trees, rows, thresholds.to(trees.device))[0]
     ends = torch.tensor([-torch.inf, torch.inf], device=trees.device)
     for size in (N_THRESHOLDS // 8, N_THRESHOLDS):
-        _, met = _sweep(rejector, trees, rows, ends if thresholds is None else thresholds)
+        _, met = _sweep(score, state, trees, rows, ends if thresholds is None else thresholds)
         thresholds = torch.cat([ends[:1], _quantiles(met, size), ends[1:]])
     assert thresholds is not None
-    return _sweep(rejector, trees, rows, thresholds)[0]
+    return _sweep(score, state, trees, rows, thresholds)[0]
 
 
 def _quantiles(scores: Tensor, size: int) -> Tensor:
@@ -59,17 +84,16 @@ def _quantiles(scores: Tensor, size: int) -> Tensor:
 
 
 def _sweep(
-    rejector: TokenRejector[Any], trees: DecisionTrees, rows: Tensor, thresholds: Tensor
+    score: Score, state: Any, trees: DecisionTrees, rows: Tensor, thresholds: Tensor
 ) -> tuple[TokenSweep, Tensor]:
     """Return the sweep, and all the scores it met."""
-    state = rejector.start(trees.context)
-    swept = [_sweep_part(rejector, state, trees, rows[part], thresholds) for part in trees.parts(rows)]
+    swept = [_sweep_part(score, state, trees, rows[part], thresholds) for part in trees.parts(rows)]
     deferred, lengths, loss = (torch.cat(parts, 1) for parts in list(zip(*swept, strict=True))[:3])
     return TokenSweep(thresholds, deferred, lengths, loss), torch.cat([met for *_, met in swept])
 
 
 def _sweep_part(
-    rejector: TokenRejector[Any], state: Any, trees: DecisionTrees, rows: Tensor, thresholds: Tensor
+    score: Score, state: Any, trees: DecisionTrees, rows: Tensor, thresholds: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return deferred, lengths and losses (T, n) of some rows, and the scores met; `state` before any token."""
     shape = (len(thresholds), len(rows))
@@ -83,7 +107,7 @@ def _sweep_part(
         # The state before a node is its parent's, however many thresholds lead there; roots start from the context.
         parents = trees.nodes.parent[here]
         before = trees.nodes.example[here] if position == 0 else torch.searchsorted(known, parents)
-        scores, state = rejector.score(rejector.select(state, before), position, trees.proposal(here))
+        scores, state = score(state, before, position, here)
         known = here
         met.append(scores)
         defer = torch.zeros(shape, dtype=torch.bool, device=trees.device)

@@ -115,6 +115,13 @@ def random_curve(ends: Ends) -> Curve:
     return Curve(np.append(0.0, last_x), np.append(first_y, last_y))
 
 
+def free_curve(ends: Ends) -> Curve:
+    """Return what an expert that costs nothing would give: its loss at every budget. Its improvement over Random is
+    100 (p - e) / (p + e), with p and e the losses of both models alone: the headroom of a pair."""
+    _, last_y, last_x = ends.means(np.ones((1, len(ends))))
+    return Curve(np.append(0.0, last_x), np.append(last_y, last_y))
+
+
 def improvement(curve: Curve, random: Curve) -> float:
     """Return the per cent of Random's area that a curve saves: 100 (1 - AUDC / AUDC of Random).
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from seqdefer import __version__
 from seqdefer.budgets.sweeps import GridSweep
+from seqdefer.budgets.token_sweeps import sweep_hindsight
 from seqdefer.environment import machine
 from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.curves import (
@@ -27,6 +28,7 @@ from seqdefer.evaluation.curves import (
     Ends,
     Run,
     curve_of,
+    free_curve,
     improvement,
     optimal_curve,
     optimal_once,
@@ -65,9 +67,11 @@ from seqdefer.types import Granularity
 
 REFERENCES: dict[str, Granularity] = {
     "Random": "whole",
+    "OptimalFree": "whole",
     "OptimalWhole": "whole",
     "OptimalOneTime": "once",
     "OptimalToken": "token",
+    "MyopicToken": "token",
 }
 
 
@@ -162,12 +166,22 @@ class Experiment:
         return run
 
     def oracles(self, seed: int, run: Run) -> dict[str, Curve]:
-        """Return the best that each granularity can do on the test instances of a seed."""
-        table = self.splits.test.table.select(self.splits.rows(seed))
-        curves = {"OptimalWhole": optimal_whole(table), "OptimalOneTime": optimal_once(table)}
-        outcomes = self.outcomes(seed, run)
-        if outcomes is not None:
+        """Return the best that each granularity can do on the test instances of a seed, what a free expert would give
+        (OptimalFree), and token by token what hindsight about the next token gives (MyopicToken)."""
+        test, rows = self.splits.test, self.splits.rows(seed)
+        table = test.table.select(rows)
+        curves = {
+            "OptimalFree": free_curve(run.ends),
+            "OptimalWhole": optimal_whole(table),
+            "OptimalOneTime": optimal_once(table),
+        }
+        if test.trees is not None:
+            swept = sweep_hindsight(test.trees, rows)
+            myopic = GridSweep(swept.deferred, swept.loss)
+            outcomes = self.outcomes(seed, Run(run.ends, {**run.sweeps, "MyopicToken": myopic}))
+            assert outcomes is not None
             curves["OptimalToken"] = optimal_curve(*outcomes, until=float(run.ends.expert_deferred.mean()))
+            curves["MyopicToken"] = curve_of(myopic, run.ends)
         return curves
 
     def outcomes(self, seed: int, run: Run) -> tuple[Tensor, Tensor] | None:

@@ -19,6 +19,7 @@ from seqdefer.storage.files import write_json
 from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
 
 FILE_NAME = "results.json"
+FREE = "OptimalFree"  # the expert's loss at every budget
 
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
@@ -115,6 +116,15 @@ class Results:
     notes: tuple[str, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
     recipe: str = "ours"
+
+    def headroom(self, name: str) -> tuple[float, float] | None:
+        """Return the improvement of a method as a share of what a free expert would give, mean and std over seeds, in
+        per cent: it compares pairs of models. None where there is no such figure, or nothing to gain."""
+        pairs = [(seed.methods.get(name), seed.methods.get(FREE)) for seed in self.seeds]
+        shares = [
+            100 * one.improvement / free.improvement for one, free in pairs if one and free and free.improvement > 0
+        ]
+        return mean_and_std(shares) if len(shares) == len(pairs) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none."""

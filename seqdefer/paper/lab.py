@@ -40,7 +40,7 @@ from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
 from seqdefer.types import HandOffTable
 
-CELL_FORMAT = 3  # increase it when the content of a cell changes: older cells are then measured again
+CELL_FORMAT = 4  # increase it when the content of a cell changes: older cells are then measured again
 LABEL_STAGE = "label"
 DEFAULT_INPUTS = "usual"  # also the name of a folder of rejectors
 END_NAMES = {"predictor_loss", "expert_loss", "expert_deferred"}
@@ -126,7 +126,7 @@ class Lab:
 
     def oracles(self, seed: int) -> dict[str, Curve]:
         """Return the best curve of each granularity. A token-level search also counts the outcomes of all methods."""
-        names = ["OptimalWhole", "OptimalOneTime", *(["OptimalToken"] if self.by_token else [])]
+        names = ["OptimalFree", "OptimalWhole", "OptimalOneTime"] + ["OptimalToken", "MyopicToken"] * self.by_token
         run = self.run(seed, {method: (DEFAULT_VARIANT, method) for method in self.methods})
 
         def make() -> dict[str, Tensor]:

@@ -10,12 +10,15 @@ from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, 
 from seqdefer.report.style import BLOCKS, decimals_for
 from seqdefer.report.svg import names_by_block, tick_labels, ticks
 
+HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
+
 
 def methods_section(results: Results) -> Markup:
     table = _MethodTable.of(results)
     spread = "Mean (standard deviation) over the seeds. " if table.has_spread else ""
     mark = " The bar is ours, the vertical mark the paper's." if table.has_paper else ""
-    words = f"{spread}AUDC: lower is better. Bold: best of its block.{mark}"
+    headroom = "Headroom: what an expert that costs nothing would improve (OptimalFree)."
+    words = f"{spread}AUDC: lower is better. {headroom} Bold: best of its block.{mark}"
     return section("Methods", element("p", words), scrolling(table.draw(), "Methods"))
 
 
@@ -64,7 +67,7 @@ class _MethodTable:
         return cls(results, scale, decimals, bool(paper), len(results.seeds) > 1)
 
     def draw(self) -> Markup:
-        cells = [element("th", name, scope="col") for name in ("Method", "AUDC", f"%{NBSP}improvement")]
+        cells = [element("th", name, scope="col") for name in HEADINGS]
         cells.append(element("td"))  # above the bars
         cells += [element("th", f"Paper, %{NBSP}improvement", scope="col")] if self.has_paper else []
         bodies = [self._block(block, names, len(cells)) for block, names in names_by_block(self.results).items()]
@@ -87,9 +90,16 @@ class _MethodTable:
             element("th", element("b", name) if audc == best[0] else name, scope="row"),
             element("td", _bold_if(audc == best[0], audc), self._spread(audc_std)),
             element("td", _bold_if(improvement == best[1], improvement), self._spread(improvement_std)),
+            self._headroom(name),
             element("td", self._bar(row, paper) if best[0] else "", class_="bars"),
             _paper_cell(paper) if self.has_paper else "",
         )
+
+    def _headroom(self, name: str) -> Markup:
+        share = self.results.headroom(name)
+        if share is None:
+            return element("td", "–")
+        return element("td", number(share[0], 0), self._spread(number(share[1], 0)))
 
     def _audc(self, value: float) -> str:
         return number(value, self.decimals)

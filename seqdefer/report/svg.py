@@ -116,7 +116,7 @@ def _interpolate(points: Sequence[Point], xs: Sequence[float], x: float) -> floa
 def default_names(results: Results, curves: Mapping[str, DrawnCurve]) -> list[str]:
     """Return the curves to show first: the best of each granularity, Random, and the strongest oracle."""
     best = [curve.name for curve in curves.values() if curve.block != "reference" and curve.rank == 0]
-    oracles = [name for name in curves if name.startswith("Optimal")]
+    oracles = [name for name in curves if name.startswith("Optimal") and name != "OptimalFree"]
     strongest = sorted(oracles, key=lambda name: results.summary[name].audc_mean)[:1]
     return best + [name for name in ("Random", *strongest) if name in curves]
 
@@ -219,7 +219,7 @@ def write_plots(results: Results, directory: Path | str) -> list[Path]:
 
 def _is_oracle_of(results: Results, name: str, block: str) -> bool:
     suffix = {"token": "Token", "once": "OneTime", "whole": "Whole"}[block]
-    return name.startswith("Optimal") and (name == f"Optimal{suffix}" or results.summary[name].granularity == block)
+    return name == f"Optimal{suffix}"
 
 
 def loss_title(results: Results) -> str:

@@ -28,7 +28,7 @@ def results_table(results: Results) -> Table:
         ),
     )
     table.add_column("method")
-    for heading in ("AUDC", "% over Random") + (("paper: % over Random",) if results.paper else ()):
+    for heading in ("AUDC", "% over Random", "% of headroom") + (("paper: % over Random",) if results.paper else ()):
         table.add_column(heading, justify="right")
     for block, names in names_by_block(results).items():
         rows = {name: results.summary[name] for name in names}
@@ -44,6 +44,7 @@ def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str
         f"  {escape(name)}",
         f"{row.audc_mean:.4g} ({row.audc_std:.2g})",
         f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})",
+        "" if (share := results.headroom(name)) is None else f"{share[0]:.0f} ({share[1]:.0f})",
     ]
     if results.paper:
         figure = results.paper.get(name)

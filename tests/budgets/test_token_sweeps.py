@@ -11,8 +11,8 @@ from torch import Tensor
 from toy_budgets import TOYS, each_toy, network, roll, table_of
 
 from seqdefer.budgets.policies import Threshold
-from seqdefer.budgets.token_sweeps import sweep_thresholds
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.budgets.token_sweeps import sweep_hindsight, sweep_thresholds
+from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.testing import ToyTask
@@ -48,6 +48,26 @@ def test_sweeps_run_from_the_expert_alone_to_the_predictor_alone(task: ToyTask) 
     assert torch.equal(swept.loss[-1], table.loss[:, -1])
     assert int(swept.deferred[-1].sum()) == 0
     assert (float(swept.share[0]), float(swept.share[-1])) == (1.0, 0.0)
+
+
+@each_toy
+def test_hindsight_defers_where_the_next_token_of_the_expert_is_better(task: ToyTask) -> None:
+    """By a loop over each example, at a threshold just above 0 and at others."""
+    examples = task.split("test")
+    trees = enumerate_trees(task, examples)
+    swept = sweep_hindsight(trees)
+    assert torch.equal(swept.loss[-1], table_of(task).loss[:, -1])
+    above_zero = int((swept.thresholds > 0).nonzero()[0])
+    for place in (above_zero, len(swept.thresholds) // 2):
+        for row in range(0, len(examples), 7):
+            node, deferred, choice = trees.roots[row : row + 1], 0, torch.zeros(1, dtype=torch.bool)
+            while int(node) != END:
+                last, (loss, cost) = node, trees.losses(node)
+                choice = loss - cost >= swept.thresholds[place]
+                deferred += int(choice)
+                node = trees.children(node, choice)
+            assert int(swept.deferred[place, row]) == deferred
+            assert float(swept.loss[place, row]) == float(trees.outcomes(last, choice)[0])
 
 
 @each_toy

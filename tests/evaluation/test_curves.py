@@ -23,6 +23,7 @@ from seqdefer.evaluation.curves import (
     Ends,
     Run,
     curve_of,
+    free_curve,
     improvement,
     optimal_curve,
     optimal_once,
@@ -88,6 +89,14 @@ def test_random_improves_by_exactly_nothing(seed: int) -> None:
     line = random_curve(HandOffCase(seed).ends)
     assert improvement(line, line) == 0
     assert line.area == pytest.approx(float(line.deferred[-1] * (line.loss[0] + line.loss[-1]) / 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_free_expert_has_its_loss_at_every_budget(seed: int) -> None:
+    ends = HandOffCase(seed).ends
+    free, p, e = free_curve(ends), ends.predictor_loss.mean(), ends.expert_loss.mean()
+    assert free.at([0.0, 0.3, float(free.deferred[-1])]).tolist() == [pytest.approx(e)] * 3
+    assert improvement(free, random_curve(ends)) == pytest.approx(100 * (p - e) / (p + e))
 
 
 def test_improvement_where_there_is_nothing_to_save() -> None:

@@ -28,9 +28,9 @@ from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import ToyTask
 
 CHOW = {"ChowMean", "ChowSum", "ChowQuantile0.0", "ChowQuantile0.4", "ChowQuantile0.8", "ChowQuantile1.0"}
-WHOLE = {"Random", "OptimalWhole", "WholeModelEmbed", *CHOW}
+WHOLE = {"Random", "OptimalFree", "OptimalWhole", "WholeModelEmbed", *CHOW}
 ONCE = {"OptimalOneTime", "OneTimeModel", "OneTimeCost", "OneTimeScore"}
-TOKEN = {"OptimalToken", "TokenwiseModel", "TokenwiseScore"}
+TOKEN = {"OptimalToken", "MyopicToken", "TokenwiseModel", "TokenwiseScore"}
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +124,25 @@ def test_summaries_are_means_over_the_seeds(results: Results) -> None:
         )
 
 
+def test_headroom_is_the_share_of_what_a_free_expert_gives(results: Results) -> None:
+    for name in results.summary:
+        shares = [
+            100 * seed.methods[name].improvement / seed.methods["OptimalFree"].improvement for seed in results.seeds
+        ]
+        assert results.headroom(name) == pytest.approx((np.mean(shares), np.std(shares, ddof=1)))
+    assert results.headroom("Random") == (0.0, 0.0)
+    assert results.headroom("OptimalFree") == pytest.approx((100.0, 0.0))
+    first = {name: one for name, one in results.seeds[0].methods.items() if name != "OptimalFree"}
+    older = replace(results, seeds=(replace(results.seeds[0], methods=first), *results.seeds[1:]))
+    assert older.headroom("TokenwiseModel") is None
+
+
 def test_no_method_beats_its_oracle_in_any_seed(results: Results) -> None:
     for seed in results.seeds:
         area = {name: method.audc for name, method in seed.methods.items()}
         for name, method in seed.methods.items():
-            assert area[OPTIMAL[method.granularity]] <= area[name] + 1e-9, name
+            if name != "OptimalFree":  # nobody's: it has the expert's loss for nothing
+                assert area[OPTIMAL[method.granularity]] <= area[name] + 1e-9, name
         assert area["OptimalToken"] <= area["OptimalOneTime"] <= area["OptimalWhole"] <= area["Random"]
 
 

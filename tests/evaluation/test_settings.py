@@ -63,7 +63,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_chosen_methods_run(tmp_path: Path) -> None:
     settings = replace(ExperimentSettings(), seeds=1, instances=8, methods=("ChowMean", "OneTimeModel"))
     results = Experiment(ToyTask(n=40), settings, tmp_path).run()
-    references = {"Random", "OptimalWhole", "OptimalOneTime", "OptimalToken"}
+    references = {"Random", "OptimalFree", "OptimalWhole", "OptimalOneTime", "OptimalToken", "MyopicToken"}
     assert set(results.summary) == {"ChowMean", "OneTimeModel"} | references
     assert [path.name for path in (tmp_path / "rejectors").iterdir()] == ["OneTimeModel-seed0"]
     assert [(row.method, row.against) for row in results.comparisons] == [("OneTimeModel", "ChowMean")]

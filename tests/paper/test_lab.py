@@ -92,7 +92,7 @@ def test_methods_apply_to_the_task(tmp_path: Path) -> None:
     assert open_lab(tmp_path / "one").methods == list(all_methods())
     only_completes = open_lab(tmp_path / "other", Toy("solve", ToyOptions(by_token=False)))
     assert only_completes.methods == [name for name in all_methods() if not name.startswith("Tokenwise")]
-    assert set(only_completes.oracles(0)) == {"OptimalWhole", "OptimalOneTime"}
+    assert set(only_completes.oracles(0)) == {"OptimalFree", "OptimalWhole", "OptimalOneTime"}
 
 
 def without_entropy(proposal: Proposal) -> Proposal:

@@ -283,7 +283,7 @@ def test_terminal_table_marks_the_best_and_quotes_the_paper(results: Results) ->
         bold = {cell for cell in columns[1].cells if "[bold]" in str(cell)}
         assert bold == {f"[bold]{row.audc_mean:.4g} ({row.audc_std:.2g})[/bold]"
                         for name, row in results.summary.items() if name in best}  # fmt: skip
-        assert ["paper" in str(column.header) for column in columns] == [False] * 3 + [True] * bool(paper)
+        assert ["paper" in str(column.header) for column in columns] == [False] * 4 + [True] * bool(paper)
 
 
 def test_svg_is_well_formed_and_complete(results: Results) -> None:
