@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 
 from seqdefer import methods
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import ContractError, OptionError, unknown
 from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.methods.base import Method
 from seqdefer.registry import OWN, by_name, find_plugins, load_plugins, package_of
@@ -26,8 +26,11 @@ PREFERRED = ("TokenwiseModel", "OneTimeCost", "OneTimeModel")  # where no method
 def all_methods() -> dict[str, Method]:
     """Return every method by name, from coarse to fine, in the order of tables."""
     found: list[tuple[str, Method]] = []
-    for module in pkgutil.iter_modules(methods.__path__):
-        found += ((OWN, one) for one in getattr(import_module(f"{methods.__name__}.{module.name}"), "METHODS", ()))
+    for info in pkgutil.iter_modules(methods.__path__):
+        module = import_module(f"{methods.__name__}.{info.name}")
+        if not hasattr(module, "METHODS") and any(isinstance(one, Method) for one in vars(module).values()):
+            raise ContractError(f"{module.__name__} defines a method, but no METHODS: list its records in that tuple")
+        found += ((OWN, one) for one in getattr(module, "METHODS", ()))
     points = find_plugins(GROUP)
     found += ((package_of(points.get(name)), one) for name, one in load_plugins(GROUP).items())
     found.sort(key=lambda offer: (RANK[offer[1].granularity], offer[1].order))

@@ -189,8 +189,8 @@ def test_a_checkpoint_is_never_a_mix_of_two(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_networks_are_found_by_kind() -> None:
-    assert list(token_networks()) == ["lstm", "mlp"]
-    assert list(draft_networks()) == ["draft_mlp", "draft_transformer"]
+    assert list(token_networks())[:2] == ["lstm", "mlp"]  # others may be added
+    assert list(draft_networks())[:2] == ["draft_mlp", "draft_transformer"]
 
 
 @pytest.fixture
@@ -245,8 +245,8 @@ def test_a_new_network_is_found_fitted_saved_and_loaded(new_networks: Any, tmp_p
 
 def test_commands_know_a_new_network(new_networks: Any, capsys: pytest.CaptureFixture[str]) -> None:
     for option, available in (("", "linear, lstm, mlp"), ("draft-", "draft_linear, draft_mlp, draft_small, draft_tra")):
-        assert cli.main(["run", "weather", f"--{option}architecture", "gru"]) == 2
-        assert f"architecture 'gru'; available: {available}" in capsys.readouterr().err
+        assert cli.main(["run", "weather", f"--{option}architecture", "nowhere"]) == 2
+        assert f"architecture 'nowhere'; available: {available}" in capsys.readouterr().err
 
 
 def test_a_new_draft_network_gets_its_own_defaults(new_networks: Any) -> None:
