@@ -33,7 +33,7 @@ from seqdefer.types import HandOffTable
 
 
 def every_price(scores: Tensor, grid: Tensor, lengths: Tensor) -> list[float]:
-    """All prices at which any two hand-offs of an example are equally dear, those between them, and beyond."""
+    """All prices at which any two hand-offs of an example cost the same, those between them, and beyond."""
     ahead = (lengths[:, None] - grid).clamp(min=0)
     more = (ahead[:, :, None] - ahead[:, None, :]).double()  # (n, J, J)
     equal = (scores[:, :, None] - scores[:, None, :]) / more

@@ -1,12 +1,17 @@
-"""Generated sequences in the terminal."""
+"""Generated sequences and the table of results in the terminal."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from seqdefer.report.terminal import written_lines
+from seqdefer.evaluation.results import Results, SeedResult, Units, summarise
+from seqdefer.report.style import BLOCKS
+from seqdefer.report.terminal import results_table, written_lines
 
 
 @pytest.mark.parametrize(
@@ -26,3 +31,22 @@ def test_a_space_before_a_word_is_not_marked(pieces: list[tuple[str, str]], show
     assert coloured.plain == "".join(text for text, _ in pieces)
     marked = [coloured.plain[span.start : span.end] for span in coloured.spans if span.style]
     assert marked == [words for words in re.findall(r"\[(.*?)\]", shown) if words]
+
+
+def test_terminal_table_has_blocks_and_unparsed_names(results: Results) -> None:
+    seeds = [SeedResult(0, {"[/red] mine": results.seeds[0].methods["ChowSum"], **results.seeds[0].methods})]
+    table = results_table(replace(results, summary=summarise(seeds), units=Units("error [K]")))
+    out = StringIO()
+    Console(file=out, width=120).print(table)
+    for words in (*BLOCKS.values(), "[/red] mine", "error [K]"):
+        assert words in out.getvalue()
+
+
+def test_terminal_table_marks_the_best_and_quotes_the_paper(results: Results) -> None:
+    best = {"ChowMean", "OneTimeModel", "TokenwiseModel"}
+    for paper in (results.paper, {}):
+        columns = results_table(replace(results, paper=paper)).columns
+        bold = {cell for cell in columns[1].cells if "[bold]" in str(cell)}
+        assert bold == {f"[bold]{row.audc_mean:.4g} ({row.audc_std:.2g})[/bold]"
+                        for name, row in results.summary.items() if name in best}  # fmt: skip
+        assert ["paper" in str(column.header) for column in columns] == [False] * 4 + [True] * bool(paper)

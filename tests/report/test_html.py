@@ -1,0 +1,199 @@
+"""The page of a report: well formed, self-contained, safe with hostile names, working in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from browsers import chromium
+from fake_report import HOSTILE, SAG, Walk
+
+from seqdefer.evaluation.results import (
+    Comparison,
+    MethodResult,
+    Results,
+    SeedResult,
+    Units,
+    summarise,
+)
+from seqdefer.report.html import render_report, write_report
+from seqdefer.report.panels import Panel
+from seqdefer.report.svg import (
+    STEPS,
+    curves_svg,
+    default_names,
+    mean_curves,
+)
+
+
+def test_page_is_well_formed_and_small(page: str) -> None:
+    walk = Walk(page)
+    identifiers = [attributes["id"] for _, attributes in walk.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+    assert len(page.encode()) < 300_000
+
+
+def test_page_needs_nothing_from_outside(page: str) -> None:
+    for tag, attributes in Walk(page).tags:
+        assert tag not in {"link", "img", "iframe", "object", "embed"}
+        assert not {"src", "href", "srcset", "xlink:href"} & attributes.keys()
+    assert not re.search(r"https?:|url\(|@import", page)
+
+
+def test_page_holds_the_numbers(results: Results, page: str) -> None:
+    text = " ".join("".join(Walk(page).text).split())
+    row = results.summary["TokenwiseModel"]
+    assert f"{row.audc_mean:.3f} ({row.audc_std:.3f})" in text
+    assert f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})" in text
+    assert "25.78 (1.33)" in text
+    assert "At a budget of 20 % of the tokens, TokenwiseModel has a loss of " in text
+    assert "+27.40 [22.10, 32.90]" in text
+    assert "−10.20 [−16.00, −4.10]" in text
+    for words in ("one example", "4 063 360", "4 min 02 s", "seqdefer run weather", "64 decisions", "[64, 64]"):
+        assert words in text
+
+
+def test_best_of_each_block_is_bold_and_references_are_not(page: str) -> None:
+    bold = set(re.findall(r'<th scope="row"><b>(.*?)</b></th>', page))
+    assert bold == {"ChowMean", "OneTimeModel", "TokenwiseModel"}
+
+
+def test_readout_has_the_shown_curves_at_the_opening_budget(results: Results, page: str) -> None:
+    curves = mean_curves(results)
+    shown = sorted(default_names(results, curves), key=lambda name: curves[name].mean[20])
+    readout = page[page.index('class="readout"') : page.index('class="legend"')]
+    assert "(1.2 tokens)" in readout
+    assert re.findall(r'class="name">(.*?)</span><b>(.*?)</b><small>±\xa0(.*?)<', readout) == [
+        (name, f"{curves[name].mean[20]:.2f}", f"{curves[name].std[20]:.2f}") for name in shown
+    ]
+    pressed = re.findall(r'aria-pressed="true".*?class="name">(.*?)<', page)
+    off = [int(index) for index in re.findall(r'class="series(?: reference)? off" data-series="(\d+)"', page)]
+    assert set(pressed) == set(shown) == {name for index, name in enumerate(curves) if index not in off}
+
+
+def test_dots_and_whiskers_of_comparisons_by_hand(results: Results, page: str) -> None:
+    """The axis goes from -16 to 47.7."""
+    dots = re.findall(
+        r'class="whisker" style="left:(.*?)%;right:(.*?)%"></i><i class="(.*?)" style="left:(.*?)%"', page
+    )
+    for row, (left, right, look, at) in zip(results.comparisons, dots, strict=True):
+        places = [float(left), 100 - float(right), float(at)]
+        assert places == pytest.approx([100 * (x + 16) / 63.7 for x in (row.low, row.high, row.difference)], abs=0.01)
+        assert look == ("dot" if row.low < 0 < row.high else "dot clear")
+
+
+def test_embedded_json_is_finite_and_complete(page: str) -> None:
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    data = json.loads(Walk(page).scripts[0], parse_constant=refuse)
+    assert [len(series["mean"]) for series in data["series"]] == [STEPS + 1] * len(SAG)
+
+
+def hostile_results(results: Results) -> Results:
+    """Replace every string of a run by one that tries to break out of the page."""
+    seeds = tuple(
+        SeedResult(seed.seed, {name + HOSTILE: row for name, row in seed.methods.items()}) for seed in results.seeds
+    )
+    strings = {HOSTILE: HOSTILE}
+    calls = replace(results.provenance, version=HOSTILE, command=HOSTILE, data=strings, models=strings, machine=strings)
+    return replace(
+        results,
+        task=HOSTILE,
+        preset=HOSTILE,
+        seeds=seeds,
+        summary=summarise(seeds),
+        comparisons=(Comparison(HOSTILE, HOSTILE, 1.0, 0.5, 2.0),),
+        paper={name + HOSTILE: figure for name, figure in results.paper.items()},
+        units=Units(HOSTILE, HOSTILE),
+        notes=(HOSTILE,),
+        provenance=replace(calls, seconds={HOSTILE: 1.0}, settings={HOSTILE: [HOSTILE]}),
+    )
+
+
+def test_hostile_strings_stay_text(results: Results, tmp_path: Path) -> None:
+    hostile = hostile_results(results)
+    path = write_report(hostile, tmp_path / "report.html", panels=[Panel(HOSTILE, "<p>ours</p>")])
+    walk = Walk(path.read_text(encoding="utf-8"))
+    assert [tag for tag, _ in walk.tags].count("script") == 2  # the data and our own
+    assert "<script>alert(1)</script>" in "".join(walk.text)
+    assert not [name for _, attributes in walk.tags for name in attributes if name.startswith("on")]
+    names = [series["name"] for series in json.loads(walk.scripts[0])["series"]]
+    assert "ChowMean" + HOSTILE in names
+    ElementTree.fromstring(curves_svg(hostile))
+
+
+@pytest.mark.parametrize("names", [["Random"], ["Plugin"], ["TokenwiseModel", "Random"]])
+def test_small_runs_are_drawn_too(names: list[str]) -> None:
+    """One seed, no paper, no comparisons, an unknown method, no spread."""
+    for last, gain in ((0.5, ["20"]), (1.0, []), (1.5, [])):
+        row = MethodResult("token", 1.0, 0.0, ((0.0, 1.0), (2.0, last)))
+        seed = SeedResult(0, dict.fromkeys(names, row))
+        page = render_report(Results("toy", "smoke", 2, (seed,), summarise([seed])))
+        text = "".join(Walk(page).text)
+        assert "1 seed ·" in text
+        assert "±" not in text
+        assert "Comparisons" not in text
+        assert re.findall(r"That is (\d+)\s% of the expert's gain", text) == gain
+
+
+# --- in a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Any]:
+    with chromium(tmp_path / "profile") as opened:
+        yield opened
+
+
+READOUT = "return [...document.querySelectorAll('.readout li')].map(row => row.innerText.replace(/\\s+/g, ' '))"
+
+
+@pytest.mark.browser
+def test_toggles_pointer_and_slider(results: Results, driver: Any, tmp_path: Path) -> None:
+    webdriver = pytest.importorskip("selenium.webdriver")
+    path = write_report(results, tmp_path / "report.html")
+    driver.get(path.as_uri())
+    before = driver.execute_script(READOUT)
+    curves = mean_curves(results)
+    assert len(before) == 5
+    assert before[0].startswith("OptimalToken")
+    button = driver.find_element("xpath", "//button[contains(., 'ChowSum')]")
+    series = driver.find_element("css selector", f".series[data-series='{button.get_attribute('data-series')}']")
+    assert not series.is_displayed()
+    button.send_keys(webdriver.Keys.ENTER)  # by keyboard
+    assert button.get_attribute("aria-pressed") == "true"
+    assert series.is_displayed()
+
+    box = driver.find_element("css selector", ".box")
+    webdriver.ActionChains(driver).move_to_element_with_offset(box, 0, 0).perform()  # the centre: half of the budget
+    rows = driver.execute_script(READOUT)
+    assert f"ChowSum {curves['ChowSum'].mean[50]:.2f} ± {curves['ChowSum'].std[50]:.2f}" in rows
+    assert "Loss at 50 % budget (3.0 tokens)" in driver.find_element("css selector", ".at").text
+
+    slider = driver.find_element("css selector", ".slider")
+    slider.send_keys(webdriver.Keys.ARROW_RIGHT)
+    spoken = slider.get_attribute("aria-valuetext")
+    assert spoken.startswith("51 percent")
+    assert "ChowSum" in spoken
+    button.click()
+    assert len(driver.execute_script(READOUT)) == 5
+    assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
+
+
+@pytest.mark.browser
+def test_page_fits_a_phone_and_hostile_names_do_nothing(results: Results, driver: Any, tmp_path: Path) -> None:
+    for name, run in {"plain": results, "hostile": hostile_results(results)}.items():
+        path = write_report(run, tmp_path / f"{name}.html")
+        size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        driver.get(path.as_uri())
+        driver.execute_script("document.querySelectorAll('details').forEach(part => { part.open = true })")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+        assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
