@@ -22,6 +22,7 @@ from seqdefer.hyperparameters import (
 
 RecipeName = Literal["ours", "published"]
 RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
+IN_WORDS = {"published": "as published", "ours": "ours"}
 
 
 @dataclass(frozen=True, kw_only=True)

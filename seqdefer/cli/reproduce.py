@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, names
@@ -19,7 +20,8 @@ names:
   table1           all methods on the three tasks: the paper's table of results
   figure-curves    deferral curves of the three tasks
   table-handoffs   one-time deferral with few and many hand-off points
-  figure-alpha     one-time deferral trained with several costs alpha_1
+  figure-alpha     one-time deferral trained with several costs alpha_1 and hand-off points
+  table-psi        one-time deferral trained with either of the paper's surrogates
   table-ablation   token-level rejectors: LSTM and MLP, with and without teacher forcing
   all              all of these, and a verdict on each of the paper's claims
 
@@ -28,7 +30,8 @@ examples:
   seqdefer reproduce table1                  the paper's size: hours on a CPU, well under one on a GPU
   seqdefer reproduce all --set xsum.predictor=small --set xsum.expert=large --set xsum.train=my.jsonl
 
-Each writes NAME.json, .csv, .tex, .pdf and .svg, and verdicts.*. Studies share stored labels and rejectors: after an
+Each is made twice, as published and by our recipe, and writes RECIPE/NAME.json and .csv, NAME.tex, .pdf and .svg with
+both beside each other, and verdicts.*. Studies share stored labels and rejectors: after an
 interruption, the same command resumes. {DEFAULTS_NOTE}
 """
 
@@ -44,6 +47,8 @@ def _parser() -> Parser:
     parser.add_argument("--preset", default="paper", metavar="paper|quick", help="sizes (paper)")
     parser.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances (5; quick: 2)")
     parser.add_argument("--instances", type=int, metavar="N", help="test instances per run (100)")
+    words = "how rejectors are made: as published, ours, or both (published,ours)"
+    parser.add_argument("--recipe", type=names, default=None, metavar="A,B", help=words)
     parser.add_argument("--tasks", type=names, metavar="A,B", help="tasks to study (all)")
     words = "set an option of a task (see seqdefer run TASK --help); repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help=words)
@@ -59,24 +64,26 @@ def reproduce(arguments: list[str]) -> int:
 
     from seqdefer.paper.records import Judgements, Study
     from seqdefer.paper.render.files import tables_of
-    from seqdefer.paper.reproduce import Choices
+    from seqdefer.paper.reproduce import BOTH, Choices
     from seqdefer.paper.reproduce import reproduce as reproduce_paper
     from seqdefer.storage.records import to_plain
 
     chosen = _parser().parse_args(arguments)
     choices = Choices(
-        chosen.preset, chosen.seeds, chosen.instances, chosen.tasks, _set_options(chosen.set), chosen.device,
-        figures=not chosen.no_figures, labelling=chosen_executor(chosen),
+        chosen.preset, chosen.seeds, chosen.instances, chosen.tasks,
+        recipes=BOTH if chosen.recipe is None else chosen.recipe, options=_set_options(chosen.set),
+        device=chosen.device, figures=not chosen.no_figures, labelling=chosen_executor(chosen),
     )  # fmt: skip
     folder = chosen.out or Path("runs") / f"reproduce-{chosen.preset}"
 
-    def show(record: Study | Judgements, paths: list[Path]) -> None:
+    def show(records: Sequence[Study] | Judgements, paths: list[Path]) -> None:
         if chosen.json:
-            print(json.dumps(to_plain(record), allow_nan=False), flush=True)
+            for record in [records] if isinstance(records, Judgements) else records:
+                print(json.dumps(to_plain(record), allow_nan=False), flush=True)
         else:
             console = Console()
             with console.capture() as shown:
-                for table in tables_of(record, console.width):
+                for table in tables_of(records, console.width):
                     console.print(table)
             print(shown.get(), end="", flush=True)  # a console would print over the progress bars
         print("written: " + " ".join(str(path) for path in paths), file=sys.stderr)

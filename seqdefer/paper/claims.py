@@ -7,7 +7,7 @@ rule, one of twenty differences between equals would be below 0 every other time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -18,8 +18,6 @@ from seqdefer.paper.studies import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablate
 
 WHOLE = [name for name, one in all_methods().items() if one.granularity == "whole"]
 
-Contrasts = dict[str, list[Contrast]]  # by set of inputs; one group, named "", where a study has a single set
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -28,25 +26,28 @@ class Claim:
     name: str
     statement: str
     study: str
-    contrasts: Callable[[Study, str], Contrasts]
+    contrasts: Callable[[Study, str], list[Contrast]]
     reason: str  # the likely reason where it does not hold
 
 
-def judge(studies: Mapping[str, Study]) -> list[Judgement]:
-    """Judge every claim on every task for which the studies have contrasts."""
-    judgements = []
+def judge(studies: Iterable[Study]) -> list[Judgement]:
+    """Judge every claim on every task and recipe for which the studies have contrasts."""
+    known, judgements = list(studies), []
     for claim in CLAIMS:
-        if (study := studies.get(claim.study)) is None:
-            continue
-        for task in study.tasks:
-            groups = claim.contrasts(study, task)
-            for inputs, contrasts in groups.items():
-                if contrasts:
-                    where = f"{task} ({inputs})" if len(groups) > 1 else task
+        its_studies = [study for study in known if study.name == claim.study]
+        for task in dict.fromkeys(task for study in its_studies for task in study.tasks):
+            for study in its_studies:
+                if contrasts := claim.contrasts(study, task):
                     verdict = verdict_of(contrasts)
-                    reason = "" if verdict == "holds" else REASONS.get((claim.name, where), claim.reason)
-                    judgements.append(Judgement(claim.name, claim.statement, where, verdict, tuple(contrasts), reason))
+                    reason = "" if verdict == "holds" else _reason(claim, task, study.recipe)
+                    judgements.append(
+                        Judgement(claim.name, claim.statement, task, study.recipe, verdict, tuple(contrasts), reason)
+                    )
     return judgements
+
+
+def _reason(claim: Claim, task: str, recipe: str) -> str:
+    return REASONS.get((claim.name, task, recipe)) or REASONS.get((claim.name, task)) or claim.reason
 
 
 def verdict_of(contrasts: Sequence[Contrast]) -> Verdict:
@@ -64,59 +65,50 @@ def _find(study: Study, task: str, pairs: Iterable[tuple[str, str]]) -> list[Con
     return [known[pair] for pair in pairs if pair in known]
 
 
-def _against(methods: Sequence[str], others: Sequence[str]) -> Callable[[Study, str], Contrasts]:
-    pairs = [(method, other) for method in methods for other in others]
-    return lambda study, task: {"": _find(study, task, pairs)}
+def _pairs(pairs: Sequence[tuple[str, str]]) -> Callable[[Study, str], list[Contrast]]:
+    return lambda study, task: _find(study, task, pairs)
+
+
+def _against(methods: Sequence[str], others: Sequence[str]) -> Callable[[Study, str], list[Contrast]]:
+    return _pairs([(method, other) for method in methods for other in others])
 
 
 def _rows(study: Study, task: str) -> list[Row]:
     return [row for row in study.rows if row.task == task and row.method == "OneTimeModel"]
 
 
-def _chosen_size(study: Study, task: str) -> Contrasts:
+def _chosen_size(study: Study, task: str) -> list[Contrast]:
     """Compare the smaller size that is best on validation data with all positions."""
     known = {row.varied["hand_offs"]: row.validation for row in _rows(study, task) if row.validation is not None}
     if len(known) < 2:
-        return {}
+        return []
     full = max(known)
     best = max((size for size in known if size < full), key=lambda size: known[size])
-    return {"": _find(study, task, [(size_label("OneTimeModel", best), size_label("OneTimeModel", full))])}
+    return _find(study, task, [(size_label("OneTimeModel", best), size_label("OneTimeModel", full))])
 
 
-def _at_every_size(study: Study, task: str) -> Contrasts:
+def _at_every_size(study: Study, task: str) -> list[Contrast]:
     pairs = [
         (size_label("OneTimeModel", row.varied["hand_offs"]), size_label(other, row.varied["hand_offs"]))
         for row in _rows(study, task)
         for other in ONE_TIME_CONFIDENCE
     ]
-    return {"": _find(study, task, pairs)}
+    return _find(study, task, pairs)
 
 
-def _extremes(study: Study, task: str) -> Contrasts:
-    """Compare the rule of thumb with the smallest and the largest alpha_1, where it lies between them."""
-    rows = sorted(_rows(study, task), key=lambda row: row.varied["alpha"])
-    found = [one for one in study.contrasts if one.task == task]  # the rule against the others, by alpha_1
-    is_between = len(rows) > 2 and not rows[0].is_default and not rows[-1].is_default
-    return {"": [found[0], found[-1]] if is_between and found else []}
+def _extremes(study: Study, task: str) -> list[Contrast]:
+    """Compare the recipe's alpha_1 with the smallest and the largest, where it lies between them."""
+    usual = next((row for row in _rows(study, task) if row.is_default), None)
+    found = [one for one in study.contrasts if one.task == task]  # the recipe's against the others, by alpha_1
+    if usual is None or not found:
+        return []
+    rivals = [row for row in _rows(study, task) if row.varied["hand_offs"] == usual.varied["hand_offs"]]
+    alphas = [row.varied["alpha"] for row in rivals]
+    return [found[0], found[-1]] if min(alphas) < usual.varied["alpha"] < max(alphas) else []
 
 
-def _by_inputs(pairs_of: Callable[[str], list[tuple[str, str]]]) -> Callable[[Study, str], Contrasts]:
-    """Select the contrasts of an ablation by set of inputs."""
-
-    def select(study: Study, task: str) -> Contrasts:
-        sets = dict.fromkeys(row.varied["inputs"] for row in study.rows if "inputs" in row.varied)
-        return {inputs: _find(study, task, pairs_of(inputs)) for inputs in sets}
-
-    return select
-
-
-def _recurrent_pairs(inputs: str) -> list[tuple[str, str]]:
-    return [(ablated_label(inputs, "lstm", one), ablated_label(inputs, "mlp", one)) for one in STRATEGIES]
-
-
-def _teacher_pairs(inputs: str) -> list[tuple[str, str]]:
-    return [(ablated_label(inputs, one, "free"), ablated_label(inputs, one, "teacher")) for one in ARCHITECTURES]
-
+RECURRENT_PAIRS = [(ablated_label("lstm", one), ablated_label("mlp", one)) for one in STRATEGIES]
+TEACHER_PAIRS = [(ablated_label(one, "free"), ablated_label(one, "teacher")) for one in ARCHITECTURES]
 
 CLAIMS = (
     Claim(
@@ -188,36 +180,34 @@ CLAIMS = (
         "recurrent-beats-mlp",
         "A recurrent token-level rejector beats a perceptron.",
         "table-ablation",
-        _by_inputs(_recurrent_pairs),
+        _pairs(RECURRENT_PAIRS),
         "Where the inputs already describe the prefix, memory adds little, and more weights overfit.",
     ),
     Claim(
         "teacher-forcing-hurts",
         "Teacher forcing hurts token-level rejectors.",
         "table-ablation",
-        _by_inputs(_teacher_pairs),
+        _pairs(TEACHER_PAIRS),
         "Prefixes steered by hindsight and prefixes steered by the rejector are too similar to matter here.",
     ),
     Claim(
         "extreme-alpha-hurts",
-        "Extreme alpha_1 hurts: the rule of thumb beats the least and the largest that were tried.",
+        "Extreme alpha_1 hurts: the recipe's beats the least and the largest that were tried.",
         "figure-alpha",
         _extremes,
         "Curves come from moving a threshold, which compensates for much of what alpha_1 sets in training.",
     ),
 )
 
-# Reasons for one task, by claim and task.
-REASONS: dict[tuple[str, str], str] = {
+# Reasons for one task, or for one task by one recipe.
+REASONS: dict[tuple[str, ...], str] = {
     **dict.fromkeys(
-        [("all-positions-is-not-the-best", "tsp"), ("all-positions-is-not-the-best", "xsum")],
+        [("all-positions-is-not-the-best", "tsp", "ours"), ("all-positions-is-not-the-best", "xsum", "ours")],
         "Attention over the steps copes with all positions; the paper's perceptron has a row of weights for each.",
     ),
     ("one-time-beats-whole", "xsum"): "The two models disagree at half of the positions of a text: wherever the "
     "hand-off is, little of the prefix is kept, and all one-time and whole methods are close to Random.",
-    ("recurrent-beats-mlp", "xsum (facts)"): "The facts of a proposed token already describe the prefix: "
+    ("recurrent-beats-mlp", "xsum", "ours"): "The facts of a proposed token already describe the prefix: "
     "memory adds nothing, and its weights cost something.",
-    ("teacher-forcing-hurts", "xsum (states)"): "With few documents validation stops the training within the first "
-    "epochs, before the two kinds of rollouts differ.",
     ("extreme-alpha-hurts", "xsum"): "One-time deferral gains little on texts at any alpha_1.",
 }

@@ -35,23 +35,24 @@ from seqdefer.labels.labelled import LearningData, require_learning_data
 from seqdefer.methods.registry import get_method, methods_for
 from seqdefer.paper.plan import ablated_settings
 from seqdefer.progress import Clock
+from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
 from seqdefer.types import HandOffTable
 
-CELL_FORMAT = 4  # increase it when the content of a cell changes: older cells are then measured again
+CELL_FORMAT = 5  # increase it when the content of a cell changes: older cells are then measured again
 LABEL_STAGE = "label"
-DEFAULT_INPUTS = "usual"  # also the name of a folder of rejectors
 END_NAMES = {"predictor_loss", "expert_loss", "expert_deferred"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Changes to `seqdefer run`: the size of J, alpha_1, or the token-level network and its training."""
+    """Changes to `seqdefer run`: the size of J, alpha_1, psi, or the token-level network and its training."""
 
     hand_offs: int | None = None
     times: float | None = None  # alpha_1 in multiples of the expert's mean gain
+    psi: str | None = None
     architecture: str | None = None
     strategy: Strategy | None = None
 
@@ -63,12 +64,14 @@ class Variant:
 
 
 DEFAULT_VARIANT = Variant()
+TRAINING_FACTS = ("epochs", "best_epoch")
 
 
 @dataclass(frozen=True)
 class MeasuredCell:
     sweep: Sweep
     validation: float | None  # % improvement on validation data; None at token level, which would need rollouts
+    training: Mapping[str, float]  # of fitted networks: TRAINING_FACTS
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Facts:
 
 
 class Lab:
-    """The cells of one task. Labs that differ in the inputs of their rejectors may share a folder."""
+    """The cells of one task by one recipe. The labs of both recipes may share a folder."""
 
     def __init__(
         self,
@@ -91,11 +94,9 @@ class Lab:
         settings: ExperimentSettings,
         folder: Path,
         clock: Clock,
-        inputs: str = DEFAULT_INPUTS,
         labels: LabelStore | None = None,
     ) -> None:
         self.entry, self.task, self.settings, self.folder, self.clock = entry, task, settings, folder, clock
-        self.inputs = inputs
         self.seconds: dict[str, float] = {}  # by stage, of all requested cells, also of stored ones
         self._counted: set[str] = set()
         self.splits = Splits(
@@ -109,8 +110,9 @@ class Lab:
         _ = self.facts
         key = [asdict(variant), method, seed, _key_of(self._settings(variant, method))]
         found = self._stored(key, lambda: self._measure(variant, method, seed), method)
-        validation = float(found.pop("validation"))
-        return MeasuredCell(_unpack(found), None if np.isnan(validation) else validation)
+        validation, training = float(found.pop("validation")), found.pop("training").tolist()
+        facts = dict(zip(TRAINING_FACTS, training, strict=False))  # none of methods without a network
+        return MeasuredCell(_unpack(found), None if np.isnan(validation) else validation, facts)
 
     def run(self, seed: int, wanted: Mapping[str, tuple[Variant, str]]) -> Run:
         """Return the sweeps of several cells by label, over the same test instances."""
@@ -160,12 +162,24 @@ class Lab:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that apply to the task."""
-        return list(methods_for(self.task, has_entropy=self.facts.has_entropy))
+        """The methods of the recipe that apply to the task."""
+        allowed = methods_for(self.task, has_entropy=self.facts.has_entropy)
+        return [name for name in allowed if self.settings.wants(name)]
 
     def alpha(self, variant: Variant) -> float:
-        """Return alpha_1 of a variant."""
-        return self.facts.rule if variant.times is None else variant.times * self.unit
+        """Return alpha_1 of a variant: its own, that of the recipe, or the rule of thumb."""
+        if variant.times is not None:
+            return variant.times * self.unit
+        return self.facts.rule if self.settings.alpha is None else self.settings.alpha
+
+    def size(self, variant: Variant) -> int:
+        """Return the size of J of a variant: its own, that of the recipe, or all positions."""
+        return variant.hand_offs or self.settings.hand_offs or self.n_positions
+
+    @property
+    def n_positions(self) -> int:
+        """L + 1, the size of J with all positions."""
+        return self.task.spec.length + 1
 
     @property
     def unit(self) -> float:
@@ -195,6 +209,12 @@ class Lab:
             __version__, CELL_FORMAT, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes
         )
 
+    @cached_property
+    def tested_on(self) -> str:
+        """A fingerprint of the test data, equal for all recipes."""
+        test = self.task.split("test")
+        return fingerprint(test.targets, test.ids)
+
     def _stored(self, key: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
         """Load stored tensors, or make and store them; add the seconds that making them took to the stage."""
 
@@ -215,7 +235,10 @@ class Lab:
         return found
 
     def _settings(self, variant: Variant, method: str) -> ExperimentSettings:
-        settings = replace(self.settings, methods=(method,), hand_offs=variant.hand_offs)
+        size = self.size(variant)
+        settings = replace(self.settings, methods=(method,), hand_offs=None if size == self.n_positions else size)
+        if variant.psi is not None:
+            settings = replace(settings, psi=variant.psi)
         if variant.architecture is not None and variant.strategy is not None:
             settings = ablated_settings(self.entry, settings, variant.architecture, variant.strategy)
         return settings
@@ -224,14 +247,15 @@ class Lab:
         settings = replace(self._settings(variant, method), alpha=self.alpha(variant))
         splits = self.splits
         experiment = Experiment(
-            self.task, settings, self.folder, self.clock, splits=splits, variant=f"{self.inputs}-{variant.name}"
+            self.task, settings, self.folder, self.clock, splits=splits, variant=f"{settings.recipe}-{variant.name}"
         )
         rejectors = experiment.fit(splits.train, splits.validation, seed)
         swept = _pack(experiment.sweep(seed, rejectors).sweeps[method])
         validation = float("nan")
         if get_method(method).granularity != "token":
             validation = _validation_improvement(splits.validation, method, rejectors)
-        return {**swept, "validation": torch.tensor(validation, dtype=torch.float64)}
+        numbers = {"validation": validation, "training": _training_facts(rejectors[method])}
+        return {**swept, **{name: torch.tensor(one, dtype=torch.float64) for name, one in numbers.items()}}
 
     def _table(self, seed: int) -> HandOffTable:
         return self.splits.test.table.select(self.splits.rows(seed))
@@ -244,9 +268,15 @@ def _validation_improvement(validation: LearningData, method: str, rejectors: Ma
     return improvement(curve_of(run.sweeps[method], run.ends), random_curve(run.ends))
 
 
+def _training_facts(rejector: Rejector) -> list[float]:
+    """Return the figures named in TRAINING_FACTS; none of a method without a network."""
+    history = rejector.notes.get("history") if rejector.module is not None else None
+    return [] if not history else [len(history["training"]), history["best"] + 1]
+
+
 def _key_of(settings: ExperimentSettings) -> dict[str, Any]:
     """Return the settings that a cell depends on."""
-    return {key: one for key, one in asdict(settings).items() if key not in ("seeds", "resamples", "methods", "alpha")}
+    return {key: one for key, one in asdict(settings).items() if key not in ("seeds", "resamples", "methods")}
 
 
 def _pack(sweep: Sweep) -> dict[str, Tensor]:

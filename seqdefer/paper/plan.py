@@ -15,14 +15,16 @@ from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
 from seqdefer.hyperparameters import Strategy
 from seqdefer.interfaces import TaskEntry
 
-STUDIES = ("table1", "figure-curves", "table-handoffs", "figure-alpha", "table-ablation")
+STUDIES = ("table1", "figure-curves", "table-handoffs", "figure-alpha", "table-psi", "table-ablation")
 TITLES = {
     "table1": "All methods on all tasks: area under the deferral curve",
     "figure-curves": "Deferral curves",
     "table-handoffs": "How many hand-off points a one-time rejector may choose from",
     "figure-alpha": "The cost of a deferred sequence in training",
+    "table-psi": "The surrogate of one-time deferral: cross-entropy or mean absolute error",
     "table-ablation": "Token-level rejectors: architecture and training strategy",
 }
+PSIS = ("cross_entropy", "mean_absolute_error")
 ARCHITECTURES = ("lstm", "mlp")
 STRATEGIES: tuple[Strategy, ...] = ("free", "teacher", "scheduled")
 
@@ -34,9 +36,7 @@ class TaskPlan:
     preset: str
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the experiment
-    hand_offs: tuple[int, ...] = ()  # sizes of J below L + 1, which `table1` runs
-    # Sets of inputs of the rejectors in the ablation: task options by name of the set.
-    inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hand_offs: tuple[int, ...] = ()  # sizes of J below L + 1
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,7 @@ PLANS: dict[str, ReproductionPlan] = {
             # The paper's 70,080 examples: hourly windows of eight years.
             "weather": TaskPlan("paper", {"data": "jena", "stride": 6}),
             "tsp": TaskPlan("paper", hand_offs=(5, 10, 15, 20, 25, 30, 35, 40, 45)),
-            "xsum": TaskPlan(
-                "paper",
-                hand_offs=(3, 4, 5, 7, 10, 13, 15, 17),
-                inputs={"states": {"shown": "states", "token_loss": "paper"}, "facts": {}},
-            ),
+            "xsum": TaskPlan("paper", hand_offs=(3, 4, 5, 7, 10, 13, 15, 17)),
         },
         times=(0.0, 0.0625, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0),
         ablated_task="xsum",
@@ -78,10 +74,7 @@ PLANS: dict[str, ReproductionPlan] = {
             "weather": TaskPlan("quick"),
             "tsp": TaskPlan("quick", {"train": 600, "validation": 150, "test": 200}, hand_offs=(5, 20)),
             "pronounce": TaskPlan(
-                "quick",
-                {"train": 4000, "validation": 800, "predictor_epochs": 15},
-                hand_offs=(3, 6),
-                inputs={"own": {}},
+                "quick", {"train": 4000, "validation": 800, "predictor_epochs": 15}, hand_offs=(3, 6)
             ),
         },
         times=(0.0, 1.0, 16.0),
@@ -96,9 +89,9 @@ def get_plan(preset: str) -> ReproductionPlan:
     return PLANS[preset]
 
 
-def settings_of(entry: TaskEntry, task: TaskPlan, seeds: int) -> ExperimentSettings:
-    """Return the settings of `seqdefer run`, with the seeds of the reproduction."""
-    return replace(experiment_settings(entry, task.preset), seeds=seeds, **task.settings)
+def settings_of(entry: TaskEntry, task: TaskPlan, seeds: int, recipe: str) -> ExperimentSettings:
+    """Return the settings of `seqdefer run --recipe`, with the seeds of the reproduction."""
+    return replace(experiment_settings(entry, task.preset, recipe=recipe), seeds=seeds, **task.settings)
 
 
 def ablated_settings(

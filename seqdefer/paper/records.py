@@ -1,10 +1,11 @@
 """The records of a study: rows, lines, contrasts and verdicts, and their round trip through JSON.
 
-    study = load_study("runs/reproduce/table-handoffs.json")
+    study = load_study("runs/reproduce/published/table-handoffs.json")
     [row.improvement_mean for row in study.rows if row.task == "tsp" and row.method == "OneTimeModel"]
 
-A study does not depend on machine or time: a run that was killed and resumed leaves the same bytes as one that was not.
-Machine and times are in `Origins`, a separate file.
+A study is made by one recipe; tables and figures show the studies of both beside each other. Studies do not depend on
+machine or time: a run that was killed and resumed leaves the same bytes as one that was not. Machine and times are in
+`Origins`, a separate file.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Row:
     validation: float | None = None  # mean % improvement on validation data
     is_chosen: bool = False  # best on validation data among the variants of its task and method
     paper: PaperFigure | None = None
+    headroom: float | None = None  # improvement as a share of what a free expert would give, mean over the seeds, in %
+    training: Mapping[str, float] = field(default_factory=dict)  # of token-level rejectors, means over the seeds
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,21 @@ class Contrast:
 
 @dataclass(frozen=True)
 class StudyTask:
-    """The length of the sequences of a task, and its units."""
+    """The length of the sequences of a task, its units, and a fingerprint of its test data, equal for all recipes."""
 
     length: int
     loss_unit: str
+    tested_on: str = ""
     deferred_unit: str = "tokens per sequence"
 
 
 @dataclass(frozen=True)
 class Study:
-    """One table or figure of the paper, reproduced."""
+    """One table or figure of the paper, reproduced by a recipe."""
 
     name: str  # table-handoffs
     title: str
+    recipe: str
     preset: str
     seeds: int
     instances: Mapping[str, int]  # test instances per seed, by task
@@ -98,6 +103,7 @@ class Judgement:
     claim: str  # a short name: "partial-beats-whole"
     statement: str
     task: str
+    recipe: str
     verdict: Verdict
     contrasts: tuple[Contrast, ...]
     reason: str = ""  # the likely reason, unless the claim holds
@@ -112,7 +118,7 @@ class Judgements:
 
 @dataclass(frozen=True)
 class Origins:
-    """The provenance of each task's figures: data, models, machine, settings, seconds by stage."""
+    """The provenance of each task's figures by one recipe: data, models, machine, settings, seconds by stage."""
 
     command: str
     tasks: Mapping[str, Provenance]

@@ -1,10 +1,15 @@
-"""The job of `seqdefer reproduce`: prepare the tasks, make the studies, write each one when it is done."""
+"""The job of `seqdefer reproduce`: prepare the tasks, make the studies by both recipes, write each when it is done.
+
+OUT/TASK/               labels, rejectors and cells
+OUT/RECIPE/STUDY.json   what was measured by one recipe, and .csv; origins.json
+OUT/STUDY.tex           both recipes beside each other, and .pdf, .svg; verdicts.*
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,20 +18,24 @@ from seqdefer import __version__
 from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, InputError, OptionError, unknown
 from seqdefer.evaluation.results import ExpertCalls, Provenance
+from seqdefer.evaluation.settings import get_recipe
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.labels.manifest import describe_options
 from seqdefer.paper.claims import judge
-from seqdefer.paper.lab import DEFAULT_INPUTS, Lab
+from seqdefer.paper.lab import Lab
 from seqdefer.paper.plan import STUDIES, ReproductionPlan, get_plan, settings_of
 from seqdefer.paper.records import Judgements, Origins, Study, load_origins, load_study, save
 from seqdefer.paper.render.figures import require_matplotlib
-from seqdefer.paper.render.files import write_judgements, write_study
+from seqdefer.paper.render.files import write_judgements, write_studies
 from seqdefer.paper.studies import Studies, join_studies, study_of_task
 from seqdefer.progress import Clock, Meter, Silent
+from seqdefer.recipes import IN_WORDS
 from seqdefer.registry import load_task
 
-OnWritten = Callable[[Study | Judgements, list[Path]], None]
+BOTH = tuple(IN_WORDS)  # recipes, in the order of the tables
+OnWritten = Callable[[Sequence[Study] | Judgements, list[Path]], None]
+Made = dict[str, dict[str, Study]]  # by name of the study and recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Choices:
     seeds: int | None = None  # None: those of the preset
     instances: int | None = None
     tasks: tuple[str, ...] | None = None  # None: all tasks of a study
+    recipes: tuple[str, ...] = BOTH
     options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # by task, as text
     device: str = "auto"
     figures: bool = True  # PDF and SVG
@@ -45,11 +55,15 @@ class Choices:
     @property
     def plan(self) -> ReproductionPlan:
         plan = get_plan(self.preset)
-        if self.tasks == ():
-            raise OptionError(f"--tasks is empty; available: {', '.join(plan.tasks)}")
+        for option, given, known in (("tasks", self.tasks, plan.tasks), ("recipe", self.recipes, BOTH)):
+            if given == ():
+                raise OptionError(f"--{option} is empty; available: {', '.join(known)}")
         for name in (*(self.tasks or ()), *self.options):
             if name not in plan.tasks:
                 raise unknown(f"task of the preset {self.preset}", name, plan.tasks)
+        for name in self.recipes:
+            if name not in BOTH:
+                raise unknown("recipe", name, BOTH)
         return plan
 
 
@@ -61,8 +75,8 @@ def reproduce(
     command: str = "",
     meter: Meter | None = None,
     written: OnWritten = lambda *_: None,
-) -> dict[str, Study]:
-    """Make the study `name`, or all, in `folder`. Call `written` with each record and its files."""
+) -> Made:
+    """Make the study `name`, or all, by each recipe, in `folder`. Call `written` with the records and their files."""
     if name not in (*STUDIES, "all"):
         raise unknown("study", name, (*STUDIES, "all"))
     plan = choices.plan
@@ -77,29 +91,41 @@ def reproduce(
     if choices.figures:  # fail before hours of work, not after
         require_matplotlib()
     labs.prepare(task for tasks in wanted.values() for task in tasks)
-    studies = Studies(plan, choices.preset, seeds, labs.get, clock)
-    found = _load_studies(folder, choices.preset, seeds, labs.fingerprints)
-    made: dict[str, Study] = {}
+    found = _load_studies(folder, choices.preset, seeds, labs)
+    makers = {
+        recipe: Studies(plan, choices.preset, recipe, seeds, labs.by(recipe), clock) for recipe in choices.recipes
+    }
+    made: Made = {}
     for one, tasks in wanted.items():
         if tasks:
-            made[one] = _with_earlier_tasks(studies.make(one, tasks), found.get(one), plan)
+            made[one] = {
+                recipe: _with_earlier_tasks(maker.make(one, tasks), found.get((one, recipe)), plan)
+                for recipe, maker in makers.items()
+            }
+            found.update({(one, recipe): study for recipe, study in made[one].items()})
             labs.save_origins(command)
-            written(made[one], write_study(made[one], folder, figures=choices.figures))
-    judgements = Judgements(choices.preset, seeds, tuple(judge({**found, **made})))
+            both = [found[one, recipe] for recipe in BOTH if (one, recipe) in found]
+            written(both, write_studies(both, folder, figures=choices.figures))
+    judgements = Judgements(choices.preset, seeds, tuple(judge(_in_order(found))))
     if judgements.judgements:
         written(judgements, write_judgements(judgements, folder))
     return made
 
 
-def _load_studies(folder: Path, preset: str, seeds: int, made_of: Mapping[str, str]) -> dict[str, Study]:
+def _in_order(studies: Mapping[tuple[str, str], Study]) -> list[Study]:
+    return [studies[name, recipe] for name in STUDIES for recipe in BOTH if (name, recipe) in studies]
+
+
+def _load_studies(folder: Path, preset: str, seeds: int, labs: _Labs) -> dict[tuple[str, str], Study]:
     """Load the studies of earlier commands that were made of the same data, models and settings."""
     found = {}
     for name in STUDIES:
-        with suppress(DataError, InputError):
-            study = load_study(folder / f"{name}.json")
-            is_same = all(made_of.get(task, made) == made for task, made in study.made_of.items())
-            if (study.name, study.preset, study.seeds) == (name, preset, seeds) and is_same:
-                found[name] = study
+        for recipe in BOTH:
+            with suppress(DataError, InputError):
+                study = load_study(folder / recipe / f"{name}.json")
+                is_same = (study.name, study.recipe, study.preset, study.seeds) == (name, recipe, preset, seeds)
+                if is_same and labs.made(study):
+                    found[name, recipe] = study
     return found
 
 
@@ -110,7 +136,7 @@ def _with_earlier_tasks(study: Study, found: Study | None, plan: ReproductionPla
 
 
 class _Labs:
-    """The labs by task and set of inputs, made at first use."""
+    """The labs by task and recipe, made at first use."""
 
     def __init__(self, plan: ReproductionPlan, seeds: int, folder: Path, choices: Choices, clock: Clock) -> None:
         self.plan, self.seeds, self.folder, self.choices, self.clock = plan, seeds, folder, choices, clock
@@ -118,48 +144,54 @@ class _Labs:
 
     def prepare(self, tasks: typing.Iterable[str]) -> None:
         """Prepare all tasks, that of the ablation first: its models may be missing, and that should show early."""
-        wanted = list(dict.fromkeys(tasks))
-        for task in wanted:  # reject bad options of any task before a predictor is trained
-            self._options(task, {})
-        for task in sorted(wanted, key=lambda task: task != self.plan.ablated_task):
-            self.get(task, DEFAULT_INPUTS)
+        wanted = [(task, recipe) for task in dict.fromkeys(tasks) for recipe in self.choices.recipes]
+        for task, recipe in wanted:  # reject bad options of any task before a predictor is trained
+            self._options(task, recipe)
+        for task, recipe in sorted(wanted, key=lambda one: one[0] != self.plan.ablated_task):
+            self.get(task, recipe)
 
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        return {task: lab.name for (task, inputs), lab in self.labs.items() if inputs == DEFAULT_INPUTS}
+    def by(self, recipe: str) -> Callable[[str], Lab]:
+        return lambda task: self.get(task, recipe)
 
-    def get(self, task: str, inputs: str) -> Lab:
-        changes = {} if inputs == DEFAULT_INPUTS else self.plan.tasks[task].inputs[inputs]
-        inputs = inputs if changes else DEFAULT_INPUTS
-        if (task, inputs) not in self.labs:
-            self.labs[task, inputs] = self._make(task, inputs, changes)
-        return self.labs[task, inputs]
+    def get(self, task: str, recipe: str) -> Lab:
+        if (task, recipe) not in self.labs:
+            self.labs[task, recipe] = self._make(task, recipe)
+        return self.labs[task, recipe]
 
-    def _make(self, name: str, inputs: str, changes: Mapping[str, Any]) -> Lab:
-        entry, options = load_task(name), self._options(name, changes)
-        settings = settings_of(entry, self.plan.tasks[name], self.seeds)
+    def made(self, study: Study) -> bool:
+        """Tell whether a study is of these labs; one by a recipe that is not open must have the same test data."""
+        for (name, recipe), lab in self.labs.items():
+            if name in study.tasks:
+                is_same = lab.name == study.made_of[name] if recipe == study.recipe else True
+                if not is_same or lab.tested_on != study.tasks[name].tested_on:
+                    return False
+        return True
+
+    def _make(self, name: str, recipe: str) -> Lab:
+        entry, options = load_task(name), self._options(name, recipe)
+        settings = settings_of(entry, self.plan.tasks[name], self.seeds, recipe)
         if self.choices.instances is not None:
             settings = dataclasses.replace(settings, instances=self.choices.instances)
         folder = self.folder / name
         task = entry.prepare(options, folder, choose_device(self.choices.device), self.clock)
         labels = open_labels(self.choices.labelling, entry, options, task, folder, self.choices.device)
-        return Lab(entry, task, settings, folder, self.clock, inputs, labels)
+        return Lab(entry, task, settings, folder, self.clock, labels)
 
-    def _options(self, name: str, changes: Mapping[str, Any]) -> Any:
-        planned = self.plan.tasks[name]
-        defaults = dataclasses.replace(load_task(name).presets[planned.preset], **planned.options)
-        given = with_options(defaults, self.choices.options.get(name, {}), name)
-        return dataclasses.replace(given, **changes)
+    def _options(self, name: str, recipe: str) -> Any:
+        entry, planned = load_task(name), self.plan.tasks[name]
+        changes = {**get_recipe(entry, recipe).options, **planned.options}
+        defaults = dataclasses.replace(entry.presets[planned.preset], **changes)
+        return with_options(defaults, self.choices.options.get(name, {}), name)
 
     def save_origins(self, command: str) -> None:
-        """Write origins.json for the measured tasks; keep those of earlier commands."""
-        path, tasks = self.folder / "origins.json", dict[str, Provenance]()
-        with suppress(DataError, InputError):
-            tasks.update(load_origins(path).tasks)
-        for (name, inputs), lab in self.labs.items():
-            if lab.seconds:
-                tasks[name if inputs == DEFAULT_INPUTS else f"{name} ({inputs})"] = _provenance(lab, command)
-        save(Origins(command, tasks), path)
+        """Write origins.json of each recipe for the measured tasks; keep those of earlier commands."""
+        for recipe in self.choices.recipes:
+            path, tasks = self.folder / recipe / "origins.json", dict[str, Provenance]()
+            with suppress(DataError, InputError):
+                tasks.update(load_origins(path).tasks)
+            measured = {name: lab for (name, its_recipe), lab in self.labs.items() if its_recipe == recipe}
+            tasks.update({name: _provenance(lab, command) for name, lab in measured.items() if lab.seconds})
+            save(Origins(command, tasks), path)
 
 
 def _provenance(lab: Lab, command: str) -> Provenance:

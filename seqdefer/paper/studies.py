@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seqdefer.evaluation.curves import Run, curve_of, improvement, paired_bootstrap, random_curve
+from seqdefer.evaluation.curves import Run, curve_of, free_curve, improvement, paired_bootstrap, random_curve
 from seqdefer.evaluation.experiment import granularity_of, seed_result, to_compare
 from seqdefer.evaluation.published import (
     PAPER,
@@ -18,10 +18,11 @@ from seqdefer.evaluation.published import (
     published_hand_offs,
 )
 from seqdefer.evaluation.results import PaperFigure, Results, Units, mean_and_std, summarise
-from seqdefer.paper.lab import DEFAULT_INPUTS, DEFAULT_VARIANT, Lab, Variant
-from seqdefer.paper.plan import ARCHITECTURES, STRATEGIES, TITLES, ReproductionPlan
+from seqdefer.paper.lab import DEFAULT_VARIANT, Lab, Variant
+from seqdefer.paper.plan import ARCHITECTURES, PSIS, STRATEGIES, TITLES, ReproductionPlan
 from seqdefer.paper.records import Contrast, Line, Row, Study, StudyTask
 from seqdefer.progress import Meter
+from seqdefer.recipes import IN_WORDS
 from seqdefer.report.style import block_of
 from seqdefer.report.svg import extent, mean_curves
 
@@ -52,41 +53,46 @@ class MeasuredRows:
 
 
 class Studies:
-    """The studies of a plan. `labs(task, inputs)` returns the lab of a task and a set of inputs."""
+    """The studies of a plan by one recipe. `labs(task)` returns the lab of a task."""
 
     def __init__(
-        self, plan: ReproductionPlan, preset: str, seeds: int, labs: Callable[[str, str], Lab], meter: Meter
+        self, plan: ReproductionPlan, preset: str, recipe: str, seeds: int, labs: Callable[[str], Lab], meter: Meter
     ) -> None:
-        self.plan, self.preset, self.seeds, self.labs, self.meter = plan, preset, seeds, labs, meter
+        self.plan, self.preset, self.recipe, self.seeds, self.labs, self.meter = (
+            plan,
+            preset,
+            recipe,
+            seeds,
+            labs,
+            meter,
+        )
 
     def make(self, name: str, tasks: Sequence[str]) -> Study:
         """Make a study on some tasks, from stored cells where they exist."""
-        makers: dict[str, Callable[[str], Study]] = {
+        makers: dict[str, Callable[[Lab], Study]] = {
             "table1": self.table1,
             "figure-curves": self.curves,
             "table-handoffs": self.hand_offs,
             "figure-alpha": self.alpha,
+            "table-psi": self.psi,
             "table-ablation": self.ablation,
         }
-        return join_studies([makers[name](task) for task in tasks])
+        return join_studies([makers[name](self.labs(task)) for task in tasks])
 
-    def table1(self, task: str) -> Study:
-        lab = self.labs(task, DEFAULT_INPUTS)
+    def table1(self, lab: Lab) -> Study:
         _, measured = self._all_methods(lab)
         pairs = to_compare(measured.runs[0])
         whole = [name for name in lab.methods if granularity_of(name) == "whole"]
         pairs += [("WholeModelEmbed", name) for name in whole if name != "WholeModelEmbed"]
         pairs += [(name, other) for name in TOKEN_CONFIDENCE if name in lab.methods for other in whole]
         note = (
-            "OneTimeModel may choose from all hand-offs here; the paper prints its best size of J in this table (45 "
-            "for TSP, 4 for XSUM). Table-handoffs shows the size that validation data chooses."
+            f"{lab.task.name}: OneTimeModel chooses from {lab.size(DEFAULT_VARIANT)} of {lab.n_positions} positions; "
+            f"alpha_1 is {lab.alpha(DEFAULT_VARIANT):.4g}."
         )
-        notes = (note,) if lab.task.has_published_figures and task in PAPER else ()
         contrasts = self._contrasts(lab, measured.runs, pairs)
-        return self._study("table1", lab, measured.rows, contrasts=contrasts, notes=notes)
+        return self._study("table1", lab, measured.rows, contrasts=contrasts, notes=(note,))
 
-    def curves(self, task: str) -> Study:
-        lab = self.labs(task, DEFAULT_INPUTS)
+    def curves(self, lab: Lab) -> Study:
         results, measured = self._all_methods(lab)
         return self._study("figure-curves", lab, measured.rows, lines=_lines(results))
 
@@ -113,102 +119,131 @@ class Studies:
                 tuple(seed.methods[name].improvement for seed in seeds),
                 is_default=True,
                 paper=papers.get(name),
+                headroom=_mean_of(results.headroom(name)),
             )
             for name, row in summary.items()
         ]
         return results, MeasuredRows(rows, runs)
 
-    def hand_offs(self, task: str) -> Study:
-        lab = self.labs(task, DEFAULT_INPUTS)
-        full = lab.task.spec.length + 1
-        sizes = [size for size in self.plan.tasks[task].hand_offs if size < full]
+    def hand_offs(self, lab: Lab) -> Study:
+        full, chosen = lab.n_positions, lab.size(DEFAULT_VARIANT)
+        sizes = self._sizes(lab)
         planned = [
             PlannedRow(
                 label=size_label(method, size),
-                variant=Variant(hand_offs=size) if size < full else DEFAULT_VARIANT,
+                variant=_sized(lab, size),
                 method=method,
                 varied={"hand_offs": size},
-                paper=published_hand_offs(task, method, size) if lab.task.has_published_figures else None,
-                is_default=size == full,
+                paper=published_hand_offs(lab.task.name, method, size) if lab.task.has_published_figures else None,
+                is_default=size == chosen,
             )
-            for size in [*sizes, full]
+            for size in sizes
             for method in ONE_TIME
             if method in lab.methods
         ]
         measured = _with_choices(self._measure(lab, planned))
         learned = [name for name in ONE_TIME_LEARNED if name in lab.methods]
-        pairs = [(size_label(name, size), size_label(name, full)) for name in learned for size in sizes]
+        pairs = [(size_label(name, size), size_label(name, full)) for name in learned for size in sizes if size < full]
         confidence = [name for name in ONE_TIME_CONFIDENCE if name in lab.methods]
-        pairs += [
-            (size_label("OneTimeModel", size), size_label(other, size))
-            for size in [*sizes, full]
-            for other in confidence
-        ]
+        pairs += [(size_label("OneTimeModel", size), size_label(other, size)) for size in sizes for other in confidence]
         return self._study("table-handoffs", lab, measured.rows, contrasts=self._contrasts(lab, measured.runs, pairs))
 
-    def alpha(self, task: str) -> Study:
-        lab = self.labs(task, DEFAULT_INPUTS)
-        rule_alpha = lab.alpha(DEFAULT_VARIANT)
-        variants = [Variant(times=times) for times in self.plan.times]
-        variants = [variant for variant in variants if lab.alpha(variant) != rule_alpha]  # the rule may be 0
+    def _sizes(self, lab: Lab) -> list[int]:
+        """Return the sizes of J to measure: those of the plan, that of the recipe, and all positions."""
+        planned = [size for size in self.plan.tasks[lab.task.name].hand_offs if size < lab.n_positions]
+        return sorted({*planned, lab.size(DEFAULT_VARIANT), lab.n_positions})
+
+    def alpha(self, lab: Lab) -> Study:
+        """Cross alpha_1 with the size of J; where the plan has no sizes, only alpha_1 varies."""
+        default = lab.alpha(DEFAULT_VARIANT)
+        sizes = self._sizes(lab) if self.plan.tasks[lab.task.name].hand_offs else [lab.size(DEFAULT_VARIANT)]
+        times = dict.fromkeys((*self.plan.times, lab.facts.rule / lab.unit))
+        alphas = {one * lab.unit: one for one in times if one * lab.unit != default}  # the rule may be 0
         planned = [
             PlannedRow(
                 label=_alpha_label(lab, variant),
                 variant=variant,
                 method="OneTimeModel",
                 varied={
+                    "hand_offs": size,
                     "times": lab.alpha(variant) / lab.unit,
                     "alpha": lab.alpha(variant),
                     "alpha_token": lab.alpha(variant) / lab.task.spec.length,
+                    "is_rule": lab.alpha(variant) == lab.facts.rule,
+                    "is_own": variant.times not in self.plan.times,  # the recipe's, or the rule of thumb
                 },
-                is_default=variant is DEFAULT_VARIANT,
+                is_default=variant == DEFAULT_VARIANT,
             )
-            for variant in sorted([*variants, DEFAULT_VARIANT], key=lab.alpha)
+            for size in sizes
+            for variant in sorted(
+                [_sized(lab, size), *(replace(_sized(lab, size), times=one) for one in alphas.values())], key=lab.alpha
+            )
         ]
         measured = _with_choices(self._measure(lab, planned))
-        rule = _alpha_label(lab, DEFAULT_VARIANT)
-        pairs = [(rule, row.label) for row in planned if row.label != rule]
+        (usual,) = (row for row in planned if row.is_default)
+        rivals = [row for row in planned if row.varied["hand_offs"] == usual.varied["hand_offs"] and row is not usual]
         gain = f"the expert's mean gain over the training examples, {lab.unit:.4g}"
         unit = gain if lab.facts.gain > 0 else "the unit of the loss, since the expert's mean gain is not above 0"
-        note = f"{task}: the unit of alpha_1 is {unit}; the rule of thumb, the median gain, is {lab.facts.rule:.4g}."
-        contrasts = self._contrasts(lab, measured.runs, pairs)
+        note = (
+            f"{lab.task.name}: the unit of alpha_1 is {unit}; the rule of thumb, the median gain, is "
+            f"{lab.facts.rule:.4g}; the recipe's alpha_1 is {default:.4g}."
+        )
+        contrasts = self._contrasts(lab, measured.runs, [(usual.label, row.label) for row in rivals])
         return self._study("figure-alpha", lab, measured.rows, contrasts=contrasts, notes=(note,))
 
-    def ablation(self, task: str) -> Study:
-        rows: list[Row] = []
-        contrasts: list[Contrast] = []
-        for inputs in self.plan.tasks[task].inputs:
-            lab = self.labs(task, inputs)
-            planned = [
-                PlannedRow(
-                    label=ablated_label(inputs, architecture, strategy),
-                    variant=Variant(architecture=architecture, strategy=strategy),
-                    method="TokenwiseModel",
-                    varied={"inputs": inputs, "architecture": architecture, "strategy": strategy},
-                    paper=published_ablation(task, architecture, strategy) if lab.task.has_published_figures else None,
-                )
-                for architecture in ARCHITECTURES
-                for strategy in STRATEGIES
-            ]
-            measured = self._measure(lab, planned)
-            rows += measured.rows
-            pairs = [(ablated_label(inputs, "lstm", one), ablated_label(inputs, "mlp", one)) for one in STRATEGIES]
-            pairs += [
-                (ablated_label(inputs, architecture, "free"), ablated_label(inputs, architecture, other))
-                for architecture in ARCHITECTURES
-                for other in ("teacher", "scheduled")
-            ]
-            contrasts += self._contrasts(lab, measured.runs, pairs)
-        baselines = []
-        for name in (name for name in TOKEN_CONFIDENCE if name in lab.methods):
-            paper = published_ablation_baseline(task, name) if lab.task.has_published_figures else None
-            baselines.append(PlannedRow(name, DEFAULT_VARIANT, name, {}, paper, is_default=True))
-        rows += self._measure(lab, baselines).rows
+    def psi(self, lab: Lab) -> Study:
+        planned = [
+            PlannedRow(
+                label=f"OneTimeModel, {psi}",
+                variant=DEFAULT_VARIANT if psi == lab.settings.psi else Variant(psi=psi),
+                method="OneTimeModel",
+                varied={"psi": psi},
+                is_default=psi == lab.settings.psi,
+            )
+            for psi in PSIS
+        ]
+        measured = _with_choices(self._measure(lab, planned))
+        contrasts = self._contrasts(lab, measured.runs, [(planned[0].label, planned[1].label)])
+        return self._study("table-psi", lab, measured.rows, contrasts=contrasts)
+
+    def ablation(self, lab: Lab) -> Study:
+        has_papers, task = lab.task.has_published_figures, lab.task.name
+        planned = [
+            PlannedRow(
+                label=ablated_label(architecture, strategy),
+                variant=Variant(architecture=architecture, strategy=strategy),
+                method="TokenwiseModel",
+                varied={"architecture": architecture, "strategy": strategy},
+                paper=published_ablation(task, architecture, strategy) if has_papers else None,
+            )
+            for architecture in ARCHITECTURES
+            for strategy in STRATEGIES
+        ]
+        planned += [
+            PlannedRow(
+                name,
+                DEFAULT_VARIANT,
+                name,
+                {},
+                published_ablation_baseline(task, name) if has_papers else None,
+                is_default=True,
+            )
+            for name in TOKEN_CONFIDENCE
+            if name in lab.methods
+        ]
+        measured = self._measure(lab, planned)
+        pairs = [(ablated_label("lstm", one), ablated_label("mlp", one)) for one in STRATEGIES]
+        pairs += [
+            (ablated_label(architecture, "free"), ablated_label(architecture, other))
+            for architecture in ARCHITECTURES
+            for other in ("teacher", "scheduled")
+        ]
         note = (
-            "All cells of the ablation have the paper's hyperparameters for token-level rejectors; table 1 shows the "
-            "default of `seqdefer run`."
+            "All cells of the ablation have the paper's hyperparameters for token-level rejectors, on what rejectors "
+            "see by the recipe."
         )
-        return self._study("table-ablation", lab, rows, contrasts=contrasts, notes=(note,))
+        contrasts = self._contrasts(lab, measured.runs, pairs)
+        return self._study("table-ablation", lab, measured.rows, contrasts=contrasts, notes=(note,))
 
     def _measure(self, lab: Lab, planned: Sequence[PlannedRow]) -> MeasuredRows:
         wanted = {row.label: (row.variant, row.method) for row in planned}
@@ -222,6 +257,8 @@ class Studies:
         )
         cells = [lab.cell(planned.variant, planned.method, seed) for seed in range(self.seeds)]
         validation = [cell.validation for cell in cells if cell.validation is not None]
+        free = [improvement(free_curve(run.ends), random_curve(run.ends)) for run in runs]
+        shares = [100 * one / best for one, best in zip(improvements, free, strict=True) if best > 0]
         return Row(
             lab.task.name,
             planned.method,
@@ -233,11 +270,13 @@ class Studies:
             is_default=planned.is_default,
             validation=mean_and_std(validation)[0] if validation else None,
             paper=planned.paper,
+            headroom=mean_and_std(shares)[0] if len(shares) == len(free) else None,
+            training={name: mean_and_std([cell.training[name] for cell in cells])[0] for name in cells[0].training},
         )
 
     def _contrasts(self, lab: Lab, runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[Contrast]:
         contrasts = []
-        with self.meter.stage(f"bootstrap ({lab.task.name})", len(pairs)) as advance:
+        with self.meter.stage(f"bootstrap ({lab.task.name}, {IN_WORDS[self.recipe]})", len(pairs)) as advance:
             for first, second in pairs:
                 found = paired_bootstrap(runs, first, second, n_resamples=RESAMPLES, over_runs=True)
                 contrasts.append(Contrast(lab.task.name, first, second, found.difference, found.low, found.high))
@@ -258,10 +297,11 @@ class Studies:
         return Study(
             name=name,
             title=TITLES[name],
+            recipe=self.recipe,
             preset=self.preset,
             seeds=self.seeds,
             instances={task.name: lab.settings.instances},
-            tasks={task.name: StudyTask(task.spec.length, task.loss_unit)},
+            tasks={task.name: StudyTask(task.spec.length, task.loss_unit, tested_on=lab.tested_on)},
             rows=tuple(rows),
             lines=tuple(lines),
             contrasts=tuple(contrasts),
@@ -322,10 +362,19 @@ def size_label(method: str, size: int) -> str:
     return f"{method}, |J| = {size}"
 
 
+def _sized(lab: Lab, size: int) -> Variant:
+    """Return the variant with |J| = size: the default one where the recipe has that size."""
+    return DEFAULT_VARIANT if size == lab.size(DEFAULT_VARIANT) else Variant(hand_offs=size)
+
+
 def _alpha_label(lab: Lab, variant: Variant) -> str:
-    rule = " (rule of thumb)" if variant == DEFAULT_VARIANT else ""
-    return f"OneTimeModel, alpha = {lab.alpha(variant):.4g}{rule}"
+    rule = " (rule of thumb)" if lab.alpha(variant) == lab.facts.rule else ""
+    return f"{size_label('OneTimeModel', lab.size(variant))}, alpha = {lab.alpha(variant):.4g}{rule}"
 
 
-def ablated_label(inputs: str, architecture: str, strategy: str) -> str:
-    return f"{architecture.upper()}, {strategy}, {inputs}"
+def ablated_label(architecture: str, strategy: str) -> str:
+    return f"{architecture.upper()}, {strategy}"
+
+
+def _mean_of(found: tuple[float, float] | None) -> float | None:
+    return None if found is None else found[0]

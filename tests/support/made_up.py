@@ -49,7 +49,8 @@ def make_row(task: str, method: str, around: float, chance: random.Random, **mor
 def make_study(name: str, tasks: Sequence[str], rows: Sequence[Row], **more: Any) -> Study:
     counts = dict.fromkeys(tasks, 100)
     known = {task: TASKS.get(task, StudyTask(10, "loss")) for task in tasks}
-    return Study(name, f"Made up {name}", "paper", SEEDS, counts, known, tuple(rows), **more)
+    recipe = more.pop("recipe", "ours")
+    return Study(name, f"Made up {name}", recipe, "paper", SEEDS, counts, known, tuple(rows), **more)
 
 
 def table1(tasks: Sequence[str] = tuple(TASKS), name: str = "table1", **more: Any) -> Study:
@@ -117,7 +118,14 @@ def alpha(tasks: Sequence[str] = tuple(TASKS)) -> Study:
                     "OneTimeModel",
                     10 - abs(times - 1),
                     chance,
-                    varied={"times": times, "alpha": 3.1 * times, "alpha_token": 0.062 * times},
+                    varied={
+                        "hand_offs": 51,
+                        "times": times,
+                        "alpha": 3.1 * times,
+                        "alpha_token": 0.062 * times,
+                        "is_rule": times == 0.83,
+                        "is_own": times == 0.83,
+                    },
                     validation=10 - abs(times - 2),
                     is_default=times == 0.83,
                     is_chosen=times == 2,
@@ -126,16 +134,26 @@ def alpha(tasks: Sequence[str] = tuple(TASKS)) -> Study:
     return make_study("figure-alpha", tasks, rows)
 
 
-def ablation(tasks: Sequence[str] = ("xsum",), inputs: Sequence[str] = ("states", "facts")) -> Study:
+def psi(tasks: Sequence[str] = tuple(TASKS)) -> Study:
+    chance = random.Random(4)
+    names = ("cross_entropy", "mean_absolute_error")
+    rows = [
+        make_row(task, "OneTimeModel", 5, chance, varied={"psi": name}, is_default=name == names[0])
+        for task in tasks
+        for name in names
+    ]
+    return make_study("table-psi", tasks, rows)
+
+
+def ablation(tasks: Sequence[str] = ("xsum",)) -> Study:
     chance = random.Random(3)
     rows = []
     for task in tasks:
-        for shown in inputs:
-            for architecture in ("lstm", "mlp"):
-                for strategy in ("free", "teacher", "scheduled"):
-                    varied = {"inputs": shown, "architecture": architecture, "strategy": strategy}
-                    paper = PaperFigure(1340.0, 20.0, 6.0 + len(strategy) / 10, 1.0)
-                    rows.append(make_row(task, "TokenwiseModel", 5, chance, varied=varied, paper=paper))
+        for architecture in ("lstm", "mlp"):
+            for strategy in ("free", "teacher", "scheduled"):
+                varied = {"architecture": architecture, "strategy": strategy}
+                paper = PaperFigure(1340.0, 20.0, 6.0 + len(strategy) / 10, 1.0)
+                rows.append(make_row(task, "TokenwiseModel", 5, chance, varied=varied, paper=paper))
         for method in ("TokenwiseScore", "TokenwiseEntropy"):
             rows.append(make_row(task, method, 3, chance, is_default=True, paper=PaperFigure(None, None, 5.5, None)))
     return make_study("table-ablation", tasks, rows, notes=("The networks are the paper's.",))
@@ -146,6 +164,7 @@ STUDIES = {
     "figure-curves": curves,
     "table-handoffs": hand_offs,
     "figure-alpha": alpha,
+    "table-psi": psi,
     "table-ablation": ablation,
 }
 
@@ -156,8 +175,10 @@ def judgements() -> Judgements:
     several = (fails, Contrast("xsum", "OneTimeModel, |J| = 5", "ChowSum", 0.5, -1.0, 2.0))
     statement = "Partial deferral beats whole deferral"
     rows = (
-        Judgement("partial-beats-whole", statement, "tsp", "holds", (holds,)),
-        Judgement("partial-beats-whole", statement, "xsum", "does not hold", several, "The expert hardly helps"),
-        Judgement("fewer-points", "Fewer hand-off points do better", "tsp", "undecided", (), "Too few runs"),
+        Judgement("partial-beats-whole", statement, "tsp", "ours", "holds", (holds,)),
+        Judgement(
+            "partial-beats-whole", statement, "xsum", "ours", "does not hold", several, "The expert hardly helps"
+        ),
+        Judgement("fewer-points", "Fewer hand-off points do better", "tsp", "ours", "undecided", (), "Too few runs"),
     )
     return Judgements("paper", SEEDS, rows)

@@ -20,6 +20,7 @@ from seqdefer.paper.plan import ReproductionPlan, TaskPlan, settings_of
 from seqdefer.paper.records import Row, Study
 from seqdefer.paper.reproduce import Choices
 from seqdefer.progress import Clock
+from seqdefer.recipes import Recipe, published
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyPredictor, ToyState
 from seqdefer.types import Examples, Proposal
@@ -75,26 +76,33 @@ class Blind(ToyPredictor):
         return replace(proposal, features=torch.zeros_like(proposal.features))
 
 
+# As published: rejectors without features, fewer hand-offs, a cost of their own.
+RECIPES = {
+    "ours": Recipe(token=SMALL.token, once=SMALL.once, cost=SMALL.cost),
+    "published": published(SMALL.token, SMALL.once, options={"blind": True}, hand_offs=3, alpha=0.5),
+}
+
+
 def toy_entry(name: str, **options: Any) -> TaskEntry:
     def prepare(chosen: ToyOptions, *_: Any) -> Task:
         return Toy(name, chosen)
 
-    return TaskEntry(name, f"the toy {name}", {"tiny": ToyOptions(**options)}, prepare)
+    return TaskEntry(name, f"the toy {name}", {"tiny": ToyOptions(**options)}, prepare, recipes=RECIPES)
 
 
 # An expert that names tokens, for the ablation, and one that only completes.
 ENTRIES = {"spell": toy_entry("spell"), "solve": toy_entry("solve", length=4, by_token=False)}
-SMALL_NETWORKS = {"instances": 12, "token": SMALL.token, "once": SMALL.once, "cost": SMALL.cost, "resamples": RESAMPLES}
+FEW = {"instances": 12, "resamples": RESAMPLES}
 PLAN = ReproductionPlan(
     seeds=SEEDS,
     tasks={
-        "spell": TaskPlan("tiny", {}, SMALL_NETWORKS, hand_offs=(2, 3), inputs={"blind": {"blind": True}, "own": {}}),
-        "solve": TaskPlan("tiny", {}, SMALL_NETWORKS, hand_offs=(2, 3)),
+        "spell": TaskPlan("tiny", {}, FEW, hand_offs=(2, 3)),
+        "solve": TaskPlan("tiny", {}, FEW, hand_offs=(2, 3)),
     },
     times=(0.0, 1.0, 4.0),
     ablated_task="spell",
 )
-SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS)
+SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS, "ours")
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +132,7 @@ def rows_of(study: Study, task: str, method: str | None = None) -> list[Row]:
 @dataclass(frozen=True)
 class Finished:
     folder: Path
-    made: Mapping[str, Study]
+    made: Mapping[str, Mapping[str, Study]]  # by name and recipe
 
 
 def final_files(folder: Path) -> dict[str, bytes]:

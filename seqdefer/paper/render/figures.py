@@ -1,6 +1,6 @@
-"""The figure of each study, as PDF and SVG: ours filled and solid, the paper's hollow and dashed.
+"""The figure of a study by all its recipes, as PDF and SVG. The paper's figures are hollow and dashed.
 
-    files = figure_files(load_study("runs/reproduce/table-handoffs.json"))
+    files = figure_files([load_study("runs/reproduce/ours/table-handoffs.json")])
     Path("table-handoffs.pdf").write_bytes(files[".pdf"])
 
 One hue per granularity, as in `report.html`; markers and dashes repeat it for grey print and colour-blind readers.
@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 from seqdefer.errors import MissingExtraError, missing_extra, unknown
 from seqdefer.evaluation.results import Block
 from seqdefer.paper.records import Line, Row, Study
-from seqdefer.paper.render.tables import MULTIPLE, inputs_of, measured_tasks, methods_by_block, network_of, rows_of_task
+from seqdefer.paper.render.tables import (
+    MULTIPLE,
+    PSI_NAMES,
+    measured_parts,
+    measured_tasks,
+    methods_by_block,
+    network_of,
+    rows_of_task,
+)
+from seqdefer.recipes import IN_WORDS
 from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT
 
 if TYPE_CHECKING:
@@ -37,10 +46,16 @@ IMPROVEMENT = "% improvement over Random"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BLOCK_MARKERS: Mapping[Block, str] = {"whole": "s", "once": "o", "token": "^"}
 BLOCK_DASHES: Mapping[Block, str] = {"whole": DASHES[3], "once": DASHES[1], "token": DASHES[0]}
-HOLLOW: Look = {"markerfacecolor": "white", "linestyle": "none"}
+PAPER_DOT: Look = {"markerfacecolor": "white", "linestyle": "none"}
+RECIPE_LOOKS: Mapping[str, Look] = {"published": {"alpha": 0.45, "linestyle": "none"}, "ours": {"linestyle": "none"}}
+DOT_OFFSETS = (-0.22, 0.0, 0.22)  # in rows, so that the marks of a row do not hide each other; the paper's is last
 PAPER_LOOK: Look = {"markerfacecolor": "white", "linestyle": (0, (3, 2)), "linewidth": 0.9, "markersize": 3.2}
 RING: Look = {"color": INK, "marker": "o", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
-RULE_OF_THUMB_LOOK: Look = {"color": INK, "linestyle": (0, (1, 1.5)), "linewidth": 1.0}
+RULE_OF_THUMB, RECIPES_OWN = "rule of thumb", "the recipe's alpha"
+ODD_LOOKS: Mapping[str, Look] = {
+    RULE_OF_THUMB: {"color": INK, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "marker": "."},
+    RECIPES_OWN: {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1.0, "marker": "."},
+}
 STYLE: dict[str, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # matplotlib draws the first; browsers use the others
@@ -64,27 +79,29 @@ METADATA: Mapping[str, dict[str, str | None]] = {
 }
 
 
-def figure_files(study: Study) -> dict[str, bytes]:
+def figure_files(studies: Sequence[Study]) -> dict[str, bytes]:
     """Return the contents of NAME.pdf and NAME.svg by suffix."""
     with figure_style():
-        figure = draw_study(study)
+        figure = draw_studies(studies)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # one layout for both files
         return {f".{kind}": _save(figure, kind) for kind in METADATA}
 
 
-def draw_study(study: Study) -> Figure:
-    """Draw a study. Call it, and save the figure, within `figure_style`."""
+def draw_studies(studies: Sequence[Study]) -> Figure:
+    """Draw the studies of one name by several recipes. Call it, and save the figure, within `figure_style`."""
     drawings = {
         "table1": _draw_table1,
         "figure-curves": _draw_curves,
-        "table-handoffs": _draw_sweeps,
-        "figure-alpha": _draw_sweeps,
+        "table-handoffs": _draw_hand_offs,
+        "figure-alpha": _draw_alphas,
+        "table-psi": _draw_psis,
         "table-ablation": _draw_ablation,
     }
-    if study.name not in drawings:
-        raise unknown("study", study.name, drawings)
-    return drawings[study.name](study)
+    name = studies[0].name
+    if name not in drawings:
+        raise unknown("study", name, drawings)
+    return drawings[name](studies)
 
 
 def require_matplotlib() -> None:
@@ -116,24 +133,36 @@ def _save(figure: Figure, kind: str) -> bytes:
 # --- panels, legends, looks ------------------------------------------------------------------------------------------
 
 
-def _panels(tasks: Sequence[str], height: float, *, share_rows: bool = False) -> tuple[Figure, dict[str, Axes]]:
-    """Make a panel for each task, `height` inches per row of panels. A single panel fills one column of the paper."""
+def _panels(
+    titles: Sequence[str], height: float, n_columns: int = 0, *, share_rows: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Make a panel for each title, `height` inches per row of panels. A single panel fills one column of the paper."""
     from matplotlib.figure import Figure
 
-    n_columns, n_rows = min(len(tasks), PANELS_PER_ROW), -(-len(tasks) // PANELS_PER_ROW)
+    n_columns = n_columns or min(len(titles), PANELS_PER_ROW)
+    n_rows = -(-len(titles) // n_columns)
     size = (COLUMN_WIDTH if n_columns == 1 else TEXT_WIDTH, height * n_rows)
     figure = Figure(figsize=size, layout="constrained")
     cells = list(figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_rows).flat)
-    for empty in cells[len(tasks) :]:
+    for empty in cells[len(titles) :]:
         empty.set_axis_off()
-    panels = dict(zip(tasks, cells, strict=False))
-    for task, axes in panels.items():
-        axes.set_title(task, loc="left")
-    return figure, panels
+    for title, axes in zip(titles, cells, strict=False):
+        axes.set_title(title, loc="left")
+    return figure, cells[: len(titles)]
 
 
-def _leftmost(panels: Mapping[str, Axes]) -> list[Axes]:
-    return list(panels.values())[::PANELS_PER_ROW]
+def _panels_of_parts(studies: Sequence[Study], height: float) -> tuple[Figure, list[tuple[Study, str, Axes]]]:
+    """Make a panel for each recipe and task, a row of panels for each recipe where they fit into one."""
+    parts = measured_parts(studies)
+    n_tasks = max(len(measured_tasks([study])) for study in studies)
+    titles = [f"{task}, {IN_WORDS[study.recipe]}" for study, task in parts]
+    figure, panels = _panels(titles, height, n_tasks if 1 < n_tasks <= PANELS_PER_ROW else 0)
+    return figure, [(study, task, axes) for (study, task), axes in zip(parts, panels, strict=True)]
+
+
+def _is_leftmost(axes: Axes) -> bool:
+    place = axes.get_subplotspec()
+    return place is not None and place.is_first_col()
 
 
 def _whole_ticks(axes: Axes) -> None:
@@ -154,8 +183,8 @@ def _key(label: str, **look: Any) -> Line2D:
     return Line2D([], [], **{"color": SOFT, **look, "label": label})
 
 
-def _paper_key(study: Study, **look: Any) -> list[Line2D]:
-    return [_key("paper", **look)] if any(row.paper for row in study.rows) else []
+def _paper_key(studies: Iterable[Study], **look: Any) -> list[Line2D]:
+    return [_key("the paper", **look)] if any(row.paper for study in studies for row in study.rows) else []
 
 
 def _legend_below(figure: Figure, keys: Sequence[Line2D]) -> None:
@@ -176,92 +205,90 @@ def _shade(block: Block, rank: int) -> str:
 # --- dots: a row for each method -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Dot:
-    """A mark in the row that the title of its block and its own label name."""
-
-    place: tuple[str, str]
-    mean: float
-    std: float
-    look: Look
-    offset: float  # in rows, so that the marks of a row do not hide each other
-
-
-def _draw_table1(study: Study) -> Figure:
-    blocks = methods_by_block(study.rows)
+def _draw_table1(studies: Sequence[Study]) -> Figure:
+    blocks = methods_by_block(row for study in reversed(studies) for row in study.rows)
     blocks.pop("reference", None)  # Random is the line at 0; the oracles would squeeze all others together
 
-    def dots(task: str) -> Iterator[Dot]:
-        for row in rows_of_task(study, task):
-            if row.method in blocks.get(row.granularity, ()):
-                place = (BLOCKS[row.granularity], row.method)
-                look = {"color": LIGHT[row.granularity][0], "marker": BLOCK_MARKERS[row.granularity]}
-                yield from _dots(place, row, look, {**look, **HOLLOW}, (-0.16, 0.16))
+    def place_of(row: Row) -> tuple[str, str] | None:
+        block = row.granularity
+        return (BLOCKS[block], row.method) if row.method in blocks.get(block, ()) else None
 
-    keys = [_key("ours, ± 1 standard deviation", marker="o"), *_paper_key(study, marker="o", **HOLLOW)]
-    return _dot_plot(study, {BLOCKS[block]: names for block, names in blocks.items()}, dots, keys)
+    def look_of(row: Row) -> Look:
+        return {"color": LIGHT[row.granularity][0], "marker": BLOCK_MARKERS[row.granularity]}
+
+    return _dot_plot(studies, {BLOCKS[block]: names for block, names in blocks.items()}, place_of, look_of)
 
 
-def _draw_ablation(study: Study) -> Figure:
+def _draw_ablation(studies: Sequence[Study]) -> Figure:
     def place_of(row: Row) -> tuple[str, str]:
         return network_of(row) if row.varied else ("By confidence", row.method)
 
     titled: dict[str, list[str]] = {}
-    for title, label in dict.fromkeys(map(place_of, study.rows)):
+    for title, label in dict.fromkeys(place_of(row) for study in studies for row in study.rows):
         titled.setdefault(title, []).append(label)
-    inputs = inputs_of(study.rows)
-    looks = [{"color": _shade("token", rank), "marker": MARKERS[rank]} for rank in range(len(inputs))]
-    paper = {"color": INK, "marker": "D", **HOLLOW}
-    offsets = [0.5 * rank / max(len(inputs), 1) - 0.25 for rank in range(len(inputs) + 1)]
-
-    def dots(task: str) -> Iterator[Dot]:
-        for row in rows_of_task(study, task):
-            rank = inputs.index(row.varied["inputs"]) if row.varied else 0
-            look = looks[rank] if row.varied else {"color": SOFT, "marker": "v"}
-            yield from _dots(place_of(row), row, look, paper, (offsets[rank], offsets[-1]))
-
-    keys = [_key(f"inputs: {name}", **look) for name, look in zip(inputs, looks, strict=True)]
-    return _dot_plot(study, titled, dots, [*keys, *_paper_key(study, **paper)])
+    return _dot_plot(studies, titled, place_of, lambda _: {"color": LIGHT["token"][0], "marker": "^"})
 
 
-def _dots(place: tuple[str, str], row: Row, ours: Look, papers: Look, offsets: tuple[float, float]) -> Iterator[Dot]:
-    yield Dot(place, row.improvement_mean, row.improvement_std, ours, offsets[0])
-    if row.paper:
-        yield Dot(place, row.paper.improvement, 0, papers, offsets[1])
+def _draw_psis(studies: Sequence[Study]) -> Figure:
+    names = list(dict.fromkeys(row.varied["psi"] for study in studies for row in study.rows))
+    titled = {"OneTimeModel": [PSI_NAMES.get(name, name) for name in names]}
+
+    def place_of(row: Row) -> tuple[str, str]:
+        return "OneTimeModel", PSI_NAMES.get(row.varied["psi"], row.varied["psi"])
+
+    return _dot_plot(studies, titled, place_of, lambda _: {"color": LIGHT["once"][0], "marker": "o"})
 
 
 def _dot_plot(
-    study: Study, titled: Mapping[str, Sequence[str]], dots: Callable[[str], Iterable[Dot]], keys: Sequence[Line2D]
+    studies: Sequence[Study],
+    titled: Mapping[str, Sequence[str]],
+    place_of: Callable[[Row], tuple[str, str] | None],
+    look_of: Callable[[Row], Look],
 ) -> Figure:
-    """Draw a panel for each task; the labels stand at the left, each block under its title."""
+    """Draw a panel for each task: a row for each label, its block under a title, with a mark for each recipe and one
+    for the paper."""
     rows = [(title, label) for title, labels in titled.items() for label in ("", *labels)]
     heights = {place: height for height, place in enumerate(rows)}
-    figure, panels = _panels(list(study.tasks), 0.165 * len(rows) + 0.85, share_rows=True)
-    for task, axes in panels.items():
-        drawn = list(dots(task))
-        means = [dot.mean for dot in drawn]
+    tasks = measured_tasks(studies)
+    figure, panels = _panels(tasks, 0.165 * len(rows) + 0.85, share_rows=True)
+    for task, axes in zip(tasks, panels, strict=True):
+        means: list[float] = []
+        for rank, study in enumerate(studies):
+            recipe_look = RECIPE_LOOKS[study.recipe]
+            for row in rows_of_task(study, task):
+                if (place := place_of(row)) is None:
+                    continue
+                height, look = heights[place], look_of(row)
+                bars = [row.improvement_std] if row.improvement_std else None
+                at = height + DOT_OFFSETS[rank]
+                axes.errorbar([row.improvement_mean], [at], xerr=bars, elinewidth=0.9, **{**look, **recipe_look})
+                means.append(row.improvement_mean)
+                if row.paper and rank == 0:
+                    axes.plot([row.paper.improvement], [height + DOT_OFFSETS[-1]], **{**look, **PAPER_DOT})
+                    means.append(row.paper.improvement)
         if means and min(means) < 0.5 * max(means):  # elsewhere zero would take more room than the dots
             axes.axvline(0, color=SOFT, linewidth=0.8)
-        for dot in drawn:
-            height = heights[dot.place] + dot.offset
-            axes.errorbar([dot.mean], [height], xerr=[dot.std] if dot.std else None, elinewidth=0.9, **dot.look)
         axes.set_xlabel(IMPROVEMENT)
         axes.tick_params(axis="y", length=0)
-        if axes in _leftmost(panels):  # the others share its rows
+        if _is_leftmost(axes):  # the others share its rows
             axes.set_ylim(len(rows) - 0.4, -0.6)
             axes.set_yticks(range(len(rows)), [label or title for title, label in rows])
             for (_, label), text in zip(rows, axes.get_yticklabels(), strict=True):
                 text.set(fontweight="normal" if label else "bold", color=INK)
-    _legend_below(figure, keys)
+    keys = [
+        _key(f"{IN_WORDS[study.recipe]}, ± 1 standard deviation", marker="o", **RECIPE_LOOKS[study.recipe])
+        for study in studies
+    ]
+    _legend_below(figure, [*keys, *_paper_key(studies, marker="o", **PAPER_DOT)])
     return figure
 
 
 # --- deferral curves -------------------------------------------------------------------------------------------------
 
 
-def _draw_curves(study: Study) -> Figure:
-    figure, panels = _panels(measured_tasks(study), 3.0)
-    for task, axes in panels.items():
+def _draw_curves(studies: Sequence[Study]) -> Figure:
+    figure, panels = _panels_of_parts(studies, 3.0)
+    for study, task, axes in panels:
         for line, look in _curves_shown(study, task):
             axes.plot(line.deferred, line.mean, label=line.method, **look)
             if line.granularity != "reference" and any(line.std):
@@ -322,46 +349,95 @@ class LogScale:
         return zero + list(map(float, whole)), ["0"] * len(zero) + [f"{10.0**exponent:g}" for exponent in whole]
 
 
-def _draw_sweeps(study: Study) -> Figure:
-    is_alpha = study.name == "figure-alpha"
-    setting = "times" if is_alpha else "hand_offs"
+def _draw_hand_offs(studies: Sequence[Study]) -> Figure:
     looks = {
         method: {"color": _shade(block, rank), "marker": MARKERS[rank % len(MARKERS)]}
-        for block, methods in methods_by_block(study.rows).items()
+        for block, methods in methods_by_block(row for study in reversed(studies) for row in study.rows).items()
         for rank, method in enumerate(methods)
     }
-    figure, panels = _panels(measured_tasks(study), 2.5)
-    for task, axes in panels.items():
-        rows = sorted(rows_of_task(study, task), key=lambda row: row.varied[setting])
-        (_draw_alpha if is_alpha else _draw_hand_offs)(axes, rows, looks)
-        axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
-        if axes in _leftmost(panels):
-            axes.set_ylabel(_wrapped(IMPROVEMENT, 14))
-    keys = [_key(method, **look) for method, look in looks.items()] + _paper_key(study, marker="o", **PAPER_LOOK)
-    keys += [_key("chosen by validation data", **RING)] if any(row.is_chosen for row in study.rows) else []
-    _legend_below(figure, keys + ([_key("rule of thumb", **RULE_OF_THUMB_LOOK)] if is_alpha else []))
+    figure, panels = _panels_of_parts(studies, 2.5)
+    for study, task, axes in panels:
+        rows = _by_size(rows_of_task(study, task))
+        _draw_over_sizes(axes, {method: [row for row in rows if row.method == method] for method in looks}, looks)
+    keys = [_key(method, **look) for method, look in looks.items()] + _paper_key(studies, marker="o", **PAPER_LOOK)
+    _legend_below(figure, keys + _choice_key(studies))
     return figure
 
 
-def _draw_hand_offs(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look]) -> None:
-    sizes = [row.varied["hand_offs"] for row in rows]
-    for rank, (method, look) in enumerate(looks.items()):
-        shift = 0.008 * (max(sizes) - min(sizes)) * (rank - len(looks) / 2)  # the bars of one |J| side by side
-        _draw_sweep(axes, [(row.varied["hand_offs"] + shift, row) for row in rows if row.method == method], look)
+def _draw_alphas(studies: Sequence[Study]) -> Figure:
+    """Draw lines over |J|, one for each alpha_1, as the paper does; over alpha_1 where J has one size."""
+    figure, panels = _panels_of_parts(studies, 2.9)
+    times = sorted({round(row.varied["times"], 6) for study in studies for row in study.rows if not _is_odd(row)})
+    looks = {one: _alpha_look(rank, len(times)) for rank, one in enumerate(times)}
+    for study, task, axes in panels:
+        rows = _by_size(rows_of_task(study, task))
+        if len({row.varied["hand_offs"] for row in rows}) > 1:
+            lines = {one: [row for row in rows if round(row.varied["times"], 6) == one] for one in times}
+            odd = {
+                RECIPES_OWN: [row for row in rows if _is_odd(row) and not row.varied["is_rule"]],
+                RULE_OF_THUMB: [row for row in rows if _is_odd(row) and row.varied["is_rule"]],
+            }
+            _draw_over_sizes(axes, {**lines, **odd}, {**looks, **ODD_LOOKS})
+        else:
+            _draw_over_alphas(axes, sorted(rows, key=lambda row: row.varied["times"]))
+    keys = [_key(f"{one:g} {MULTIPLE}", **look) for one, look in looks.items()]
+    keys += [_key(name, **look) for name, look in ODD_LOOKS.items()]
+    _legend_below(figure, keys + _choice_key(studies))
+    return figure
+
+
+def _is_odd(row: Row) -> bool:
+    """Tell whether alpha_1 is none of the plan's multiples but the recipe's own, or the rule of thumb."""
+    return bool(row.varied["is_own"])
+
+
+def _by_size(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.varied["hand_offs"])
+
+
+def _choice_key(studies: Iterable[Study]) -> list[Line2D]:
+    is_chosen = any(row.is_chosen for study in studies for row in study.rows)
+    return [_key("chosen by validation data", **RING)] if is_chosen else []
+
+
+def _alpha_look(rank: int, count: int) -> Look:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return {
+        "color": to_hex(colormaps["viridis"](0.9 * rank / max(count - 1, 1))),
+        "marker": MARKERS[rank % len(MARKERS)],
+    }
+
+
+def _draw_over_sizes(axes: Axes, lines: Mapping[Any, Sequence[Row]], looks: Mapping[Any, Look]) -> None:
+    sizes = [row.varied["hand_offs"] for rows in lines.values() for row in rows]
+    for rank, (name, rows) in enumerate(lines.items()):
+        shift = 0.008 * (max(sizes) - min(sizes)) * (rank - len(lines) / 2)  # the bars of one |J| side by side
+        _draw_sweep(axes, [(row.varied["hand_offs"] + shift, row) for row in rows], looks[name])
     axes.set_xlabel("|J|, hand-off points allowed")
     _whole_ticks(axes)
+    _finish_sweep(axes)
 
 
-def _draw_alpha(axes: Axes, rows: Sequence[Row], looks: Mapping[str, Look]) -> None:
-    scale = LogScale.of([row.varied["times"] for row in rows])
-    for method, look in looks.items():
-        places = [(scale.place(row.varied["times"]), row) for row in rows if row.method == method]
-        _draw_sweep(axes, [(x, row) for x, row in places if not row.varied["times"]], look)  # no line from zero
-        _draw_sweep(axes, [(x, row) for x, row in places if row.varied["times"]], look)
-    for times in {row.varied["times"] for row in rows if row.is_default}:
-        axes.axvline(scale.place(times), **RULE_OF_THUMB_LOOK)
+def _draw_over_alphas(axes: Axes, rows: Sequence[Row]) -> None:
+    scale, look = LogScale.of([row.varied["times"] for row in rows]), {"color": _shade("once", 0), "marker": "o"}
+    places = [(scale.place(row.varied["times"]), row) for row in rows]
+    _draw_sweep(axes, [(x, row) for x, row in places if not row.varied["times"]], look)  # no line from zero
+    _draw_sweep(axes, [(x, row) for x, row in places if row.varied["times"]], look)
+    for row in rows:
+        if row.is_default or row.varied["is_rule"]:
+            name = RULE_OF_THUMB if row.varied["is_rule"] else RECIPES_OWN
+            axes.axvline(scale.place(row.varied["times"]), color=INK, linestyle=ODD_LOOKS[name]["linestyle"])
     axes.set_xticks(*scale.ticks())
     axes.set_xlabel(f"α₁, {MULTIPLE}")
+    _finish_sweep(axes)
+
+
+def _finish_sweep(axes: Axes) -> None:
+    axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
+    if _is_leftmost(axes):
+        axes.set_ylabel(_wrapped(IMPROVEMENT, 14))
 
 
 def _draw_sweep(axes: Axes, places: Sequence[tuple[float, Row]], look: Look) -> None:

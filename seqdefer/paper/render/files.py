@@ -1,6 +1,6 @@
 """The files of a study: JSON, CSV in full precision, LaTeX, Markdown, figures; and its tables for the terminal.
 
-    for path in write_study(study, Path("runs/reproduce")):
+    for path in write_studies([as_published, ours], Path("runs/reproduce")):
         print(path)
 
 Equal records give equal bytes. Only grids hold rounded numbers.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from seqdefer.paper.records import Judgements, Line, Row, Study, save
 from seqdefer.paper.render.figures import figure_files
 from seqdefer.paper.render.latex import latex_of
-from seqdefer.paper.render.tables import Cell, Grid, layout_study, layout_verdicts, split_groups
+from seqdefer.paper.render.tables import Cell, Grid, layout_studies, layout_verdicts, split_groups
 from seqdefer.storage.files import write_aside, write_text
 
 if TYPE_CHECKING:
@@ -28,15 +28,19 @@ VERDICTS = "verdicts"
 MAX_NAME_LENGTH = 24  # longer names wrap in the terminal
 
 
-def write_study(study: Study, folder: Path, *, figures: bool = True) -> list[Path]:
-    """Write NAME.json, .csv, .tex, .pdf and .svg. Figures come last: without matplotlib the others exist already."""
-    base = folder / study.name
-    written = [
-        save(study, base.with_suffix(".json")),
-        _write_bytes(base.with_suffix(".csv"), csv_of(study).encode()),
-        write_text(base.with_suffix(".tex"), latex_of(layout_study(study))),
-    ]
-    drawn = figure_files(study) if figures else {}
+def write_studies(studies: Sequence[Study], folder: Path, *, figures: bool = True) -> list[Path]:
+    """Write RECIPE/NAME.json and .csv for each study of one name; NAME.tex, .pdf and .svg show them together.
+
+    Figures come last: without matplotlib the others exist already."""
+    written, base = [], folder / studies[0].name
+    for study in studies:
+        own = folder / study.recipe / study.name
+        written += [
+            save(study, own.with_suffix(".json")),
+            _write_bytes(own.with_suffix(".csv"), csv_of(study).encode()),
+        ]
+    written.append(write_text(base.with_suffix(".tex"), latex_of(layout_studies(studies))))
+    drawn = figure_files(studies) if figures else {}
     return written + [_write_bytes(base.with_suffix(ending), data) for ending, data in drawn.items()]
 
 
@@ -67,8 +71,10 @@ def csv_of(study: Study) -> str:
     """Return RFC 4180 text with a line for each row of the study, or for each point of its curves."""
     if study.lines:
         return _csv([point for line in study.lines for point in _points(line)])
-    varied = list(dict.fromkeys(key for row in study.rows for key in row.varied))
-    return _csv([_flat_row(row, varied) for row in study.rows])
+    varied, trained = (
+        list(dict.fromkeys(key for row in study.rows for key in getattr(row, name))) for name in ("varied", "training")
+    )
+    return _csv([_flat_row(row, varied, trained) for row in study.rows])
 
 
 def _points(line: Line) -> list[dict[str, Any]]:
@@ -77,7 +83,7 @@ def _points(line: Line) -> list[dict[str, Any]]:
     return [{**names, "deferred": x, "loss_mean": mean, "loss_std": std} for x, mean, std in points]
 
 
-def _flat_row(row: Row, varied: Iterable[str]) -> dict[str, Any]:
+def _flat_row(row: Row, varied: Iterable[str], trained: Iterable[str]) -> dict[str, Any]:
     numbers = ("is_default", "is_chosen", "audc_mean", "audc_std", "improvement_mean", "improvement_std")
     papers = ("audc", "audc_std", "improvement", "improvement_std")
     return {
@@ -86,6 +92,8 @@ def _flat_row(row: Row, varied: Iterable[str]) -> dict[str, Any]:
         **{name: getattr(row, name) for name in numbers},
         "improvements": ";".join(map(repr, row.improvements)),
         "validation": row.validation,
+        "headroom": row.headroom,
+        **{name: row.training.get(name) for name in trained},
         **{f"paper_{name}": getattr(row.paper, name, None) for name in papers},
     }
 
@@ -94,7 +102,7 @@ def verdicts_csv_of(judgements: Judgements) -> str:
     """Return a line for each contrast; a judgement without contrasts has one line."""
     lines = []
     for row in judgements.judgements:
-        claim = {"claim": row.claim, "statement": row.statement, "task": row.task, "verdict": row.verdict}
+        claim = {name: getattr(row, name) for name in ("claim", "statement", "task", "recipe", "verdict")}
         for contrast in row.contrasts or (None,):
             numbers = {name: getattr(contrast, name, None) for name in ("first", "second", "difference", "low", "high")}
             lines.append({**claim, **numbers, "reason": row.reason})
@@ -148,13 +156,13 @@ def markdown_row(cells: Iterable[str]) -> str:
 # --- the terminal ----------------------------------------------------------------------------------------------------
 
 
-def tables_of(record: Study | Judgements, width: int = 80) -> list[Table]:
+def tables_of(records: Sequence[Study] | Judgements, width: int = 80) -> list[Table]:
     """Return tables for a console of `width` characters. A wider grid is split into a table per group of columns."""
     from rich.console import Console
 
     ruler = Console(width=10_000)
     tables: list[Table] = []
-    for grid in layout_study(record) if isinstance(record, Study) else [layout_verdicts(record)]:
+    for grid in [layout_verdicts(records)] if isinstance(records, Judgements) else layout_studies(records):
         whole = _rich_table(grid)
         fits = ruler.measure(whole).maximum <= width
         tables += [whole] if fits else map(_rich_table, split_groups(grid))

@@ -1,6 +1,7 @@
-"""The tables of the studies as grids of text, with the paper's figures beside ours.
+"""The tables of the studies as grids of text: as published, ours, and the paper's figures beside each other.
 
-    for grid in layout_study(load_study("runs/reproduce/table1.json")):
+    studies = [load_study(f"runs/reproduce/{recipe}/table1.json") for recipe in ("published", "ours")]
+    for grid in layout_studies(studies):
         print(grid.title, [column.heading for column in grid.columns])
 
 Grids are built column by column, because the best number of a column is bold. `latex.py` and `files.py` write them.
@@ -10,21 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from seqdefer.errors import unknown
 from seqdefer.evaluation.results import Block
 from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study
+from seqdefer.recipes import IN_WORDS
 from seqdefer.report.markup import number
 from seqdefer.report.style import BLOCKS, decimals_for, group_by_block
 
 BUDGETS = (0, 10, 20, 50, 100)  # percent of the tokens
+TRAINING_HEADINGS = {"epochs": "epochs", "best_epoch": "best epoch"}
+TRAINING_REMARK = "Epochs until training stopped, and the one whose weights were kept, means over the runs."
 STRATEGY_NAMES = {"free": "no teacher forcing", "teacher": "teacher forcing", "scheduled": "scheduled sampling"}
-CHOSEN_MARK, DEFAULT_MARK, NOT_MEASURED = "*", "†", "–"
+CHOSEN_MARK, DEFAULT_MARK, RULE_MARK, NOT_MEASURED = "*", "†", "‡", "–"
 LEARNED = ("OneTimeModel", "OneTimeCost")  # methods with a column of validation figures
 MAX_CONTRASTS = 3  # per claim, the weakest; verdicts.json and .csv hold all
 MULTIPLE = "times the mean gain"  # the unit of alpha_1: the mean gain of the expert
 PERCENT_REMARK = "%: improvement over Random."
+HEADROOM_REMARK = "Headroom: the share of the improvement that an expert for nothing would give (OptimalFree)."
+PSI_NAMES = {"cross_entropy": "cross-entropy", "mean_absolute_error": "mean absolute error"}
 BEST_REMARK = "Bold: best of its block."
 Item = TypeVar("Item")
 
@@ -142,9 +148,15 @@ def split_groups(grid: Grid) -> list[Grid]:
 # --- records, for tables and figures ---------------------------------------------------------------------------------
 
 
-def measured_tasks(study: Study) -> list[str]:
-    known = {record.task for record in study.lines or study.rows}
-    return [task for task in study.tasks if task in known]
+def measured_tasks(studies: Iterable[Study]) -> list[str]:
+    """Return the tasks of any of the studies."""
+    known = {record.task for study in studies for record in study.lines or study.rows}
+    return [task for task in dict.fromkeys(task for study in studies for task in study.tasks) if task in known]
+
+
+def measured_parts(studies: Sequence[Study]) -> list[tuple[Study, str]]:
+    """Return the studies and tasks that were measured, recipe by recipe."""
+    return [(study, task) for study in studies for task in measured_tasks([study])]
 
 
 def rows_of_task(study: Study, task: str) -> list[Row]:
@@ -155,8 +167,9 @@ def methods_by_block(records: Iterable[Row | Line]) -> dict[Block, list[str]]:
     return group_by_block((record.method, record.granularity) for record in records)
 
 
-def inputs_of(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(str(row.varied["inputs"]) for row in rows if row.varied))
+def all_rows(studies: Sequence[Study], task: str) -> list[Row]:
+    """Return the rows of all studies, ours first: it has all the methods, in order."""
+    return [row for study in reversed(studies) for row in rows_of_task(study, task)]
 
 
 def network_of(row: Row) -> tuple[str, str]:
@@ -169,12 +182,13 @@ def network_of(row: Row) -> tuple[str, str]:
 
 
 def layout_verdicts(judgements: Judgements) -> Grid:
-    """Lay out a band for each claim and a row for each task."""
+    """Lay out a band for each claim and a row for each task and recipe."""
     columns = (
-        Column("Claim", align="left", width=0.24),
+        Column("Claim", align="left", width=0.22),
         Column("Task", align="left"),
+        Column("Recipe", align="left"),
         Column("Verdict", align="left"),
-        Column("Difference in points of % improvement [95 % interval]", align="left", width=0.3),
+        Column("Difference in points of % improvement [95 % interval]", align="left", width=0.28),
         Column("Likely reason", align="left", width=0.18),
     )
     claims: dict[str, list[Judgement]] = {}
@@ -192,7 +206,8 @@ def _verdict_cells(judgement: Judgement, is_first: bool) -> tuple[Cell, ...]:
     if len(weakest) > MAX_CONTRASTS:
         lines.append(f"and {len(weakest) - MAX_CONTRASTS} stronger ones")
     statement = judgement.statement if is_first else ""
-    return tuple(map(Cell, (statement, judgement.task, judgement.verdict, "\n".join(lines), judgement.reason)))
+    recipe, differences = IN_WORDS.get(judgement.recipe, judgement.recipe), "\n".join(lines)
+    return tuple(map(Cell, (statement, judgement.task, recipe, judgement.verdict, differences, judgement.reason)))
 
 
 def _contrast_text(contrast: Contrast) -> str:
@@ -204,26 +219,30 @@ def _contrast_text(contrast: Contrast) -> str:
 # --- studies ---------------------------------------------------------------------------------------------------------
 
 
-def layout_study(study: Study) -> list[Grid]:
-    """Lay out one grid for table 1, and one per task for the other studies."""
-    if study.name == "table1":
-        return [_table1(study)]
-    layouts = {"figure-curves": _curves, "table-handoffs": _sweep, "figure-alpha": _sweep, "table-ablation": _ablation}
-    if study.name not in layouts:
-        raise unknown("study", study.name, ["table1", *layouts])
-    return [layouts[study.name](study, task) for task in measured_tasks(study)]
+def layout_studies(studies: Sequence[Study]) -> list[Grid]:
+    """Lay out the studies of one name by several recipes: a grid for each task, or for each task and recipe."""
+    joint = {"table1": _table1, "table-handoffs": _hand_offs, "table-psi": _psis, "table-ablation": _ablation}
+    apart = {"figure-curves": _curves, "figure-alpha": _alphas}
+    name = studies[0].name
+    if name in joint:
+        return [joint[name](studies, task) for task in measured_tasks(studies)]
+    if name in apart:
+        return [apart[name](study, task) for study, task in measured_parts(studies)]
+    raise unknown("study", name, [*joint, *apart])
 
 
-def _table1(study: Study) -> Grid:
-    blocks = methods_by_block(study.rows)
+def _table1(studies: Sequence[Study], task: str) -> Grid:
+    blocks = methods_by_block(all_rows(studies, task))
     filled = [text_column(Column("Method", align="left"), map(Rows, blocks.values()))]
-    for task in study.tasks:
+    papers: list[FilledColumn] = []
+    for study in studies:
         rows = {row.method: row for row in rows_of_task(study, task)}
         bands = [Rows([rows.get(name) for name in names], block != "reference") for block, names in blocks.items()]
-        filled += [_areas(study, task, bands), *_improvements(study, task, bands)]
+        filled += _outcomes(study, IN_WORDS[study.recipe], bands)
+        papers = papers or [_papers(bands)] * _has_papers(studies, task)
     area = "AUDC: area under the deferral curve, lower is better."
-    caption = _caption(study, None, area, PERCENT_REMARK, BEST_REMARK)
-    return make_grid(study.name, study.title, caption, filled, map(BLOCKS.__getitem__, blocks))
+    remarks = (area, PERCENT_REMARK, HEADROOM_REMARK, BEST_REMARK)
+    return _task_grid(studies, task, remarks, filled + papers, map(BLOCKS.__getitem__, blocks))
 
 
 def _curves(study: Study, task: str) -> Grid:
@@ -235,7 +254,7 @@ def _curves(study: Study, task: str) -> Grid:
     filled = [text_column(Column("Method", align="left"), map(Rows, blocks.values()))]
     filled += [_losses_at(study, bands, budget, decimals) for budget in BUDGETS]
     remark = f"Loss ({study.tasks[task].loss_unit}) by the share of the tokens that the expert writes."
-    return _task_grid(study, task, (remark, BEST_REMARK), filled, map(BLOCKS.__getitem__, blocks))
+    return _task_grid([study], task, (remark, BEST_REMARK), filled, map(BLOCKS.__getitem__, blocks))
 
 
 def _losses_at(study: Study, bands: Sequence[Rows[Line]], budget: int, decimals: int) -> FilledColumn:
@@ -246,55 +265,115 @@ def _losses_at(study: Study, bands: Sequence[Rows[Line]], budget: int, decimals:
     return number_column(Column(f"{budget} %"), bands, lambda line: at(line.mean), min, spread, decimals)
 
 
-def _sweep(study: Study, task: str) -> Grid:
-    """Lay out a row for each value of the setting that is swept, and columns for each method."""
-    is_alpha = study.name == "figure-alpha"  # which the paper draws without printing numbers
-    settings = {"times": MULTIPLE, "alpha": "α₁", "alpha_token": "α_L"} if is_alpha else {"hand_offs": "|J|"}
-    rows, swept = rows_of_task(study, task), next(iter(settings))
-    values = sorted({row.varied[swept] for row in rows})
-    lines = [[row for row in rows if row.varied[swept] == value] for value in values]
-    filled = []
-    for key, heading in settings.items():
-        marks = [_default_mark(line) if key == swept else "" for line in lines]
-        texts = [f"{line[0].varied[key]:.4g}{mark}" for line, mark in zip(lines, marks, strict=True)]
-        filled.append(text_column(Column(heading), [Rows(texts)]))
-    for method in dict.fromkeys(row.method for row in rows):
-        band = Rows([next((row for row in line if row.method == method), None) for line in lines])
-        filled += _improvements(study, method, [band], has_validation=method in LEARNED, has_paper=not is_alpha)
-    default = "the rule of thumb" if is_alpha else "the default"
-    return _task_grid(study, task, (PERCENT_REMARK, "Bold: best of its column.", *_marks(rows, default)), filled)
+def _hand_offs(studies: Sequence[Study], task: str) -> Grid:
+    """Lay out a row for each size of J, and columns for each method by each recipe."""
+    rows = all_rows(studies, task)
+    sizes, methods = sorted({row.varied["hand_offs"] for row in rows}), dict.fromkeys(row.method for row in rows)
+
+    def band(study: Study, method: str) -> list[Rows[Row]]:
+        known = {row.varied["hand_offs"]: row for row in rows_of_task(study, task) if row.method == method}
+        return [Rows([known.get(size) for size in sizes])]
+
+    filled = [text_column(Column("|J|"), [Rows(sizes)])]
+    for study in studies:
+        for method in methods:
+            if any(band(study, method)[0].items):
+                group = f"{IN_WORDS[study.recipe]}: {method}"
+                filled += _improvements(study, group, band(study, method), has_validation=method in LEARNED)
+    filled += [_papers(band(studies[0], method), method) for method in methods if _has_papers(studies, task)]
+    marks = _marks(rows, "the recipe's choice")
+    return _task_grid(studies, task, (PERCENT_REMARK, "Bold: best of its column.", *marks), filled)
 
 
-def _ablation(study: Study, task: str) -> Grid:
-    """Lay out a row for each network and baseline, and columns for each set of inputs; the paper's come last."""
+def _alphas(study: Study, task: str) -> Grid:
+    """Lay out a row for each alpha_1 and a column for each size of J; the paper draws them without numbers."""
     rows = rows_of_task(study, task)
-    networks: dict[str, dict[Any, Row]] = {}
-    for row in rows:
-        if row.varied:
-            networks.setdefault(", ".join(network_of(row)), {})[row.varied["inputs"]] = row
-    baselines = [row for row in rows if not row.varied]
-    names = [f"{name}{_default_mark(variants.values())}" for name, variants in networks.items()]
-    methods = [row.method for row in baselines]
-    filled = [text_column(Column("Method", align="left"), [Rows(names), Rows(methods)])]
-    for inputs in inputs_of(rows):
-        # Baselines see no inputs: they show the same figure in every group.
-        bands = [Rows([variants.get(inputs) for variants in networks.values()]), Rows(baselines, has_best=False)]
-        group = f"inputs: {inputs}"
-        filled += [_areas(study, group, bands), *_improvements(study, group, bands, has_paper=False)]
-    papers = [next((row for row in variants.values() if row.paper), None) for variants in networks.values()]
-    filled.append(text_column(Column("paper %"), [Rows(papers), Rows(baselines)], _paper_text))
-    marks = _marks([row for row in rows if row.varied], "the default")
-    return _task_grid(study, task, (PERCENT_REMARK, "Bold: best network.", *marks), filled)
+    sizes = sorted({row.varied["hand_offs"] for row in rows})
+    alphas = list({row.varied["alpha"]: row for row in sorted(rows, key=lambda row: row.varied["alpha"])}.values())
+    times = [f"{row.varied['times']:.4g}" + f" {RULE_MARK}" * row.varied["is_rule"] for row in alphas]
+    filled = [text_column(Column(MULTIPLE), [Rows(times)])]
+    for key, heading in {"alpha": "α₁", "alpha_token": "α_L"}.items():
+        filled.append(text_column(Column(heading), [Rows([f"{row.varied[key]:.4g}" for row in alphas])]))
+    for size in sizes:
+        known = {row.varied["alpha"]: row for row in rows if row.varied["hand_offs"] == size}
+        band = Rows([known.get(row.varied["alpha"]) for row in alphas])
+        filled += _improvements(study, f"|J| = {size}", [band], has_validation=len(sizes) == 1)
+    remarks = [PERCENT_REMARK, "Bold: best of its column.", *_marks(rows, "the recipe's choice")]
+    return _task_grid([study], task, [*remarks, f"{RULE_MARK}: the rule of thumb."], filled)
+
+
+def _psis(studies: Sequence[Study], task: str) -> Grid:
+    """Lay out a row for each surrogate of one-time deferral."""
+    names = list(dict.fromkeys(row.varied["psi"] for row in all_rows(studies, task)))
+    shown = [PSI_NAMES.get(name, name) for name in names]
+    filled = [text_column(Column("Surrogate", align="left"), [Rows(shown)])]
+    for study in studies:
+        known = {row.varied["psi"]: row for row in rows_of_task(study, task)}
+        filled += _outcomes(study, IN_WORDS[study.recipe], [Rows([known.get(name) for name in names])])
+    marks = _marks(all_rows(studies, task), "the recipe's choice")
+    remarks = (PERCENT_REMARK, HEADROOM_REMARK, "Bold: best of its column.", *marks)
+    return _task_grid(studies, task, [*remarks, *_contrast_remarks(studies, task)], filled)
+
+
+def _contrast_remarks(studies: Sequence[Study], task: str) -> list[str]:
+    contrasts = [(study, one) for study in studies for one in study.contrasts if one.task == task]
+    return [f"{IN_WORDS[study.recipe].capitalize()}, {_contrast_text(one)}." for study, one in contrasts]
+
+
+def _ablation(studies: Sequence[Study], task: str) -> Grid:
+    """Lay out a row for each network and baseline, and columns for each recipe; the paper's come last."""
+
+    def name_of(row: Row) -> str:
+        return ", ".join(network_of(row)) if row.varied else row.method
+
+    rows = all_rows(studies, task)
+    networks, baselines = (
+        list(dict.fromkeys(name_of(row) for row in rows if bool(row.varied) is is_network))
+        for is_network in (True, False)
+    )
+    filled = [text_column(Column("Method", align="left"), [Rows(networks), Rows(baselines)])]
+    papers: list[FilledColumn] = []
+    for study in studies:
+        known = {name_of(row): row for row in rows_of_task(study, task)}
+        bands = [Rows(list(map(known.get, networks))), Rows(list(map(known.get, baselines)), has_best=False)]
+        group = IN_WORDS[study.recipe]
+        filled += [_areas(study, group, bands), *_improvements(study, group, bands)]
+        for fact, heading in TRAINING_HEADINGS.items():
+            if any(fact in row.training for row in known.values()):
+                filled.append(text_column(Column(heading, group), bands, _training_text(fact)))
+        papers = papers or [_papers(bands)] * _has_papers(studies, task)
+    return _task_grid(studies, task, (PERCENT_REMARK, "Bold: best network.", TRAINING_REMARK), filled + papers)
+
+
+def _training_text(fact: str) -> Callable[[Row], str]:
+    return lambda row: number(row.training[fact], 1) if fact in row.training else ""
 
 
 def _task_grid(
-    study: Study, task: str, remarks: Iterable[str], filled: Sequence[FilledColumn], titles: Iterable[str] | None = None
+    studies: Sequence[Study],
+    task: str,
+    remarks: Iterable[str],
+    filled: Sequence[FilledColumn],
+    titles: Iterable[str] | None = None,
 ) -> Grid:
-    caption = _caption(study, task, *remarks)
-    return make_grid(f"{study.name}-{task}", f"{study.title} ({task})", caption, filled, titles)
+    """Make a grid; one of several recipes names them in its columns, one of a single recipe in its title."""
+    first, recipes = studies[0], "" if len(studies) > 1 else f", {IN_WORDS[studies[0].recipe]}"
+    name = f"{first.name}-{task}" + ("" if len(studies) > 1 else f"-{first.recipe}")
+    caption = _caption(next(study for study in studies if task in study.instances), task, *remarks)
+    return make_grid(name, f"{first.title} ({task}{recipes})", caption, filled, titles)
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def _outcomes(study: Study, group: str, bands: Sequence[Rows[Row]]) -> list[FilledColumn]:
+    """Return the columns of area, improvement and headroom."""
+    headroom = text_column(Column("% of headroom", group), bands, _headroom_text)
+    return [_areas(study, group, bands), *_improvements(study, group, bands), headroom]
+
+
+def _headroom_text(row: Row) -> str:
+    return "" if row.headroom is None else number(row.headroom, 0)
 
 
 def _areas(study: Study, group: str, bands: Sequence[Rows[Row]]) -> FilledColumn:
@@ -304,20 +383,27 @@ def _areas(study: Study, group: str, bands: Sequence[Rows[Row]]) -> FilledColumn
 
 
 def _improvements(
-    study: Study, group: str, bands: Sequence[Rows[Row]], *, has_validation: bool = False, has_paper: bool = True
+    study: Study, group: str, bands: Sequence[Rows[Row]], *, has_validation: bool = False
 ) -> list[FilledColumn]:
-    """Return our column, that of validation data, which then carries the mark of the choice, and the paper's."""
+    """Return our column and that of validation data, which then carries the mark of the choice."""
     spread: Callable[[Row], str] = _spread(study, lambda row: row.improvement_std)
 
     def after(row: Row) -> str:
-        return spread(row) + ("" if has_validation else _chosen_mark(row))
+        return spread(row) + ("" if has_validation else _chosen_mark(row)) + _default_mark(row)
 
     def validation(row: Row) -> str:
         return ("" if row.validation is None else number(row.validation, 2)) + _chosen_mark(row)
 
     filled = [number_column(Column("%", group), bands, lambda row: row.improvement_mean, max, after)]
-    filled += [text_column(Column("validation %", group), bands, validation)] if has_validation else []
-    return filled + ([text_column(Column("paper %", group), bands, _paper_text)] if has_paper else [])
+    return filled + ([text_column(Column("validation %", group), bands, validation)] if has_validation else [])
+
+
+def _has_papers(studies: Sequence[Study], task: str) -> bool:
+    return any(row.paper for row in all_rows(studies, task))
+
+
+def _papers(bands: Iterable[Rows[Row]], heading: str = "") -> FilledColumn:
+    return text_column(Column(f"{heading} %".strip(), "the paper"), bands, _paper_text)
 
 
 def _paper_text(row: Row) -> str:
@@ -331,8 +417,8 @@ def _chosen_mark(row: Row) -> str:
     return f" {CHOSEN_MARK}" if row.is_chosen else ""
 
 
-def _default_mark(rows: Iterable[Row]) -> str:
-    return f" {DEFAULT_MARK}" if any(row.is_default for row in rows) else ""
+def _default_mark(row: Row) -> str:
+    return f" {DEFAULT_MARK}" if row.is_default and row.varied else ""
 
 
 def _marks(rows: Sequence[Row], default: str) -> list[str]:
@@ -346,11 +432,9 @@ def _spread(study: Study, std: Callable[[Item], float], decimals: int = 2) -> Ca
     return lambda item: f" ({number(std(item), decimals)})" if study.seeds > 1 else ""
 
 
-def _caption(study: Study, task: str | None, *remarks: str) -> str:
-    counts = {name: study.instances[name] for name in study.tasks if task in (None, name)}
-    alike = len(set(counts.values())) == 1
-    instances = str(next(iter(counts.values()))) if alike else ", ".join(f"{n} ({name})" for name, n in counts.items())
+def _caption(study: Study, task: str, *remarks: str) -> str:
     mean = "Mean (standard deviation) over" if study.seeds > 1 else "From"
+    instances = study.instances[task]
     return " ".join((f"{mean} {_runs(study.seeds)} of {instances} test instances, preset {study.preset}.", *remarks))
 
 
