@@ -54,6 +54,8 @@ def _parser() -> Parser:
     parser.add_argument("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help=words)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/reproduce-PRESET)")
     parser.add_argument("--no-figures", action="store_true", help="no PDF and SVG, which need the extra 'figures'")
+    words = "processes that fit and measure; each needs memory for the models (1)"
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help=words)
     add_common(parser, "the studies as JSON, one per line, instead of tables")
     add_executor(parser, store="TASK/labels, in the folder of --out")
     return parser
@@ -62,9 +64,9 @@ def _parser() -> Parser:
 def reproduce(arguments: list[str]) -> int:
     from rich.console import Console
 
+    from seqdefer.paper.labs import BOTH, Choices
     from seqdefer.paper.records import Judgements, Study
     from seqdefer.paper.render.files import tables_of
-    from seqdefer.paper.reproduce import BOTH, Choices
     from seqdefer.paper.reproduce import reproduce as reproduce_paper
     from seqdefer.storage.records import to_plain
 
@@ -72,7 +74,7 @@ def reproduce(arguments: list[str]) -> int:
     choices = Choices(
         chosen.preset, chosen.seeds, chosen.instances, chosen.tasks,
         recipes=BOTH if chosen.recipe is None else chosen.recipe, options=_set_options(chosen.set),
-        device=chosen.device, figures=not chosen.no_figures, labelling=chosen_executor(chosen),
+        device=chosen.device, jobs=chosen.jobs, figures=not chosen.no_figures, labelling=chosen_executor(chosen),
     )  # fmt: skip
     folder = chosen.out or Path("runs") / f"reproduce-{chosen.preset}"
 

@@ -99,6 +99,7 @@ class Lab:
         self.entry, self.task, self.settings, self.folder, self.clock = entry, task, settings, folder, clock
         self.seconds: dict[str, float] = {}  # by stage, of all requested cells, also of stored ones
         self._counted: set[str] = set()
+        self._store = Store(folder / "cells")
         self.splits = Splits(
             task, folder, clock, seeds=settings.seeds, instances=settings.instances, rollouts=settings.rollouts,
             labels=labels,
@@ -108,11 +109,16 @@ class Lab:
     def cell(self, variant: Variant, method: str, seed: int) -> MeasuredCell:
         """Return a cell; measure it where it is not stored."""
         _ = self.facts
-        key = [asdict(variant), method, seed, _key_of(self._settings(variant, method))]
-        found = self._stored(key, lambda: self._measure(variant, method, seed), method)
+        found = self._stored(self._key(variant, method, seed), lambda: self._measure(variant, method, seed), method)
         validation, training = float(found.pop("validation")), found.pop("training").tolist()
         facts = dict(zip(TRAINING_FACTS, training, strict=False))  # none of methods without a network
         return MeasuredCell(_unpack(found), None if np.isnan(validation) else validation, facts)
+
+    def is_stored(self, variant: Variant, method: str, seed: int) -> bool:
+        return self._store.path(fingerprint(self.name, self._key(variant, method, seed))).is_file()
+
+    def _key(self, variant: Variant, method: str, seed: int) -> list[Any]:
+        return [asdict(variant), method, seed, _key_of(self._settings(variant, method))]
 
     def run(self, seed: int, wanted: Mapping[str, tuple[Variant, str]]) -> Run:
         """Return the sweeps of several cells by label, over the same test instances."""
@@ -227,7 +233,7 @@ class Lab:
             return {**made, "seconds": torch.tensor(time.perf_counter() - start, dtype=torch.float64)}
 
         name = fingerprint(self.name, key)
-        found = Store(self.folder / "cells").load_or_make(name, make_timed)
+        found = self._store.load_or_make(name, make_timed)
         seconds = float(found.pop("seconds"))
         if name not in self._counted:
             self._counted.add(name)

@@ -47,6 +47,7 @@ class ReproductionPlan:
     tasks: Mapping[str, TaskPlan]
     times: tuple[float, ...]  # alpha_1 in multiples of the expert's mean gain
     ablated_task: str
+    crossed_recipes: tuple[str, ...] = ("published",)  # alpha_1 by |J|, as in the paper; attention would take hours
 
     def tasks_of(self, study: str) -> list[str]:
         if study == "table-ablation":

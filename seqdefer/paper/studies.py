@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from seqdefer.evaluation.curves import Run, curve_of, free_curve, improvement, paired_bootstrap, random_curve
@@ -18,6 +19,7 @@ from seqdefer.evaluation.published import (
     published_hand_offs,
 )
 from seqdefer.evaluation.results import PaperFigure, Results, Units, mean_and_std, summarise
+from seqdefer.paper.cells import WantedCell
 from seqdefer.paper.lab import DEFAULT_VARIANT, Lab, Variant
 from seqdefer.paper.plan import ARCHITECTURES, PSIS, STRATEGIES, TITLES, ReproductionPlan
 from seqdefer.paper.records import Contrast, Line, Row, Study, StudyTask
@@ -58,14 +60,8 @@ class Studies:
     def __init__(
         self, plan: ReproductionPlan, preset: str, recipe: str, seeds: int, labs: Callable[[str], Lab], meter: Meter
     ) -> None:
-        self.plan, self.preset, self.recipe, self.seeds, self.labs, self.meter = (
-            plan,
-            preset,
-            recipe,
-            seeds,
-            labs,
-            meter,
-        )
+        self.plan, self.preset, self.recipe = plan, preset, recipe
+        self.seeds, self.labs, self.meter = seeds, labs, meter
 
     def make(self, name: str, tasks: Sequence[str]) -> Study:
         """Make a study on some tasks, from stored cells where they exist."""
@@ -78,6 +74,26 @@ class Studies:
             "table-ablation": self.ablation,
         }
         return join_studies([makers[name](self.labs(task)) for task in tasks])
+
+    def cells(self, wanted: Mapping[str, Sequence[str]]) -> list[WantedCell]:
+        """Return the cells that studies need and that are not stored; `wanted` has the tasks by study."""
+        cells = []
+        for name, tasks in wanted.items():
+            for lab in map(self.labs, tasks):
+                for row, seed in product(self._planned(name, lab), range(self.seeds)):
+                    if not lab.is_stored(row.variant, row.method, seed):
+                        cells.append(WantedCell(lab.task.name, self.recipe, row.variant, row.method, seed))
+        return cells
+
+    def _planned(self, name: str, lab: Lab) -> list[PlannedRow]:
+        planners: dict[str, Callable[[Lab], list[PlannedRow]]] = {
+            "table-handoffs": self._planned_sizes,
+            "figure-alpha": self._planned_alphas,
+            "table-psi": self._planned_psis,
+            "table-ablation": self._planned_networks,
+        }
+        every_method = [PlannedRow(method, DEFAULT_VARIANT, method, {}) for method in lab.methods]
+        return planners[name](lab) if name in planners else every_method
 
     def table1(self, lab: Lab) -> Study:
         _, measured = self._all_methods(lab)
@@ -126,9 +142,17 @@ class Studies:
         return results, MeasuredRows(rows, runs)
 
     def hand_offs(self, lab: Lab) -> Study:
-        full, chosen = lab.n_positions, lab.size(DEFAULT_VARIANT)
-        sizes = self._sizes(lab)
-        planned = [
+        full, sizes = lab.n_positions, self._sizes(lab)
+        measured = _with_choices(self._measure(lab, self._planned_sizes(lab)))
+        learned = [name for name in ONE_TIME_LEARNED if name in lab.methods]
+        pairs = [(size_label(name, size), size_label(name, full)) for name in learned for size in sizes if size < full]
+        confidence = [name for name in ONE_TIME_CONFIDENCE if name in lab.methods]
+        pairs += [(size_label("OneTimeModel", size), size_label(other, size)) for size in sizes for other in confidence]
+        return self._study("table-handoffs", lab, measured.rows, contrasts=self._contrasts(lab, measured.runs, pairs))
+
+    def _planned_sizes(self, lab: Lab) -> list[PlannedRow]:
+        chosen = lab.size(DEFAULT_VARIANT)
+        return [
             PlannedRow(
                 label=size_label(method, size),
                 variant=_sized(lab, size),
@@ -137,16 +161,10 @@ class Studies:
                 paper=published_hand_offs(lab.task.name, method, size) if lab.task.has_published_figures else None,
                 is_default=size == chosen,
             )
-            for size in sizes
+            for size in self._sizes(lab)
             for method in ONE_TIME
             if method in lab.methods
         ]
-        measured = _with_choices(self._measure(lab, planned))
-        learned = [name for name in ONE_TIME_LEARNED if name in lab.methods]
-        pairs = [(size_label(name, size), size_label(name, full)) for name in learned for size in sizes if size < full]
-        confidence = [name for name in ONE_TIME_CONFIDENCE if name in lab.methods]
-        pairs += [(size_label("OneTimeModel", size), size_label(other, size)) for size in sizes for other in confidence]
-        return self._study("table-handoffs", lab, measured.rows, contrasts=self._contrasts(lab, measured.runs, pairs))
 
     def _sizes(self, lab: Lab) -> list[int]:
         """Return the sizes of J to measure: those of the plan, that of the recipe, and all positions."""
@@ -154,12 +172,27 @@ class Studies:
         return sorted({*planned, lab.size(DEFAULT_VARIANT), lab.n_positions})
 
     def alpha(self, lab: Lab) -> Study:
-        """Cross alpha_1 with the size of J; where the plan has no sizes, only alpha_1 varies."""
+        planned = self._planned_alphas(lab)
+        measured = _with_choices(self._measure(lab, planned))
+        (usual,) = (row for row in planned if row.is_default)
+        rivals = [row for row in planned if row.varied["hand_offs"] == usual.varied["hand_offs"] and row is not usual]
+        gain = f"the expert's mean gain over the training examples, {lab.unit:.4g}"
+        unit = gain if lab.facts.gain > 0 else "the unit of the loss, since the expert's mean gain is not above 0"
+        note = (
+            f"{lab.task.name}: the unit of alpha_1 is {unit}; the rule of thumb, the median gain, is "
+            f"{lab.facts.rule:.4g}; the recipe's alpha_1 is {lab.alpha(DEFAULT_VARIANT):.4g}."
+        )
+        contrasts = self._contrasts(lab, measured.runs, [(usual.label, row.label) for row in rivals])
+        return self._study("figure-alpha", lab, measured.rows, contrasts=contrasts, notes=(note,))
+
+    def _planned_alphas(self, lab: Lab) -> list[PlannedRow]:
+        """Cross alpha_1 with the size of J where the plan says so; elsewhere only alpha_1 varies."""
         default = lab.alpha(DEFAULT_VARIANT)
-        sizes = self._sizes(lab) if self.plan.tasks[lab.task.name].hand_offs else [lab.size(DEFAULT_VARIANT)]
+        is_crossed = self.recipe in self.plan.crossed_recipes and self.plan.tasks[lab.task.name].hand_offs
+        sizes = self._sizes(lab) if is_crossed else [lab.size(DEFAULT_VARIANT)]
         times = dict.fromkeys((*self.plan.times, lab.facts.rule / lab.unit))
         alphas = {one * lab.unit: one for one in times if one * lab.unit != default}  # the rule may be 0
-        planned = [
+        return [
             PlannedRow(
                 label=_alpha_label(lab, variant),
                 variant=variant,
@@ -179,20 +212,15 @@ class Studies:
                 [_sized(lab, size), *(replace(_sized(lab, size), times=one) for one in alphas.values())], key=lab.alpha
             )
         ]
-        measured = _with_choices(self._measure(lab, planned))
-        (usual,) = (row for row in planned if row.is_default)
-        rivals = [row for row in planned if row.varied["hand_offs"] == usual.varied["hand_offs"] and row is not usual]
-        gain = f"the expert's mean gain over the training examples, {lab.unit:.4g}"
-        unit = gain if lab.facts.gain > 0 else "the unit of the loss, since the expert's mean gain is not above 0"
-        note = (
-            f"{lab.task.name}: the unit of alpha_1 is {unit}; the rule of thumb, the median gain, is "
-            f"{lab.facts.rule:.4g}; the recipe's alpha_1 is {default:.4g}."
-        )
-        contrasts = self._contrasts(lab, measured.runs, [(usual.label, row.label) for row in rivals])
-        return self._study("figure-alpha", lab, measured.rows, contrasts=contrasts, notes=(note,))
 
     def psi(self, lab: Lab) -> Study:
-        planned = [
+        planned = self._planned_psis(lab)
+        measured = _with_choices(self._measure(lab, planned))
+        contrasts = self._contrasts(lab, measured.runs, [(planned[0].label, planned[1].label)])
+        return self._study("table-psi", lab, measured.rows, contrasts=contrasts)
+
+    def _planned_psis(self, lab: Lab) -> list[PlannedRow]:
+        return [
             PlannedRow(
                 label=f"OneTimeModel, {psi}",
                 variant=DEFAULT_VARIANT if psi == lab.settings.psi else Variant(psi=psi),
@@ -202,36 +230,9 @@ class Studies:
             )
             for psi in PSIS
         ]
-        measured = _with_choices(self._measure(lab, planned))
-        contrasts = self._contrasts(lab, measured.runs, [(planned[0].label, planned[1].label)])
-        return self._study("table-psi", lab, measured.rows, contrasts=contrasts)
 
     def ablation(self, lab: Lab) -> Study:
-        has_papers, task = lab.task.has_published_figures, lab.task.name
-        planned = [
-            PlannedRow(
-                label=ablated_label(architecture, strategy),
-                variant=Variant(architecture=architecture, strategy=strategy),
-                method="TokenwiseModel",
-                varied={"architecture": architecture, "strategy": strategy},
-                paper=published_ablation(task, architecture, strategy) if has_papers else None,
-            )
-            for architecture in ARCHITECTURES
-            for strategy in STRATEGIES
-        ]
-        planned += [
-            PlannedRow(
-                name,
-                DEFAULT_VARIANT,
-                name,
-                {},
-                published_ablation_baseline(task, name) if has_papers else None,
-                is_default=True,
-            )
-            for name in TOKEN_CONFIDENCE
-            if name in lab.methods
-        ]
-        measured = self._measure(lab, planned)
+        measured = self._measure(lab, self._planned_networks(lab))
         pairs = [(ablated_label("lstm", one), ablated_label("mlp", one)) for one in STRATEGIES]
         pairs += [
             (ablated_label(architecture, "free"), ablated_label(architecture, other))
@@ -244,6 +245,33 @@ class Studies:
         )
         contrasts = self._contrasts(lab, measured.runs, pairs)
         return self._study("table-ablation", lab, measured.rows, contrasts=contrasts, notes=(note,))
+
+    def _planned_networks(self, lab: Lab) -> list[PlannedRow]:
+        has_papers, task = lab.task.has_published_figures, lab.task.name
+        networks = [
+            PlannedRow(
+                label=ablated_label(architecture, strategy),
+                variant=Variant(architecture=architecture, strategy=strategy),
+                method="TokenwiseModel",
+                varied={"architecture": architecture, "strategy": strategy},
+                paper=published_ablation(task, architecture, strategy) if has_papers else None,
+            )
+            for architecture in ARCHITECTURES
+            for strategy in STRATEGIES
+        ]
+        baselines = [
+            PlannedRow(
+                name,
+                DEFAULT_VARIANT,
+                name,
+                {},
+                published_ablation_baseline(task, name) if has_papers else None,
+                is_default=True,
+            )
+            for name in TOKEN_CONFIDENCE
+            if name in lab.methods
+        ]
+        return networks + baselines
 
     def _measure(self, lab: Lab, planned: Sequence[PlannedRow]) -> MeasuredRows:
         wanted = {row.label: (row.variant, row.method) for row in planned}

@@ -101,6 +101,7 @@ PLAN = ReproductionPlan(
     },
     times=(0.0, 1.0, 4.0),
     ablated_task="spell",
+    crossed_recipes=("published", "ours"),
 )
 SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS, "ours")
 

@@ -66,7 +66,7 @@ class _Worker:
         self.pipe, remote = context.Pipe()
         self.number, self.index = number, -1
         self.process = context.Process(target=_work, args=(_assign_gpu(source, number), remote), daemon=True)
-        with _block_ctrl_c():
+        with block_ctrl_c():
             self.process.start()
         remote.close()  # else the process's end of the pipe would never close here
 
@@ -141,7 +141,7 @@ def _assign_gpu(source: TaskSource, number: int) -> TaskSource:
 
 
 @contextmanager
-def _block_ctrl_c() -> Iterator[None]:
+def block_ctrl_c() -> Iterator[None]:
     """Start processes that ignore Ctrl-C: a terminal signals all processes at once, and the driver ends its workers."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -155,7 +155,7 @@ def _block_ctrl_c() -> Iterator[None]:
 
 
 def _work(source: TaskSource, pipe: Connection[Any, Any]) -> None:
-    threading.Thread(target=_exit_with_driver, daemon=True).start()
+    threading.Thread(target=exit_with_driver, daemon=True).start()
     try:
         task = source.load()
     except Exception as error:
@@ -169,7 +169,7 @@ def _work(source: TaskSource, pipe: Connection[Any, Any]) -> None:
         pipe.send(try_job(task, index, job))
 
 
-def _exit_with_driver() -> None:
+def exit_with_driver() -> None:
     """Exit even mid-job: no driver is left to receive the result."""
     driver = multiprocessing.parent_process()
     if driver is not None:

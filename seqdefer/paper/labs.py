@@ -1,0 +1,164 @@
+"""The labs of a reproduction by task and recipe, and the options that make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from seqdefer import __version__
+from seqdefer.environment import choose_device
+from seqdefer.errors import DataError, InputError, OptionError, unknown
+from seqdefer.evaluation.results import ExpertCalls, Provenance
+from seqdefer.evaluation.settings import get_recipe
+from seqdefer.labels.executors.settings import ExecutorSettings
+from seqdefer.labels.label_store import open_labels
+from seqdefer.labels.manifest import describe_options
+from seqdefer.paper.lab import Lab
+from seqdefer.paper.plan import ReproductionPlan, get_plan, settings_of
+from seqdefer.paper.records import Origins, Study, load_origins, save
+from seqdefer.progress import Clock
+from seqdefer.recipes import IN_WORDS
+from seqdefer.registry import load_task
+
+BOTH = tuple(IN_WORDS)  # recipes, in the order of the tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The options of a reproduction."""
+
+    preset: str = "paper"
+    seeds: int | None = None  # None: those of the preset
+    instances: int | None = None
+    tasks: tuple[str, ...] | None = None  # None: all tasks of a study
+    recipes: tuple[str, ...] = BOTH
+    options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # by task, as text
+    device: str = "auto"
+    figures: bool = True  # PDF and SVG
+    jobs: int = 1  # processes that fit and measure
+    labelling: ExecutorSettings = dataclasses.field(default_factory=ExecutorSettings)
+
+    @property
+    def plan(self) -> ReproductionPlan:
+        plan = get_plan(self.preset)
+        for option, given, known in (("tasks", self.tasks, plan.tasks), ("recipe", self.recipes, BOTH)):
+            if given == ():
+                raise OptionError(f"--{option} is empty; available: {', '.join(known)}")
+        for name in (*(self.tasks or ()), *self.options):
+            if name not in plan.tasks:
+                raise unknown(f"task of the preset {self.preset}", name, plan.tasks)
+        for name in self.recipes:
+            if name not in BOTH:
+                raise unknown("recipe", name, BOTH)
+        if self.jobs < 1:
+            raise OptionError(f"--jobs is {self.jobs}; it must be at least 1")
+        return plan
+
+    @property
+    def n_seeds(self) -> int:
+        return self.plan.seeds if self.seeds is None else self.seeds
+
+
+class Labs:
+    """The labs by task and recipe, made at first use."""
+
+    def __init__(self, folder: Path, choices: Choices, clock: Clock) -> None:
+        self.plan, self.folder, self.choices, self.clock = choices.plan, folder, choices, clock
+        self.labs: dict[tuple[str, str], Lab] = {}
+
+    def prepare(self, tasks: typing.Iterable[str]) -> None:
+        """Prepare all tasks, that of the ablation first: its models may be missing, and that should show early."""
+        wanted = [(task, recipe) for task in dict.fromkeys(tasks) for recipe in self.choices.recipes]
+        for task, recipe in wanted:  # reject bad options of any task before a predictor is trained
+            self._options(task, recipe)
+        for task, recipe in sorted(wanted, key=lambda one: one[0] != self.plan.ablated_task):
+            self.get(task, recipe)
+
+    def by(self, recipe: str) -> Callable[[str], Lab]:
+        return lambda task: self.get(task, recipe)
+
+    def get(self, task: str, recipe: str) -> Lab:
+        if (task, recipe) not in self.labs:
+            self.labs[task, recipe] = self._make(task, recipe)
+        return self.labs[task, recipe]
+
+    def made(self, study: Study) -> bool:
+        """Tell whether a study is of these labs; one by a recipe that is not open must have the same test data."""
+        for (name, recipe), lab in self.labs.items():
+            if name in study.tasks:
+                is_same = lab.name == study.made_of[name] if recipe == study.recipe else True
+                if not is_same or lab.tested_on != study.tasks[name].tested_on:
+                    return False
+        return True
+
+    def _make(self, name: str, recipe: str) -> Lab:
+        entry, options = load_task(name), self._options(name, recipe)
+        settings = settings_of(entry, self.plan.tasks[name], self.choices.n_seeds, recipe)
+        if self.choices.instances is not None:
+            settings = dataclasses.replace(settings, instances=self.choices.instances)
+        folder = self.folder / name
+        task = entry.prepare(options, folder, choose_device(self.choices.device), self.clock)
+        labels = open_labels(self.choices.labelling, entry, options, task, folder, self.choices.device)
+        return Lab(entry, task, settings, folder, self.clock, labels)
+
+    def _options(self, name: str, recipe: str) -> Any:
+        entry, planned = load_task(name), self.plan.tasks[name]
+        changes = {**get_recipe(entry, recipe).options, **planned.options}
+        defaults = dataclasses.replace(entry.presets[planned.preset], **changes)
+        return with_options(defaults, self.choices.options.get(name, {}), name)
+
+    def save_origins(self, command: str) -> None:
+        """Write origins.json of each recipe for the measured tasks; keep those of earlier commands."""
+        for recipe in self.choices.recipes:
+            path, tasks = self.folder / recipe / "origins.json", dict[str, Provenance]()
+            with suppress(DataError, InputError):
+                tasks.update(load_origins(path).tasks)
+            measured = {name: lab for (name, its_recipe), lab in self.labs.items() if its_recipe == recipe}
+            tasks.update({name: _provenance(lab, command) for name, lab in measured.items() if lab.seconds})
+            save(Origins(command, tasks), path)
+
+
+def _provenance(lab: Lab, command: str) -> Provenance:
+    described = lab.task.describe()
+    models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
+    return Provenance(
+        version=__version__,
+        command=command,
+        data={key: text for key, text in described.items() if key not in models},
+        models=models,
+        seeds=tuple(range(lab.settings.seeds)),
+        machine=lab.machine,
+        seconds={key: round(value, 1) for key, value in lab.seconds.items()},
+        expert_calls=ExpertCalls(lab.facts.calls.made, lab.facts.calls.saved),
+        settings={**dataclasses.asdict(lab.settings), "task": describe_options(lab.task)},
+    )
+
+
+def with_options(defaults: Any, given: Mapping[str, str], task: str) -> Any:
+    """Return `defaults` with options given as text, each parsed as the type of its field."""
+    hints = typing.get_type_hints(type(defaults))
+    parsed = {}
+    for name, text in given.items():
+        field = name.replace("-", "_")
+        if field not in hints:
+            raise unknown(f"option of {task}", name, sorted(hints))
+        parsed[field] = _parse(text, hints[field], f"{task}.{name}")
+    return dataclasses.replace(defaults, **parsed)
+
+
+def _parse(text: str, hint: Any, where: str) -> Any:
+    kinds = [kind for kind in (typing.get_args(hint) or [hint]) if kind is not type(None)]
+    if hint is bool:
+        if text not in ("yes", "no"):
+            raise OptionError(f"--set {where}={text}: it must be yes or no")
+        return text == "yes"
+    if typing.get_origin(hint) is typing.Literal:
+        return text
+    try:
+        return kinds[0](text)
+    except ValueError as error:
+        raise OptionError(f"--set {where}={text}: it must be of type {kinds[0].__name__}") from error
