@@ -157,8 +157,9 @@ class Studies:
         """Cross alpha_1 with the size of J; where the plan has no sizes, only alpha_1 varies."""
         default = lab.alpha(DEFAULT_VARIANT)
         sizes = self._sizes(lab) if self.plan.tasks[lab.task.name].hand_offs else [lab.size(DEFAULT_VARIANT)]
-        times = dict.fromkeys((*self.plan.times, lab.facts.rule / lab.unit))
-        alphas = {one * lab.unit: one for one in times if one * lab.unit != default}  # the rule may be 0
+        times = (*self.plan.times, lab.facts.rule / lab.unit)  # the rule may be one of the plan's, or the recipe's
+        alphas = {lab.alpha(Variant(times=one)): one for one in reversed(times)}
+        alphas.pop(default, None)
         planned = [
             PlannedRow(
                 label=_alpha_label(lab, variant),

@@ -13,6 +13,7 @@ import torch
 from oracles import completing
 from torch import Tensor
 
+from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.paper import plan, reproduce, studies
 from seqdefer.paper.lab import Lab
@@ -102,7 +103,15 @@ PLAN = ReproductionPlan(
     times=(0.0, 1.0, 4.0),
     ablated_task="spell",
 )
-SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS, "ours")
+
+
+def settings_of_toy(name: str, recipe: str, **changes: Any) -> ExperimentSettings:
+    return replace(settings_of(ENTRIES[name], PLAN.tasks[name], SEEDS, recipe), **changes)
+
+
+def toy_of(name: str, recipe: str, **changes: Any) -> Toy:
+    """Return the task as a recipe shows it."""
+    return Toy(name, replace(ENTRIES[name].presets["tiny"], **{**RECIPES[recipe].options, **changes}))
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +122,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
 
 def open_lab(folder: Path, task: Task | None = None, **settings: Any) -> Lab:
-    chosen = replace(SETTINGS, **settings)
+    chosen = settings_of_toy("spell", settings.pop("recipe", "ours"), **settings)
     return Lab(ENTRIES["spell"], task or Toy("spell", ToyOptions()), chosen, folder, Clock())
 
 
@@ -137,7 +146,10 @@ class Finished:
 
 def final_files(folder: Path) -> dict[str, bytes]:
     """Read the files for people; the folders of the tasks hold what they were made from."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in TIMED}
+    folders = [folder, *(folder / recipe for recipe in RECIPES)]
+    paths = [path for one in folders if one.is_dir() for path in one.iterdir()]
+    kept = [path for path in paths if path.is_file() and path.name not in TIMED]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
 
 
 def same_but_for_drawings(folder: Path, finished: Finished) -> bool:
