@@ -247,7 +247,19 @@ def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypa
 
 def test_set_options_reach_the_task_with_their_types(tmp_path: Path, capsys: Capture) -> None:
     given = ["--set", "solve.n=30", "--set", "solve.by-token=yes", "--set", "solve.length=2"]
-    options = ["--tasks", "solve", "--recipe", "ours", "--seeds", "1", "--instances", "5", "--json", "--quiet", "--no-figures"]
+    options = [
+        "--tasks",
+        "solve",
+        "--recipe",
+        "ours",
+        "--seeds",
+        "1",
+        "--instances",
+        "5",
+        "--json",
+        "--quiet",
+        "--no-figures",
+    ]
     assert run("table1", "--preset", "tiny", "--out", tmp_path, *given, *options) == 0
     study = load_study(tmp_path / "ours" / "table1.json")
     assert (study.seeds, dict(study.instances), study.tasks["solve"].length) == (1, {"solve": 5}, 2)

@@ -149,6 +149,34 @@ def alpha(tasks: Sequence[str] = tuple(TASKS)) -> Study:
     return make_study("figure-alpha", tasks, rows)
 
 
+def alpha_by_size(tasks: Sequence[str] = ("tsp",), *, is_rule: bool = True) -> Study:
+    """Cross three sizes of J with three multiples and the recipe's own alpha_1, the rule of thumb or another."""
+    chance = random.Random(5)
+    rows = [
+        make_row(
+            task,
+            "OneTimeModel",
+            9 - abs(times - 1) - size / 20,
+            chance,
+            varied={
+                "hand_offs": size,
+                "times": times,
+                "alpha": 3.1 * times,
+                "alpha_token": 0.062 * times,
+                "is_rule": is_rule and times == 0.83,
+                "is_own": times == 0.83,
+            },
+            validation=times,
+            is_default=(size, times) == (51, 0.83),
+            is_chosen=(size, times) == (30, 1.0),
+        )
+        for task in tasks
+        for size in (5, 30, 51)
+        for times in (0.0, 0.83, 1.0, 16.0)
+    ]
+    return make_study("figure-alpha", tasks, rows)
+
+
 def psi(tasks: Sequence[str] = tuple(TASKS)) -> Study:
     chance = random.Random(4)
     names = ("cross_entropy", "mean_absolute_error")
