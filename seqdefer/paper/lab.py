@@ -7,6 +7,7 @@ therefore share cells, a run that was killed continues with the missing ones, an
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -173,10 +174,14 @@ class Lab:
         return [name for name in allowed if self.settings.wants(name)]
 
     def alpha(self, variant: Variant) -> float:
-        """Return alpha_1 of a variant: its own, that of the recipe, or the rule of thumb."""
-        if variant.times is not None:
-            return variant.times * self.unit
-        return self.facts.rule if self.settings.alpha is None else self.settings.alpha
+        """Return alpha_1 of a variant: its own, that of the recipe, or the rule of thumb.
+
+        A multiple of the unit that is one of these but for rounding gives that one exactly."""
+        own = self.facts.rule if self.settings.alpha is None else self.settings.alpha
+        if variant.times is None:
+            return own
+        alpha = variant.times * self.unit
+        return next((known for known in (own, self.facts.rule) if math.isclose(alpha, known)), alpha)
 
     def size(self, variant: Variant) -> int:
         """Return the size of J of a variant: its own, that of the recipe, or all positions."""

@@ -87,11 +87,12 @@ class Labs:
         return self.labs[task, recipe]
 
     def made(self, study: Study) -> bool:
-        """Tell whether a study is of these labs; one by a recipe that is not open must have the same test data."""
+        """Tell whether a study is of these labs; one by a recipe that is not open must have the same test instances."""
         for (name, recipe), lab in self.labs.items():
             if name in study.tasks:
                 is_same = lab.name == study.made_of[name] if recipe == study.recipe else True
-                if not is_same or lab.tested_on != study.tasks[name].tested_on:
+                tested = (study.tasks[name].tested_on, study.instances[name])
+                if not is_same or tested != (lab.tested_on, lab.settings.instances):
                     return False
         return True
 

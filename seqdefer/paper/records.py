@@ -40,7 +40,7 @@ class Row:
     is_chosen: bool = False  # best on validation data among the variants of its task and method
     paper: PaperFigure | None = None
     headroom: float | None = None  # improvement as a share of what a free expert would give, mean over the seeds, in %
-    training: Mapping[str, float] = field(default_factory=dict)  # of token-level rejectors, means over the seeds
+    training: Mapping[str, float] = field(default_factory=dict)  # of networks: lab.TRAINING_FACTS, means over seeds
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,9 @@ class Studies:
         default = lab.alpha(DEFAULT_VARIANT)
         is_crossed = self.recipe in self.plan.crossed_recipes and self.plan.tasks[lab.task.name].hand_offs
         sizes = self._sizes(lab) if is_crossed else [lab.size(DEFAULT_VARIANT)]
-        times = dict.fromkeys((*self.plan.times, lab.facts.rule / lab.unit))
-        alphas = {one * lab.unit: one for one in times if one * lab.unit != default}  # the rule may be 0
+        times = (*self.plan.times, lab.facts.rule / lab.unit)  # the rule may be one of the plan's, or the recipe's
+        alphas = {lab.alpha(Variant(times=one)): one for one in reversed(times)}
+        alphas.pop(default, None)
         return [
             PlannedRow(
                 label=_alpha_label(lab, variant),

@@ -19,9 +19,10 @@ ABOVE, BELOW, ACROSS = (0.5, 2.0), (-2.0, -0.5), (-1.0, 1.0)
 WHOLE = ["ChowMean", "ChowSum", *(f"ChowQuantile{level}" for level in ("0.0", "0.4", "0.8", "1.0")), "WholeModelEmbed"]
 SIZES = {"tsp": (5, 10, 15, 20, 25, 30, 35, 40, 45, 51), "xsum": (3, 4, 5, 7, 10, 13, 15, 17, 21)}
 CHOSEN = {"tsp": 45, "xsum": 17}  # the best smaller size on the made-up validation data
-RULE = "OneTimeModel, alpha = 2.573 (rule of thumb)"
-EXTREMES = ("OneTimeModel, alpha = 0", "OneTimeModel, alpha = 49.6")
-ALPHAS = [EXTREMES[0], "OneTimeModel, alpha = 0.1938", "OneTimeModel, alpha = 3.1", EXTREMES[1]]
+SIZED = "OneTimeModel, |J| = 51, alpha"
+RULE = f"{SIZED} = 2.573 (rule of thumb)"
+EXTREMES = (f"{SIZED} = 0", f"{SIZED} = 49.6")
+ALPHAS = [EXTREMES[0], f"{SIZED} = 0.1938", f"{SIZED} = 3.1", EXTREMES[1]]
 
 each_claim = pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 
@@ -72,7 +73,9 @@ def _label(row: Row) -> str:
     if "hand_offs" in row.varied:
         return f"{row.method}, |J| = {row.varied['hand_offs']}"
     if "architecture" in row.varied:
-        return f"{row.varied['architecture'].upper()}, {row.varied['strategy']}, {row.varied['inputs']}"
+        return f"{row.varied['architecture'].upper()}, {row.varied['strategy']}"
+    if "psi" in row.varied:
+        return f"{row.method}, {row.varied['psi']}"
     return row.method
 
 
@@ -88,8 +91,8 @@ def with_contrasts(study: Study, interval: Callable[[str, str], Interval]) -> St
     return replace(study, contrasts=tuple(contrasts))
 
 
-def all_studies(interval: Callable[[str, str], Interval]) -> dict[str, Study]:
-    return {name: with_contrasts(make(), interval) for name, make in made_up.STUDIES.items()}
+def all_studies(interval: Callable[[str, str], Interval]) -> list[Study]:
+    return [with_contrasts(make(), interval) for make in made_up.STUDIES.values()]
 
 
 def rests_on(name: str, task: str) -> set[tuple[str, str]]:
@@ -97,7 +100,6 @@ def rests_on(name: str, task: str) -> set[tuple[str, str]]:
     once = ["OneTimeScore", "OneTimeEntropy"]
     token = ["TokenwiseScore", "TokenwiseEntropy"]
     sized = {size: [f"{method}, |J| = {size}" for method in ("OneTimeModel", *once)] for size in SIZES.get(task, ())}
-    inputs, strategies = ("states", "facts"), ("free", "teacher", "scheduled")
     pairs: dict[str, Iterable[tuple[str, str]]] = {
         "one-time-beats-whole": (("OneTimeModel", other) for other in WHOLE),
         "token-beats-whole": (("TokenwiseModel", other) for other in WHOLE),
@@ -112,12 +114,8 @@ def rests_on(name: str, task: str) -> set[tuple[str, str]]:
         "one-time-beats-confidence-at-every-size": (
             (model, other) for model, *others in sized.values() for other in others
         ),
-        "recurrent-beats-mlp": (
-            (f"LSTM, {strategy}, {shown}", f"MLP, {strategy}, {shown}") for strategy in strategies for shown in inputs
-        ),
-        "teacher-forcing-hurts": (
-            (f"{kind}, free, {shown}", f"{kind}, teacher, {shown}") for kind in ("LSTM", "MLP") for shown in inputs
-        ),
+        "recurrent-beats-mlp": ((f"LSTM, {one}", f"MLP, {one}") for one in ("free", "teacher", "scheduled")),
+        "teacher-forcing-hurts": ((f"{kind}, free", f"{kind}, teacher") for kind in ("LSTM", "MLP")),
         "extreme-alpha-hurts": ((RULE, other) for other in EXTREMES),
     }
     return set(pairs[name])
@@ -128,13 +126,13 @@ def study_of(claim: Claim, interval: Callable[[str, str], Interval]) -> Study:
 
 
 def judged(claim: Claim, *studies: Study) -> dict[str, Judgement]:
-    """Return the judgements on a claim by task and, in the ablation, set of inputs."""
-    return {one.task: one for one in judge({study.name: study for study in studies}) if one.claim == claim.name}
+    """Return the judgements on a claim by task."""
+    return {one.task: one for one in judge(studies) if one.claim == claim.name}
 
 
-def place_of(pair: tuple[str, str], claim: Claim, task: str) -> str:
-    """Return the task and inputs of the judgement that a comparison belongs to."""
-    return f"{task} ({pair[0].rpartition(', ')[2]})" if claim.study == "table-ablation" else task
+def get_claim(name: str) -> Claim:
+    (claim,) = (claim for claim in CLAIMS if claim.name == name)
+    return claim
 
 
 @each_claim
@@ -144,13 +142,13 @@ def test_claims_rest_on_the_comparisons_of_their_words(claim: Claim) -> None:
     for task in study.tasks:
         known = {(one.first, one.second) for one in study.contrasts if one.task == task}
         for pair in rests_on(claim.name, task) & known:
-            expected.setdefault(place_of(pair, claim, task), set()).add(pair)
+            expected.setdefault(task, set()).add(pair)
     found = judged(claim, study)
     assert found
     assert expected == {
-        place: {(one.first, one.second) for one in judgement.contrasts} for place, judgement in found.items()
+        task: {(one.first, one.second) for one in judgement.contrasts} for task, judgement in found.items()
     }
-    assert all(one.task == place.split(" (")[0] for place, judgement in found.items() for one in judgement.contrasts)
+    assert all(one.task == task for task, judgement in found.items() for one in judgement.contrasts)
 
 
 @each_claim
@@ -175,8 +173,8 @@ def test_only_its_own_comparisons_can_refute_a_claim(claim: Claim) -> None:
         if (one.first, one.second) in pairs:
             refuted = (*holding.contrasts[:place], replace(one, low=-2, high=-1), *holding.contrasts[place + 1 :])
             found = judged(claim, replace(holding, contrasts=refuted))
-            down = {place for place, judgement in found.items() if judgement.verdict == "does not hold"}
-            assert down == {place_of((one.first, one.second), claim, one.task)}
+            down = {task for task, judgement in found.items() if judgement.verdict == "does not hold"}
+            assert down == {one.task}
 
 
 @each_claim
@@ -187,7 +185,7 @@ def test_a_claim_without_its_study_is_not_judged(claim: Claim) -> None:
 
 
 def test_names_and_statements_are_unique() -> None:
-    assert judge({}) == []
+    assert judge([]) == []
     assert len({claim.name for claim in CLAIMS}) == len({claim.statement for claim in CLAIMS}) == len(CLAIMS)
     assert {claim.study for claim in CLAIMS} <= set(STUDIES)
 
@@ -200,7 +198,7 @@ def all_positions_chosen(study: Study) -> Study:
 
 
 def test_all_positions_are_compared_even_where_they_were_chosen() -> None:
-    (claim,) = (claim for claim in CLAIMS if claim.name == "all-positions-is-not-the-best")
+    claim = get_claim("all-positions-is-not-the-best")
     for interval, verdict in ((ABOVE, "holds"), (BELOW, "does not hold"), (ACROSS, "undecided")):
         found = judged(claim, all_positions_chosen(study_of(claim, lambda *_, interval=interval: interval)))
         assert {task: one.verdict for task, one in found.items()} == {"tsp": verdict, "xsum": verdict}
@@ -208,14 +206,52 @@ def test_all_positions_are_compared_even_where_they_were_chosen() -> None:
         assert (only.first, only.second) == ("OneTimeModel, |J| = 45", "OneTimeModel, |J| = 51")
 
 
+@each_claim
+def test_each_recipe_is_judged_by_its_own_study(claim: Claim) -> None:
+    """A claim that holds by our study may not hold by the published one."""
+    ours = study_of(claim, lambda *_: ABOVE)
+    published = replace(study_of(claim, lambda *_: BELOW), recipe="published")
+    for studies in ((published, ours), (ours, published)):
+        found = [one for one in judge(studies) if one.claim == claim.name]
+        expected = {"published": "does not hold", "ours": "holds"}
+        tasks = list(judged(claim, ours))
+        assert [(one.task, one.recipe, one.verdict) for one in found] == [
+            (task, study.recipe, expected[study.recipe]) for task in tasks for study in studies
+        ]
+
+
+def test_a_reason_may_depend_on_the_recipe() -> None:
+    claim = get_claim("all-positions-is-not-the-best")
+    reasons = {
+        recipe: judged(claim, replace(study_of(claim, lambda *_: BELOW), recipe=recipe))["tsp"].reason
+        for recipe in ("published", "ours")
+    }
+    assert reasons["published"] == claim.reason
+    assert "Attention" in reasons["ours"]  # the paper's recipe has none
+
+
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_rule_of_thumb_at_an_extreme_is_not_judged(place: int) -> None:
-    (claim,) = (claim for claim in CLAIMS if claim.name == "extreme-alpha-hurts")
+def test_a_recipes_alpha_at_an_extreme_is_not_judged(place: int) -> None:
+    claim = get_claim("extreme-alpha-hurts")
     study = study_of(claim, lambda *_: ABOVE)
     rows = sorted((row for row in study.rows if row.task == "tsp"), key=lambda row: row.varied["alpha"])
     rows = [replace(row, is_default=row is rows[place]) for row in rows]
     assert judged(claim, study)
     assert "tsp" not in judged(claim, replace(study, rows=tuple(rows)))
+
+
+@pytest.mark.parametrize("other", [0.01, 100.0])
+def test_only_alphas_at_the_recipes_size_count_as_extremes(other: float) -> None:
+    """Less and more than the recipe's alpha_1 must have been tried at the recipe's |J|, not at any."""
+    claim = get_claim("extreme-alpha-hurts")
+    study = study_of(claim, lambda *_: ABOVE)
+    (usual,) = (row for row in study.rows if row.task == "tsp" and row.is_default)
+    is_less = other < usual.varied["alpha"]
+    beyond = [row for row in study.rows if (row.varied["alpha"] > usual.varied["alpha"]) == is_less]
+    kept = [row for row in beyond if row.task == "tsp"] + [usual]
+    elsewhere = replace(usual, is_default=False, varied={**usual.varied, "hand_offs": 5, "alpha": other})
+    assert judged(claim, replace(study, rows=(*study.rows, elsewhere)))["tsp"]
+    assert "tsp" not in judged(claim, replace(study, rows=(*kept, elsewhere)))
 
 
 def other_outcome(row: Row) -> Row:
@@ -226,16 +262,14 @@ def other_outcome(row: Row) -> Row:
 def test_outcomes_on_test_data_select_no_contrasts() -> None:
     """Other outcomes of the rows change no verdict: only validation data selects contrasts."""
     studies = all_studies(lambda first, second: ABOVE if first < second else BELOW)
-    turned = {
-        name: replace(study, rows=tuple(other_outcome(row) for row in study.rows)) for name, study in studies.items()
-    }
+    turned = [replace(study, rows=tuple(other_outcome(row) for row in study.rows)) for study in studies]
     assert judge(turned) == judge(studies)
 
 
 def test_no_verdict_mentions_test_data() -> None:
     for interval in (ABOVE, BELOW, ACROSS):
         studies = all_studies(lambda *_, interval=interval: interval)
-        studies["table-handoffs"] = all_positions_chosen(studies["table-handoffs"])
-        for one in judge(studies):
+        chosen = [all_positions_chosen(study) if study.name == "table-handoffs" else study for study in studies]
+        for one in judge(chosen):
             labels = [name for pair in one.contrasts for name in (pair.first, pair.second)]
             assert not re.search(r"test (data|set|split)", " ".join([one.statement, one.reason, *labels]))

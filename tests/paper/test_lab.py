@@ -60,7 +60,7 @@ def validation_improvement(lab: Lab, rejector: Any, grid: Tensor) -> float:
 def test_validation_figure_comes_from_the_fitted_rejector(variant: Variant, tmp_path: Path) -> None:
     lab = open_lab(tmp_path)
     cell = lab.cell(variant, "OneTimeModel", 1)
-    rejector = load_rejector(tmp_path / "rejectors" / f"usual-{variant.name}" / "OneTimeModel-seed1")
+    rejector = load_rejector(tmp_path / "rejectors" / f"ours-{variant.name}" / "OneTimeModel-seed1")
     assert isinstance(rejector, DraftNetwork)
     grid = torch.tensor(rejector.notes["grid"])
     assert grid.tolist() == ([0, 3] if variant.hand_offs == 2 else [0, 1, 2, 3])
@@ -76,7 +76,7 @@ def test_token_methods_have_no_validation_figure(filled: Lab) -> None:
 
 def test_stored_cells_equal_measured_ones(filled: Lab) -> None:
     """A cell read from its file has the same curves and ends, bit by bit."""
-    slow = Experiment(filled.task, filled.settings, filled.folder, splits=filled.splits, variant="usual-")
+    slow = Experiment(filled.task, filled.settings, filled.folder, splits=filled.splits, variant="ours-")
     again = open_lab(filled.folder)
     for seed in range(SEEDS):
         rejectors = slow.fit(filled.splits.train, filled.splits.validation, seed)
@@ -86,6 +86,29 @@ def test_stored_cells_equal_measured_ones(filled: Lab) -> None:
             assert curve_of(kept.sweeps[name], kept.ends).points == curve_of(sweep, made.ends).points
         for name, curve in slow.oracles(seed, made).items():
             assert again.oracles(seed)[name].points == curve.points
+
+
+def test_the_published_recipe_runs_no_method_of_ours(tmp_path: Path) -> None:
+    lab = open_lab(tmp_path, recipe="published")
+    ours = {name for name, one in all_methods().items() if one.is_ours}
+    assert "OneTimeCost" in ours
+    assert lab.methods == [name for name in all_methods() if name not in ours]
+
+
+def test_training_facts_are_those_of_the_fitted_network(tmp_path: Path) -> None:
+    lab = open_lab(tmp_path)
+    for method in ("OneTimeModel", "TokenwiseModel"):
+        rejector = load_rejector_of(lab, method)
+        history = rejector.notes["history"]
+        best = int(np.argmin(history["validation"]))
+        facts = {"epochs": len(history["training"]), "best_epoch": best + 1}
+        assert lab.cell(DEFAULT, method, 0).training == facts
+    assert lab.cell(DEFAULT, "ChowSum", 0).training == {}
+
+
+def load_rejector_of(lab: Lab, method: str) -> Any:
+    lab.cell(DEFAULT, method, 0)
+    return load_rejector(lab.folder / "rejectors" / "ours-" / f"{method}-seed0")
 
 
 def test_methods_apply_to_the_task(tmp_path: Path) -> None:
@@ -128,6 +151,26 @@ def test_alpha_is_in_units_of_the_mean_gain(slips: int, tmp_path: Path) -> None:
     for times in (0.0, 0.5, 16.0):
         assert lab.alpha(Variant(times=times)) == pytest.approx(times * lab.unit)
     assert lab.cell(DEFAULT, "OneTimeModel", 0).validation is not None
+
+
+def test_size_and_alpha_are_those_of_the_variant_then_of_the_recipe(tmp_path: Path) -> None:
+    ours, published = (open_lab(tmp_path, recipe=recipe) for recipe in ("ours", "published"))
+    assert (ours.size(DEFAULT), ours.alpha(DEFAULT)) == (ours.n_positions, ours.facts.rule) == (4, ours.facts.rule)
+    assert (published.size(DEFAULT), published.alpha(DEFAULT)) == (3, 0.5)
+    for lab in (ours, published):
+        assert [lab.size(Variant(hand_offs=size)) for size in (2, 3, 4)] == [2, 3, 4]
+        assert lab.alpha(Variant(times=4.0)) == 4 * lab.unit
+        assert lab.alpha(Variant(hand_offs=2)) == lab.alpha(DEFAULT)
+
+
+def test_a_multiple_that_is_the_rule_of_thumb_has_no_rounding_error(tmp_path: Path) -> None:
+    """The rule of thumb as a multiple of the mean gain came out an ulp off: it was measured twice, once unmarked."""
+    lab = open_lab(tmp_path, recipe="published")
+    for rule, gain in ((1.7, 4.9), (0.3, 1.1), (2.3, 0.7), (13.7, 5.3)):
+        lab.__dict__["facts"] = replace(lab.facts, rule=rule, gain=gain)
+        assert lab.alpha(Variant(times=rule / gain)) == rule
+        assert lab.alpha(Variant(times=0.5 / gain)) == 0.5
+    assert any(rule / gain * gain != rule for rule, gain in ((1.7, 4.9), (0.3, 1.1), (2.3, 0.7), (13.7, 5.3)))
 
 
 def test_facts_are_stored(filled: Lab, spy: Spy) -> None:
@@ -223,6 +266,8 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "phi": {"phi": "square"},
     "strategy": {"strategy": "free"},
     "price": {"price": 0.5},
+    "hand-offs": {"hand_offs": 3},
+    "recipe": {"recipe": "published"},
 }
 
 
@@ -278,11 +323,12 @@ def test_seeds_and_resamples_do_not_change_cells(tmp_path: Path, measured: list[
 def test_variants_have_their_own_cells_and_rejectors(tmp_path: Path, measured: list[Any]) -> None:
     lab = open_lab(tmp_path)
     variants = [DEFAULT, Variant(hand_offs=2), Variant(hand_offs=3), Variant(times=1.0), Variant(times=0.0)]
+    variants += [Variant(psi="mean_absolute_error"), Variant(hand_offs=2, times=1.0)]
     for variant in [*variants, *variants]:
         lab.cell(variant, "OneTimeModel", 0)
     assert measured == [(variant, "OneTimeModel", 0) for variant in variants]
     kept = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.glob("rejectors/*/*/config.json")}
-    assert kept == {f"rejectors/usual-{variant.name}/OneTimeModel-seed0" for variant in variants}
+    assert kept == {f"rejectors/ours-{variant.name}/OneTimeModel-seed0" for variant in variants}
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

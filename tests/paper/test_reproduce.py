@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 from safetensors import SafetensorError
-from toy_studies import DRAWN, ENTRIES, PLAN, SEEDS, TIMED, Finished, ToyOptions, cells_of, final_files
+from toy_studies import DRAWN, ENTRIES, PLAN, RECIPES, SEEDS, TIMED, Finished, ToyOptions, cells_of, final_files
 
 from seqdefer import cli
 from seqdefer.methods import one_time_cost
@@ -19,7 +19,7 @@ from seqdefer.methods.registry import all_methods
 from seqdefer.paper import reproduce
 from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
-from seqdefer.paper.records import Judgements, load_judgements, load_origins, load_study
+from seqdefer.paper.records import Judgements, Study, load_judgements, load_origins, load_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
@@ -27,28 +27,36 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_files_of_a_reproduction(finished: Finished) -> None:
-    studies_files = {f"{name}{ending}" for name in STUDIES for ending in [".json", ".csv", ".tex", *DRAWN]}
+    of_both = {f"{name}{ending}" for name in STUDIES for ending in [".tex", *DRAWN]}
+    of_each = {f"{recipe}/{name}{ending}" for recipe in RECIPES for name in STUDIES for ending in (".json", ".csv")}
     verdicts = {f"verdicts{ending}" for ending in (".json", ".csv", ".tex", ".md")}
-    assert {*final_files(finished.folder), *TIMED} == studies_files | verdicts | TIMED
-    assert {path.name for path in finished.folder.iterdir() if path.is_dir()} == set(PLAN.tasks)
+    assert set(final_files(finished.folder)) == of_both | of_each | verdicts
+    assert {path.name for path in finished.folder.iterdir() if path.is_dir()} == {*PLAN.tasks, *RECIPES}
+    assert {path.parent.name for name in TIMED for path in finished.folder.glob(f"*/{name}")} == set(RECIPES)
     assert not list(finished.folder.rglob(".*"))  # no temporary files
     assert all(data for data in final_files(finished.folder).values())
 
 
+def all_made(finished: Finished) -> list[Study]:
+    return [study for by_recipe in finished.made.values() for study in by_recipe.values()]
+
+
 def test_records_load_again(finished: Finished) -> None:
     assert list(finished.made) == list(STUDIES)
-    for name, study in finished.made.items():
-        assert study.name == name
-        assert load_study(finished.folder / f"{name}.json") == study
-    judgements = Judgements("tiny", SEEDS, tuple(judge(finished.made)))
+    for name, by_recipe in finished.made.items():
+        assert list(by_recipe) == ["published", "ours"]
+        for recipe, study in by_recipe.items():
+            assert (study.name, study.recipe) == (name, recipe)
+            assert load_study(finished.folder / recipe / f"{name}.json") == study
+    judgements = Judgements("tiny", SEEDS, tuple(judge(all_made(finished))))
     assert load_judgements(finished.folder / "verdicts.json") == judgements
 
 
 def test_studies_cover_the_tasks_of_the_plan(finished: Finished) -> None:
     both = ["spell", "solve"]
     expected = {**dict.fromkeys(STUDIES, both), "table-ablation": ["spell"]}
-    assert {name: list(study.tasks) for name, study in finished.made.items()} == expected
-    for study in finished.made.values():
+    for study in all_made(finished):
+        assert list(study.tasks) == expected[study.name]
         assert (study.preset, study.seeds) == ("tiny", SEEDS)
         assert set(study.instances.values()) == {12}
         assert {row.task for row in study.rows} == set(study.tasks)
@@ -57,33 +65,40 @@ def test_studies_cover_the_tasks_of_the_plan(finished: Finished) -> None:
 
 
 def test_origins_hold_the_provenance(finished: Finished) -> None:
-    origins = load_origins(finished.folder / "origins.json")
-    assert origins.command == "seqdefer ..."
-    assert set(origins.tasks) == {"spell", "spell (blind)", "solve"}
-    for one in origins.tasks.values():
-        assert one.seeds == tuple(range(SEEDS))
-        assert one.settings["instances"] == 12
-        assert one.data
-        assert one.models
-        assert one.machine["device"].startswith("cpu")
-    fitted = {"spell": {*all_methods()}, "spell (blind)": {"TokenwiseModel"}, "solve": {*list(all_methods())[:11]}}
-    for task, methods in fitted.items():
-        assert set(origins.tasks[task].seconds) - {"label", "oracles"} == methods
+    for recipe in RECIPES:
+        origins = load_origins(finished.folder / recipe / "origins.json")
+        assert origins.command == "seqdefer ..."
+        assert set(origins.tasks) == {"spell", "solve"}
+        for one in origins.tasks.values():
+            assert one.seeds == tuple(range(SEEDS))
+            assert (one.settings["instances"], one.settings["recipe"]) == (12, recipe)
+            assert one.settings["hand_offs"] == RECIPES[recipe].hand_offs
+            assert one.data
+            assert one.models
+            assert one.machine["device"].startswith("cpu")
+        methods = [name for name in all_methods() if recipe == "ours" or name != "OneTimeCost"]
+        by_token = [name for name in methods if name.startswith("Tokenwise")]
+        for task, fitted in {"spell": {*methods}, "solve": {*methods} - {*by_token}}.items():
+            assert set(origins.tasks[task].seconds) - {"label", "oracles"} == fitted
 
 
 def test_every_claim_is_judged_where_it_applies(finished: Finished) -> None:
-    judged = {(one.claim, one.task.split(" (")[0]) for one in judge(finished.made)}
+    judgements = judge(all_made(finished))
+    judged = {(one.claim, one.task, one.recipe) for one in judgements}
     by_token = {claim.name for claim in CLAIMS if "token" in claim.name} | {
         "recurrent-beats-mlp",
         "teacher-forcing-hurts",
     }
     assert judged == {
-        (claim.name, task) for claim in CLAIMS for task in PLAN.tasks if task == "spell" or claim.name not in by_token
+        (claim.name, task, recipe)
+        for claim in CLAIMS
+        for task in PLAN.tasks
+        for recipe in RECIPES
+        if task == "spell" or claim.name not in by_token
     }
-    known = {one for study in finished.made.values() for one in study.contrasts}
-    for judgement in judge(finished.made):
-        for one in judgement.contrasts:
-            assert one in known
+    for judgement in judgements:
+        known = {one for study in all_made(finished) if study.recipe == judgement.recipe for one in study.contrasts}
+        assert known.issuperset(judgement.contrasts)
 
 
 # -- the command line ----------------------------------------------------------------------------------------------
@@ -99,6 +114,8 @@ def run(*arguments: str | Path) -> int:
         (["table2"], "unknown study 'table2'; available: all, figure-alpha, figure-curves, table-ablation, "),
         (["all", "--preset", "huge"], "unknown preset 'huge'; available: paper, quick, tiny"),
         (["all", "--tasks", "spell,sing"], "unknown task of the preset tiny 'sing'; available: solve, spell"),
+        (["all", "--recipe", "ours,theirs"], "unknown recipe 'theirs'; available: ours, published"),
+        (["all", "--recipe", ""], "--recipe is empty; available: published, ours"),
         (["all", "--set", "sing.n=4"], "unknown task of the preset tiny 'sing'; available: solve, spell"),
         (["all", "--set", "solve.m=4"], "unknown option of solve 'm'; available: blind, by_token, length, n, seed, "),
         (["all", "--set", "spell.n=many"], "--set spell.n=many: it must be of type int"),
@@ -166,23 +183,25 @@ def test_json_is_one_document_per_study(copied: Path, finished: Finished, capsys
     assert run("all", "--preset", "tiny", "--out", copied, "--json", "--quiet", "--no-figures") == 0
     output = capsys.readouterr()
     printed = [json.loads(line) for line in output.out.splitlines()]
-    files = [copied / f"{name}.json" for name in (*STUDIES, "verdicts")]
-    assert printed == [json.loads(path.read_text()) for path in files]
+    files = [*(f"{recipe}/{name}" for name in STUDIES for recipe in ("published", "ours")), "verdicts"]
+    assert printed == [json.loads((copied / f"{file}.json").read_text()) for file in files]
     assert final_files(copied) == final_files(finished.folder)
     lines = [line.split() for line in output.err.splitlines()]
-    assert [words[0] for words in lines] == ["written:"] * 6
-    for path, words in zip(files, lines, strict=True):
-        assert str(path) in words
-        assert all(Path(word).is_file() for word in words[1:])
+    assert [words[0] for words in lines] == ["written:"] * (len(STUDIES) + 1)
+    words = [word for line in lines for word in line[1:]]
+    assert {str(copied / f"{file}.json") for file in files} <= set(words)
+    assert all(Path(word).is_file() for word in words)
 
 
 def test_tables_and_verdicts_are_printed(copied: Path, finished: Finished, capsys: Capture) -> None:
     assert run("table-ablation", "--preset", "tiny", "--out", copied, "--quiet", "--no-figures") == 0
     output = capsys.readouterr()
-    for row in finished.made["table-ablation"].rows:
-        assert f"{abs(row.improvement_mean):.2f}" in output.out
+    for study in finished.made["table-ablation"].values():
+        assert all(f"{abs(row.improvement_mean):.2f}" in output.out for row in study.rows)
     assert all(words in output.out for words in ("LSTM", "MLP", "recurrent", "eacher forcing"))
-    assert load_origins(copied / "origins.json").command.startswith("seqdefer reproduce table-ablation --preset tiny")
+    for recipe in RECIPES:
+        command = load_origins(copied / recipe / "origins.json").command
+        assert command.startswith("seqdefer reproduce table-ablation --preset tiny")
 
 
 @pytest.fixture
@@ -199,7 +218,7 @@ def test_json_goes_to_stdout_while_bars_are_drawn(copied: Path, capsys: Capture)
     assert run("table1", "--preset", "tiny", "--out", copied, "--json", "--no-figures") == 0
     output = capsys.readouterr()
     assert "bootstrap" in output.err
-    files = [copied / "table1.json", copied / "verdicts.json"]
+    files = [copied / name for name in ("published/table1.json", "ours/table1.json", "verdicts.json")]
     assert [json.loads(line) for line in output.out.splitlines()] == [json.loads(path.read_text()) for path in files]
 
 
@@ -228,11 +247,24 @@ def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypa
 
 def test_set_options_reach_the_task_with_their_types(tmp_path: Path, capsys: Capture) -> None:
     given = ["--set", "solve.n=30", "--set", "solve.by-token=yes", "--set", "solve.length=2"]
-    options = ["--tasks", "solve", "--seeds", "1", "--instances", "5", "--json", "--quiet", "--no-figures"]
+    options = [
+        "--tasks",
+        "solve",
+        "--recipe",
+        "ours",
+        "--seeds",
+        "1",
+        "--instances",
+        "5",
+        "--json",
+        "--quiet",
+        "--no-figures",
+    ]
     assert run("table1", "--preset", "tiny", "--out", tmp_path, *given, *options) == 0
-    study = load_study(tmp_path / "table1.json")
+    study = load_study(tmp_path / "ours" / "table1.json")
     assert (study.seeds, dict(study.instances), study.tasks["solve"].length) == (1, {"solve": 5}, 2)
     assert {row.method for row in study.rows} >= {"TokenwiseModel", "OptimalToken"}
+    assert not (tmp_path / "published").exists()
     chosen = reproduce.with_options(ToyOptions(), {"n": "30", "by-token": "no", "seed": "7"}, "solve")
     assert chosen == ToyOptions(n=30, by_token=False, seed=7)
 
@@ -250,6 +282,7 @@ def test_ctrl_c_can_be_resumed(
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "seqdefer: stopped; the same command resumes from what is finished\n")
     assert cells_of(tmp_path)
-    assert not (tmp_path / "table1.json").exists()
+    assert not (tmp_path / "ours" / "table1.json").exists()
     assert run(*arguments) == 0
-    assert load_study(tmp_path / "table1.json") == finished.made["table1"]
+    for recipe in RECIPES:
+        assert load_study(tmp_path / recipe / "table1.json") == finished.made["table1"][recipe]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -12,10 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_studies import DRAWN, PLAN, SEEDS, TINY, Finished, cells_of, final_files, rows_of, same_but_for_drawings
+from toy_studies import (
+    DRAWN,
+    PLAN,
+    RECIPES,
+    SEEDS,
+    TINY,
+    Finished,
+    cells_of,
+    final_files,
+    rows_of,
+    same_but_for_drawings,
+)
 
-from seqdefer.paper.records import Study, load_judgements
-from seqdefer.paper.reproduce import reproduce
+from seqdefer.paper.records import Judgements, load_judgements
+from seqdefer.paper.reproduce import Choices, Made, reproduce
+from seqdefer.recipes import IN_WORDS
 from seqdefer.storage.shards import DamagedShardWarning
 from tests.evaluation.test_experiment import FITTED
 
@@ -44,7 +57,7 @@ class InterruptsEachStage:
 
 
 def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
-    meter, made = InterruptsEachStage(), dict[str, Study]()
+    meter, made = InterruptsEachStage(), Made()
     while not made:
         before = len(meter.seen)
         with suppress(KeyboardInterrupt):
@@ -53,7 +66,8 @@ def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
     labels = {f"{what} ({part})" for what in LABELLING for part in ("train", "validation", "test")}
     fits = {f"fit {method} (seed {seed})" for method in FITTED for seed in range(SEEDS)}
     sweeps = {f"sweep thresholds (seed {seed})" for seed in range(SEEDS)}
-    assert meter.seen == labels | fits | sweeps | {f"bootstrap ({task})" for task in PLAN.tasks}
+    bootstraps = {f"bootstrap ({task}, {words})" for task in PLAN.tasks for words in IN_WORDS.values()}
+    assert meter.seen == labels | fits | sweeps | bootstraps
     assert same_but_for_drawings(tmp_path, finished)
     if DRAWN:
         reproduce("all", tmp_path, replace(TINY, figures=True))
@@ -61,16 +75,17 @@ def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
 
 
 def test_interrupted_between_studies(copied: Path, finished: Finished) -> None:
-    def stop(study: Any, paths: list[Path]) -> None:
-        if study.name == "table-handoffs":
+    def stop(studies: Any, paths: list[Path]) -> None:
+        if studies[0].name == "table-handoffs":
             raise KeyboardInterrupt
 
     for name in final_files(copied):
         (copied / name).unlink()
     with pytest.raises(KeyboardInterrupt):
         reproduce("all", copied, TINY, written=stop)
-    assert (copied / "table-handoffs.json").is_file()
-    assert not (copied / "figure-alpha.json").exists()
+    for recipe in RECIPES:
+        assert (copied / recipe / "table-handoffs.json").is_file()
+        assert not (copied / recipe / "figure-alpha.json").exists()
     reproduce("all", copied, TINY)
     assert same_but_for_drawings(copied, finished)
 
@@ -126,18 +141,23 @@ def done(work: dict[str, list[tuple[Any, ...]]]) -> dict[str, int]:
 
 
 def test_studies_share_cells(tmp_path: Path, work: dict[str, list[tuple[Any, ...]]]) -> None:
-    labels = {"draft": 6, "hand_off_table": 6, "enumerate_trees": 3}  # three splits of two tasks, trees of one
-    reproduce("table1", tmp_path, TINY)
-    assert done(work) == {"fit_whole": 4, "fit_once": 4, "fit_cost": 4, "fit_token": 2, **labels}
+    # Three splits of two tasks by two recipes, which see different inputs; trees of one task.
+    labels = {"draft": 12, "hand_off_table": 12, "enumerate_trees": 6}
+    reproduce("table1", tmp_path, TINY)  # two tasks, two seeds, two recipes; costs only by ours
+    assert done(work) == {"fit_whole": 8, "fit_once": 8, "fit_cost": 4, "fit_token": 4, **labels}
     reproduce("figure-curves", tmp_path, TINY)
     assert done(work) == {}
     reproduce("table-handoffs", tmp_path, TINY)
-    sizes = [len(grid) for _, _, grid, *_ in work["fit_once"] + work["fit_cost"]]
-    assert set(sizes) == {2, 3}  # with L + 1 = 4 and 5 they are in table 1
-    assert done(work) == {"fit_once": 8, "fit_cost": 8, **labels}
-    reproduce("figure-alpha", tmp_path, TINY)  # three times; the rule of thumb is in table 1
-    assert done(work) == {"fit_once": 12, **labels}
-    reproduce("table-ablation", tmp_path, TINY)  # two architectures, three strategies, two sets of inputs
+    sizes = {name: Counter(len(grid) for _, _, grid, *_ in work[name]) for name in ("fit_once", "fit_cost")}
+    # Ours has L + 1 = 4 and 5 in table 1, the published recipe 3.
+    assert sizes == {"fit_once": {2: 8, 3: 4, 4: 2, 5: 2}, "fit_cost": {2: 4, 3: 4}}
+    assert done(work) == {"fit_once": 16, "fit_cost": 8, **labels}
+    reproduce("figure-alpha", tmp_path, TINY)
+    # Three sizes of J: three alphas of the plan, and as published the rule of thumb; each recipe's alpha is known.
+    assert done(work) == {"fit_once": 3 * (3 + 4) * 4, **labels}
+    reproduce("table-psi", tmp_path, TINY)  # mean absolute error; cross-entropy is in table 1
+    assert done(work) == {"fit_once": 8, **labels}
+    reproduce("table-ablation", tmp_path, TINY)  # two architectures, three strategies
     assert done(work) == {"fit_token": 24, "draft": 6, "hand_off_table": 6, "enumerate_trees": 6}
 
 
@@ -153,9 +173,9 @@ def test_stored_cells_are_not_measured_again(
 
 def test_neither_order_nor_other_tasks_matter(finished: Finished, tmp_path: Path) -> None:
     for name in ("figure-alpha", "table-handoffs", "table1"):
-        study = reproduce(name, tmp_path, replace(TINY, tasks=("solve",)))[name]
-        assert list(study.tasks) == ["solve"]
-        assert list(study.rows) == rows_of(finished.made[name], "solve")
+        for recipe, study in reproduce(name, tmp_path, replace(TINY, tasks=("solve",)))[name].items():
+            assert list(study.tasks) == ["solve"]
+            assert list(study.rows) == rows_of(finished.made[name][recipe], "solve")
 
 
 def test_more_seeds_reuse_the_cells_of_fewer(
@@ -165,11 +185,13 @@ def test_more_seeds_reuse_the_cells_of_fewer(
     assert not any(work.values())
     more = reproduce("table1", copied, replace(TINY, seeds=3))["table1"]
     assert {name: n for name, n in done(work).items() if name.startswith("fit_")} == {
-        "fit_whole": 2, "fit_once": 2, "fit_cost": 2, "fit_token": 1,
+        "fit_whole": 4, "fit_once": 4, "fit_cost": 2, "fit_token": 2,
     }  # fmt: skip
-    for one, two, three in zip(fewer.rows, finished.made["table1"].rows, more.rows, strict=True):
-        assert two.improvements == three.improvements[:2]
-        assert one.improvements == three.improvements[:1]
+    for recipe in RECIPES:
+        two_seeds = finished.made["table1"][recipe]
+        for one, two, three in zip(fewer[recipe].rows, two_seeds.rows, more[recipe].rows, strict=True):
+            assert two.improvements == three.improvements[:2]
+            assert one.improvements == three.improvements[:1]
 
 
 def test_damaged_cells_are_measured_again(copied: Path, finished: Finished) -> None:
@@ -186,8 +208,48 @@ def test_damaged_cells_are_measured_again(copied: Path, finished: Finished) -> N
 def test_a_later_task_joins_its_study(finished: Finished, tmp_path: Path) -> None:
     for task in ("solve", "spell"):
         reproduce("figure-alpha", tmp_path, replace(TINY, tasks=(task,)))
-    kept = (tmp_path / "figure-alpha.json").read_bytes()
-    assert kept == (finished.folder / "figure-alpha.json").read_bytes()
+    for name in ("published/figure-alpha.json", "ours/figure-alpha.json", "figure-alpha.tex"):
+        assert (tmp_path / name).read_bytes() == (finished.folder / name).read_bytes()
+
+
+def test_a_later_recipe_joins_its_study(finished: Finished, tmp_path: Path) -> None:
+    """One recipe after the other leaves the bytes of both at once."""
+    for recipe in ("ours", "published"):
+        made = reproduce("all", tmp_path, replace(TINY, recipes=(recipe,)))
+        assert {name: list(by_recipe) for name, by_recipe in made.items()} == {name: [recipe] for name in made}
+    assert same_but_for_drawings(tmp_path, finished)
+    if DRAWN:
+        reproduce("all", tmp_path, replace(TINY, recipes=("ours",), figures=True))
+        assert final_files(tmp_path) == final_files(finished.folder)
+
+
+OTHER_TESTS = {
+    "other examples": replace(TINY, options={"solve": {"test_seed": "9"}}),
+    "fewer instances": replace(TINY, instances=11),
+    "fewer runs": replace(TINY, seeds=1),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_TESTS)
+def test_recipes_on_other_test_data_are_not_shown_together(change: str, tmp_path: Path) -> None:
+    """The other recipe may be older than a change of the test data: its figures are not comparable."""
+
+    def shown_after(choices: Choices, recipe: str) -> tuple[list[str], set[str]]:
+        shown: list[list[str]] = []
+
+        def note(records: Any, _: Any) -> None:
+            if not isinstance(records, Judgements):
+                shown.append([study.recipe for study in records])
+
+        reproduce("table-handoffs", tmp_path, replace(choices, tasks=("solve",), recipes=(recipe,)), written=note)
+        (recipes,) = shown
+        return recipes, {one.recipe for one in load_judgements(tmp_path / "verdicts.json").judgements}
+
+    assert shown_after(TINY, "published") == (["published"], {"published"})
+    assert shown_after(OTHER_TESTS[change], "ours") == (["ours"], {"ours"})
+    both = ["published", "ours"]
+    assert shown_after(OTHER_TESTS[change], "published") == (both, set(both))
+    assert shown_after(TINY, "ours") == (["ours"], {"ours"})
 
 
 def test_studies_of_other_data_give_no_verdicts(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import csv
 import io
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import made_up
 import pytest
@@ -22,6 +24,7 @@ from seqdefer.paper.records import (
     Origins,
     Row,
     Study,
+    Verdict,
     load_judgements,
     load_study,
     save,
@@ -33,18 +36,19 @@ from seqdefer.paper.render.files import (
     tables_of,
     verdicts_csv_of,
     write_judgements,
-    write_study,
+    write_studies,
 )
 from seqdefer.paper.render.latex import latex_of, latex_text
-from seqdefer.paper.render.page import results_page
+from seqdefer.paper.render.page import _changes, results_page, verdict_summary
 from seqdefer.paper.render.tables import (
     Cell,
     Column,
     Grid,
     Rows,
-    layout_study,
+    layout_studies,
     layout_verdicts,
     number_column,
+    rows_of_task,
     split_groups,
 )
 from seqdefer.report.markup import number
@@ -72,9 +76,9 @@ def ours_and_papers(row: Row) -> list[str]:
     return [ours] + ([text_of(row.paper.improvement, row.paper.improvement_std)] if row.paper else [])
 
 
-def printed(study: Study, width: int) -> str:
+def printed(studies: Sequence[Study], width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
-    for table in tables_of(study, width):
+    for table in tables_of(studies, width):
         console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -83,31 +87,68 @@ def printed(study: Study, width: int) -> str:
 # --- layouts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["table1", "table-handoffs", "figure-alpha", "table-ablation"])
+@pytest.mark.parametrize("name", ["table1", "table-handoffs", "figure-alpha", "table-psi", "table-ablation"])
 def test_every_number_is_in_its_row(name: str) -> None:
-    study = made_up.STUDIES[name]()
-    lines = [" | ".join(row) for grid in layout_study(study) for row in texts_of(grid)]
-    for row in study.rows:
-        wanted = ours_and_papers(row)
-        assert any(all(text in line for text in wanted) for line in lines), (row.task, row.method, row.varied)
+    """Both recipes' and the paper's, in the row of the method or variant."""
+    studies = made_up.of_both(name)
+    lines = [" | ".join(row) for grid in layout_studies(studies) for row in texts_of(grid)]
+    for study in studies:
+        for row in study.rows:
+            wanted = ours_and_papers(row)
+            assert any(all(text in line for text in wanted) for line in lines), (row.task, row.method, row.varied)
+
+
+@pytest.mark.parametrize("name", ["table1", "table-handoffs", "table-psi", "table-ablation"])
+def test_columns_belong_to_their_recipe(name: str) -> None:
+    """A column of one recipe is the same without the other."""
+    both = made_up.of_both(name)
+    for study in both:
+        for joint, alone in zip(layout_studies(both), layout_studies([study]), strict=True):
+            words = "ours" if study.recipe == "ours" else "as published"
+            keys = [(column.heading, column.group) for column in alone.columns if column.group.startswith(words)]
+            assert len(keys) >= 2
+            for heading, group in keys:
+                ours = [cell for cell in column_of(joint, heading, group) if cell.text not in ("–", "")]
+                assert ours == [cell for cell in column_of(alone, heading, group) if cell.text not in ("–", "")]
 
 
 def test_table1_has_the_papers_blocks() -> None:
-    (grid,) = layout_study(made_up.table1())
-    assert [band.title for band in grid.bands] == ["Reference", "Whole sequence", "One-time", "Token-level"]
-    assert grid.groups == [("", 1), ("tsp", 3), ("xsum", 3), ("weather", 3)]
-    by_method = {row[0]: row for row in texts_of(grid)}
-    assert by_method["TokenwiseModel"][1:4] == ["–", "–", ""], "a solver cannot name the next city"
-    assert by_method["OneTimeModel"][3] == "11.52 (2.41)"
+    grids = layout_studies(made_up.of_both("table1"))
+    assert [grid.name for grid in grids] == ["table1-tsp", "table1-xsum", "table1-weather"]
+    for grid in grids:
+        assert grid.groups == [("", 1), ("as published", 3), ("ours", 3), ("the paper", 1)]
+    assert [band.title for band in grids[0].bands] == ["Reference", "Whole sequence", "One-time"]
+    assert [band.title for band in grids[1].bands] == ["Reference", "Whole sequence", "One-time", "Token-level"]
+    by_method = {row[0]: row for row in texts_of(grids[0])}
+    assert by_method["OneTimeModel"][-1] == "11.52 (2.41)"
+    assert by_method["OneTimeCost"][1:4] == ["–", "–", ""], "a method of ours"
+    assert by_method["OneTimeCost"][-1] == ""
+
+
+@pytest.mark.parametrize("name", ["table1", "table-handoffs", "table-ablation"])
+def test_a_task_that_one_recipe_lacks_still_shows_the_paper(name: str) -> None:
+    """Only the rows of the first recipe were searched for the paper's figures."""
+    published, ours = made_up.of_both(name, ["tsp", "xsum"])
+    partly = replace(published, tasks={"tsp": published.tasks["tsp"]}, rows=tuple(rows_of_task(published, "tsp")))
+    for one, other in zip(layout_studies([published, ours]), layout_studies([partly, ours]), strict=True):
+        papers = [(column.heading, column.group) for column in one.columns if column.group == "the paper"]
+        assert papers
+        assert [column_of(one, *key) for key in papers] == [column_of(other, *key) for key in papers]
+
+
+def test_headroom_stands_beside_the_improvement() -> None:
+    rows = [replace(row, headroom=place + 0.4) for place, row in enumerate(made_up.psi(["tsp"]).rows)]
+    (grid,) = layout_studies([replace(made_up.psi(["tsp"]), rows=(rows[0], replace(rows[1], headroom=None)))])
+    assert [cell.text for cell in column_of(grid, "% of headroom", "ours")] == ["0", ""]
 
 
 def test_best_of_a_block_is_bold() -> None:
     study = made_up.table1(["tsp"])
-    (grid,) = layout_study(study)
+    (grid,) = layout_studies([study])
     rows = {row.method: row for row in study.rows}
     names = column_of(grid, "Method")
     for heading in ("AUDC", "%"):
-        cells = column_of(grid, heading, "tsp")
+        cells = column_of(grid, heading, "ours")
         bold = [name.text for name, cell in zip(names, cells, strict=True) if cell.is_best]
         for block in ("whole", "once"):
             members = [name for name, row in rows.items() if row.granularity == block]
@@ -132,7 +173,7 @@ def test_ties_are_bold_too(values: list[float | None], best: list[bool]) -> None
 
 def test_curves_are_read_at_the_budgets() -> None:
     study = made_up.curves(["tsp"])
-    (grid,) = layout_study(study)
+    (grid,) = layout_studies([study])
     assert [column.heading for column in grid.columns] == ["Method", "0 %", "10 %", "20 %", "50 %", "100 %"]
     found = {row[0]: row[1:] for row in texts_of(grid)}
     for line in study.lines:
@@ -141,39 +182,64 @@ def test_curves_are_read_at_the_budgets() -> None:
 
 
 def test_hand_offs_mark_the_choice_of_validation_data() -> None:
-    grid = layout_study(made_up.hand_offs())[0]
+    grid = layout_studies(made_up.of_both("table-handoffs"))[0]
     sizes = [row[0] for row in texts_of(grid)]
-    assert sizes == ["5", "10", "15", "20", "25", "30", "35", "40", "45", "51 †"]
-    judged = [cell.text for cell in column_of(grid, "validation %", "OneTimeModel")]
-    assert [size for size, text in zip(sizes, judged, strict=True) if text.endswith("*")] == ["45"]
-    assert judged[0] == "9.05"
-    assert {cell.text for cell in column_of(grid, "paper %", "OneTimeCost")} == {""}, "the paper has no OneTimeCost"
-    assert {cell.text for cell in column_of(grid, "paper %", "OneTimeScore")} == {"−6.00 (1.50)"}
+    assert sizes == ["5", "10", "15", "20", "25", "30", "35", "40", "45", "51"]
+    for recipe in ("as published", "ours"):
+        judged = [cell.text for cell in column_of(grid, "validation %", f"{recipe}: OneTimeModel")]
+        assert [size for size, text in zip(sizes, judged, strict=True) if text.endswith("*")] == ["45"]
+        assert judged[0] == "9.05"
+        measured = [cell.text for cell in column_of(grid, "%", f"{recipe}: OneTimeModel")]
+        assert [size for size, text in zip(sizes, measured, strict=True) if text.endswith("†")] == ["51"]
+    papers = [column.heading for column in grid.columns if column.group == "the paper"]
+    assert papers == ["OneTimeModel %", "OneTimeScore %", "OneTimeEntropy %"], "the paper has no OneTimeCost"
+    assert {cell.text for cell in column_of(grid, "OneTimeScore %", "the paper")} == {"−6.00 (1.50)"}
 
 
 def test_alpha_has_both_costs_and_no_column_of_the_paper() -> None:
-    grid = layout_study(made_up.alpha(["tsp"]))[0]
-    assert not any("paper" in column.heading for column in grid.columns)
-    rule = next(row for row in texts_of(grid) if row[0].endswith("†"))
-    assert rule[:3] == ["0.83 †", "2.573", "0.05146"]
+    (grid,) = layout_studies([made_up.alpha(["tsp"])])
+    assert not any("paper" in column.heading + column.group for column in grid.columns)
+    rule = next(row for row in texts_of(grid) if row[0].endswith("‡"))
+    assert rule[:3] == ["0.83 ‡", "2.573", "0.05146"]
+    assert rule[3].endswith(" †")
     assert next(row for row in texts_of(grid) if row[0] == "2")[-1] == "10.00 *"
-    assert "†: the rule of thumb." in grid.caption
+    assert "†: the recipe's choice. ‡: the rule of thumb." in grid.caption
 
 
-def test_ablation_has_a_group_for_each_set_of_inputs() -> None:
-    study = made_up.ablation()
-    (grid,) = layout_study(study)
-    assert grid.groups == [("", 1), ("inputs: states", 2), ("inputs: facts", 2), ("", 1)]
+def test_alpha_by_size_has_a_column_for_each_size() -> None:
+    study = made_up.alpha_by_size(["tsp"], is_rule=False)
+    (grid,) = layout_studies([study])
+    assert grid.groups[1:] == [("|J| = 5", 1), ("|J| = 30", 1), ("|J| = 51", 1)]
+    found = {row[0]: row[3:] for row in texts_of(grid)}
+    for times in (0.0, 0.83, 1.0, 16.0):
+        rows = [row for row in study.rows if row.varied["times"] == times]
+        marks = [" *" * row.is_chosen + " †" * row.is_default for row in rows]
+        assert found[f"{times:g}"] == [ours_and_papers(row)[0] + mark for row, mark in zip(rows, marks, strict=True)]
+    assert sum(text.endswith("†") for row in found.values() for text in row) == 1
+
+
+def test_ablation_has_a_group_for_each_recipe() -> None:
+    (grid,) = layout_studies(made_up.of_both("table-ablation"))
+    assert grid.groups == [("", 1), ("as published", 2), ("ours", 2), ("the paper", 1)]
     rows = {row[0]: row for row in texts_of(grid)}
     assert list(rows)[:3] == ["LSTM, no teacher forcing", "LSTM, teacher forcing", "LSTM, scheduled sampling"]
     assert rows["LSTM, teacher forcing"][-1] == "6.70 (1.00)"
     assert rows["TokenwiseScore"][-1] == "5.50"
-    assert rows["TokenwiseScore"][1:3] == rows["TokenwiseScore"][3:5], "baselines see no inputs"
+
+
+def test_ablation_shows_how_long_networks_learned() -> None:
+    study = made_up.ablation()
+    rows = [replace(row, training={"epochs": 9.5, "best_epoch": 4.0} if row.varied else {}) for row in study.rows]
+    (grid,) = layout_studies([replace(study, rows=tuple(rows))])
+    assert [cell.text for cell in column_of(grid, "epochs", "ours")] == ["9.5"] * 6 + [""] * 2
+    assert [cell.text for cell in column_of(grid, "best epoch", "ours")] == ["4.0"] * 6 + [""] * 2
+    assert "Epochs until" in grid.caption
+    assert "Epochs until" not in layout_studies([study])[0].caption
 
 
 def test_a_single_run_has_no_spread() -> None:
     study = replace(made_up.table1(["pronounce"]), seeds=1)
-    (grid,) = layout_study(study)
+    (grid,) = layout_studies([study])
     assert not any("(" in text for row in texts_of(grid) for text in row)
     assert grid.caption.startswith("From 1 run of 100 test instances")
 
@@ -181,15 +247,16 @@ def test_a_single_run_has_no_spread() -> None:
 def test_verdicts_have_a_row_for_each_task() -> None:
     grid = layout_verdicts(made_up.judgements())
     first, second, third = texts_of(grid)
-    assert first[:4] == [
+    assert first[:5] == [
         "Partial deferral beats whole deferral",
         "tsp",
+        "ours",
         "holds",
         "OneTimeModel over ChowMean: +5.34 [3.10, 7.25]",
     ]
     assert second[0] == "", "the statement appears once"
-    assert second[3].split("\n")[1] == "OneTimeModel, |J| = 5 over ChowSum: +0.50 [−1.00, 2.00]"
-    assert third[2:] == ["undecided", "", "Too few runs"]
+    assert second[4].split("\n")[1] == "OneTimeModel, |J| = 5 over ChowSum: +0.50 [−1.00, 2.00]"
+    assert third[2:] == ["ours", "undecided", "", "Too few runs"]
     assert len(grid.bands) == 2
 
 
@@ -197,9 +264,9 @@ def test_the_deciding_contrast_comes_first() -> None:
     """Wide intervals that reach lower hid the contrast that decides."""
     wide = [Contrast("tsp", "OneTimeModel", f"wide {place}", 0.0, -20.0 - place, 20.0) for place in range(4)]
     against = Contrast("tsp", "OneTimeModel", "ChowSum", -2.0, -3.0, -1.0)
-    judged = Judgement("claim", "It is better", "tsp", "does not hold", (*wide, against))
+    judged = Judgement("claim", "It is better", "tsp", "ours", "does not hold", (*wide, against))
     grid = layout_verdicts(Judgements("paper", 3, (judged,)))
-    assert texts_of(grid)[0][3].split("\n") == [
+    assert texts_of(grid)[0][4].split("\n") == [
         "OneTimeModel over ChowSum: −2.00 [−3.00, −1.00]",
         "OneTimeModel over wide 3: 0.00 [−23.00, 20.00]",
         "OneTimeModel over wide 2: 0.00 [−22.00, 20.00]",
@@ -209,7 +276,7 @@ def test_the_deciding_contrast_comes_first() -> None:
 
 def test_unknown_study() -> None:
     with pytest.raises(OptionError, match="unknown study 'table9'; available: figure-alpha"):
-        layout_study(replace(made_up.table1(), name="table9"))
+        layout_studies([replace(made_up.table1(), name="table9")])
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
@@ -229,10 +296,21 @@ def test_csv_reads_back_exactly(name: str) -> None:
         for field in ("audc_mean", "audc_std", "improvement_mean", "improvement_std"):
             assert float(line[field]) == getattr(row, field)
         assert tuple(map(float, line["improvements"].split(";"))) == row.improvements
-        assert {key: line[key] for key in row.varied} == {key: str(value) for key, value in row.varied.items()}
+        assert {key: line[key] for key in row.varied} == {key: csv_text(value) for key, value in row.varied.items()}
         assert line["paper_improvement"] == ("" if row.paper is None else str(row.paper.improvement))
         assert line["validation"] == ("" if row.validation is None else str(row.validation))
         assert line["is_chosen"] == str(row.is_chosen).lower()
+
+
+def csv_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_csv_has_headroom_and_training() -> None:
+    row = replace(made_up.psi(["tsp"]).rows[0], headroom=12.5, training={"epochs": 3.5})
+    others = made_up.psi(["tsp"]).rows[1:]
+    lines = list(csv.DictReader(io.StringIO(csv_of(made_up.make_study("table-psi", ["tsp"], [row, *others])))))
+    assert [(line["headroom"], line["epochs"]) for line in lines] == [("12.5", "3.5"), ("", "")]
 
 
 def test_csv_is_rfc_4180() -> None:
@@ -280,7 +358,7 @@ def check_latex(text: str) -> None:
 @each_study
 @pytest.mark.parametrize("tasks", [["tsp"], ["xsum", "weather"], [HOSTILE]])
 def test_latex_is_balanced(name: str, tasks: list[str]) -> None:
-    text = latex_of(layout_study(made_up.STUDIES[name](tasks)))
+    text = latex_of(layout_studies(made_up.of_both(name, tasks)))
     check_latex(text)
     assert text.isascii()
     labels = re.findall(r"\\label\{(.*)\}", text)
@@ -313,7 +391,7 @@ def test_latex_escapes(text: str, escaped: str) -> None:
 
 @each_study
 def test_markdown_rows_have_the_same_cells(name: str) -> None:
-    text = markdown_of(layout_study(made_up.STUDIES[name]([HOSTILE])))
+    text = markdown_of(layout_studies(made_up.of_both(name, [HOSTILE])))
     assert r"a\_b\|&lt;x&gt;&amp;%" in text
     assert "<x>" not in text
     for table in text.split("\n\n")[1::3]:
@@ -328,20 +406,21 @@ def test_markdown_text() -> None:
 
 
 def test_terminal_parses_no_markup_in_names() -> None:
-    text = printed(made_up.table1(["[red]x", HOSTILE]), 200)
+    text = printed([made_up.table1(["[red]x", HOSTILE])], 200)
     assert "[red]x" in text
     assert HOSTILE in text
 
 
 def test_wide_tables_are_split_on_a_narrow_terminal() -> None:
-    study = made_up.table1()
-    assert printed(study, 200).count("ChowMean") == 1
-    narrow = printed(study, 80)
+    studies = made_up.of_both("table1", ["xsum"])
+    assert printed(studies, 200).count("ChowMean") == 1
+    narrow = printed(studies, 80)
     assert narrow.count("ChowMean") == 3
     assert max(map(len, narrow.splitlines())) <= 80
-    assert all(text in narrow for row in study.rows for text in ours_and_papers(row))
-    (grid,) = layout_study(study)
-    assert [part.groups for part in split_groups(grid)] == [[("", 1), (task, 3)] for task in study.tasks]
+    assert all(text in narrow for study in studies for row in study.rows for text in ours_and_papers(row))
+    (grid,) = layout_studies(studies)
+    sizes = {"as published": 3, "ours": 3, "the paper": 1}
+    assert [part.groups for part in split_groups(grid)] == [[("", 1), one] for one in sizes.items()]
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -350,26 +429,29 @@ def test_wide_tables_are_split_on_a_narrow_terminal() -> None:
 @each_study
 def test_equal_studies_give_equal_files(name: str, tmp_path: Path) -> None:
     """A loaded study equals the study that was saved."""
-    study = made_up.STUDIES[name]()
-    first = write_study(study, tmp_path / "first", figures=False)
-    assert [path.name for path in first] == [f"{name}.json", f"{name}.csv", f"{name}.tex"]
-    second = write_study(load_study(first[0]), tmp_path / "second", figures=False)
+    first = write_studies(made_up.of_both(name), tmp_path / "first", figures=False)
+    of_each = [f"{recipe}/{name}.{kind}" for recipe in ("published", "ours") for kind in ("json", "csv")]
+    assert [path.relative_to(tmp_path / "first").as_posix() for path in first] == [*of_each, f"{name}.tex"]
+    loaded = [load_study(path) for path in first if path.suffix == ".json"]
+    second = write_studies(loaded, tmp_path / "second", figures=False)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+@pytest.mark.skipif(not (RECORDS / "published").is_dir(), reason="docs/results holds no studies by recipe yet")
 def test_published_files_are_those_of_the_records(tmp_path: Path) -> None:
     for name in made_up.STUDIES:
-        write_study(load_study(RECORDS / f"{name}.json"), tmp_path, figures=False)
+        studies = [load_study(RECORDS / recipe / f"{name}.json") for recipe in ("published", "ours")]
+        write_studies(studies, tmp_path, figures=False)
     write_judgements(load_judgements(RECORDS / "verdicts.json"), tmp_path)
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (RECORDS / path.name).read_bytes(), path.name
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        assert path.read_bytes() == (RECORDS / path.relative_to(tmp_path)).read_bytes(), path.name
 
 
 def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'seqdefer\[figures\]'"):
-        write_study(made_up.table1(), tmp_path)
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".json", ".tex"]
+        write_studies([made_up.table1()], tmp_path)
+    assert sorted(path.suffix for path in tmp_path.rglob("*.*")) == [".csv", ".json", ".tex"]
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -377,14 +459,14 @@ def test_without_matplotlib_tables_are_written(tmp_path: Path, monkeypatch: pyte
 
 def test_page_shows_the_origins(tmp_path: Path) -> None:
     """Of some studies, with no notes and no expert calls; the published page has all."""
-    save(made_up.table1(), tmp_path / "table1.json")
+    save(made_up.table1(), tmp_path / "ours" / "table1.json")
     provenance = Provenance(
         version="1.2",
         data={"data": "jena | 8 years"},
         machine={"device": "cpu", "cores": "2"},
         seconds={"fit": 1234.6, "labels": 10.0},
     )
-    save(Origins("seqdefer reproduce all", {"weather": provenance}), tmp_path / "origins.json")
+    save(Origins("seqdefer reproduce all", {"weather": provenance}), tmp_path / "ours" / "origins.json")
     page = results_page(tmp_path)
     assert re.findall("^## (.*)$", page, re.MULTILINE) == ["Made up table1", "Where the figures come from"]
     assert "```sh\nseqdefer reproduce all\n```" in page
@@ -393,6 +475,68 @@ def test_page_shows_the_origins(tmp_path: Path) -> None:
     assert "| seconds | 1245 (fit: 1235 s; labels: 10 s) |" in page
     assert "expert calls" not in page
     assert page.count("[below](#where-the-figures-come-from)") == 1
+
+
+# The verdicts of three claims by both recipes; the second task of the last has one recipe only.
+VERDICTS: dict[tuple[str, str], dict[str, Verdict]] = {
+    ("A beats B.", "tsp"): {"published": "holds", "ours": "holds"},
+    ("A beats B.", "xsum"): {"published": "holds", "ours": "does not hold"},
+    ("C hurts.", "tsp"): {"published": "undecided", "ours": "holds"},
+    ("D helps.", "tsp"): {"published": "undecided", "ours": "undecided"},
+    ("D helps.", "xsum"): {"ours": "holds"},
+}
+
+
+def judgements_of(verdicts: dict[tuple[str, str], dict[str, Verdict]]) -> Judgements:
+    judged = [
+        Judgement(statement, statement, task, recipe, verdict, ())
+        for (statement, task), by_recipe in verdicts.items()
+        for recipe, verdict in by_recipe.items()
+    ]
+    return Judgements("paper", 5, tuple(judged))
+
+
+def test_verdicts_have_a_column_for_each_task_and_recipe() -> None:
+    lines = [line[2:-2].split(" | ") for line in verdict_summary(judgements_of(VERDICTS)).splitlines()]
+    assert lines[0] == ["claim", "tsp, as published", "tsp, ours", "xsum, as published", "xsum, ours"]
+    assert lines[2:] == [
+        ["A beats B.", "holds", "holds", "holds", "does not hold"],
+        ["C hurts.", "undecided", "holds", "", ""],
+        ["D helps.", "undecided", "undecided", "", "holds"],
+    ]
+
+
+def test_changes_count_the_verdicts_that_both_recipes_have() -> None:
+    said = _changes(judgements_of(VERDICTS))
+    assert said.splitlines() == [
+        "The recipes agree on 2 of 4 verdicts. They differ on these:",
+        "",
+        "- A beats B. On xsum: as published holds, ours does not hold.",
+        "- C hurts. On tsp: as published undecided, ours holds.",
+    ]
+    same = {place: one for place, one in VERDICTS.items() if len(one) == 2 and len({*one.values()}) == 1}
+    assert _changes(judgements_of(same)) == "The recipes agree on 2 of 2 verdicts."
+    assert _changes(judgements_of({("D helps.", "xsum"): {"ours": "holds"}})) == ""
+
+
+def test_page_shows_both_recipes(tmp_path: Path) -> None:
+    for study in made_up.of_both("table1"):
+        save(study, tmp_path / study.recipe / "table1.json")
+        save(Origins(f"command {study.recipe}", {"tsp": Provenance("1")}), tmp_path / study.recipe / "origins.json")
+    save(judgements_of(VERDICTS), tmp_path / "verdicts.json")
+    page = results_page(tmp_path)
+    assert "The recipes agree on 2 of 4 verdicts." in page
+    assert page.count("## Made up table1") == 1
+    for study in made_up.of_both("table1"):
+        assert all(number(row.improvement_mean, 2) in page for row in study.rows)
+        assert f"command {study.recipe}" in page
+        assert f"(results/{study.recipe}/table1.csv)" in page
+    assert re.findall("^###* (.*)$", page, re.MULTILINE)[-4:] == [
+        "As published",
+        "tsp, as published",
+        "Ours",
+        "tsp, ours",
+    ]
 
 
 def test_page_of_an_empty_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from seqdefer.evaluation.published import PAPER
@@ -44,6 +45,20 @@ def make_row(task: str, method: str, around: float, chance: random.Random, **mor
     areas = [300 * (1 - one / 100) for one in improvements]
     granularity = block_of(method, METHODS[method])
     return Row(task, method, granularity, *mean_and_std(areas), *mean_and_std(improvements), improvements, **more)
+
+
+def of_both(name: str, *given: Any) -> list[Study]:
+    """Return the studies of one name as published and ours. The published one lacks what the paper lacks."""
+    ours = STUDIES[name](*given)
+    rows, lines = (tuple(one for one in of if one.method != "OneTimeCost") for of in (ours.rows, ours.lines))
+    published = tuple(_shifted(row) for row in rows)
+    return [replace(ours, recipe="published", rows=published, lines=lines), ours]
+
+
+def _shifted(row: Row) -> Row:
+    """Return another outcome for the other recipe."""
+    improvements = tuple(one - 1.25 * (row.method != "Random") for one in row.improvements)
+    return replace(row, improvement_mean=mean_and_std(improvements)[0], improvements=improvements)
 
 
 def make_study(name: str, tasks: Sequence[str], rows: Sequence[Row], **more: Any) -> Study:
@@ -131,6 +146,34 @@ def alpha(tasks: Sequence[str] = tuple(TASKS)) -> Study:
                     is_chosen=times == 2,
                 )
             )
+    return make_study("figure-alpha", tasks, rows)
+
+
+def alpha_by_size(tasks: Sequence[str] = ("tsp",), *, is_rule: bool = True) -> Study:
+    """Cross three sizes of J with three multiples and the recipe's own alpha_1, the rule of thumb or another."""
+    chance = random.Random(5)
+    rows = [
+        make_row(
+            task,
+            "OneTimeModel",
+            9 - abs(times - 1) - size / 20,
+            chance,
+            varied={
+                "hand_offs": size,
+                "times": times,
+                "alpha": 3.1 * times,
+                "alpha_token": 0.062 * times,
+                "is_rule": is_rule and times == 0.83,
+                "is_own": times == 0.83,
+            },
+            validation=times,
+            is_default=(size, times) == (51, 0.83),
+            is_chosen=(size, times) == (30, 1.0),
+        )
+        for task in tasks
+        for size in (5, 30, 51)
+        for times in (0.0, 0.83, 1.0, 16.0)
+    ]
     return make_study("figure-alpha", tasks, rows)
 
 

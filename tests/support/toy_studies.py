@@ -13,12 +13,13 @@ import torch
 from oracles import completing
 from torch import Tensor
 
+from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import SplitName, Task, TaskEntry
-from seqdefer.paper import plan, reproduce, studies
+from seqdefer.paper import labs, plan, studies
 from seqdefer.paper.lab import Lab
+from seqdefer.paper.labs import Choices
 from seqdefer.paper.plan import ReproductionPlan, TaskPlan, settings_of
 from seqdefer.paper.records import Row, Study
-from seqdefer.paper.reproduce import Choices
 from seqdefer.progress import Clock
 from seqdefer.recipes import Recipe, published
 from seqdefer.testing import ToyTask
@@ -103,18 +104,26 @@ PLAN = ReproductionPlan(
     ablated_task="spell",
     crossed_recipes=("published", "ours"),
 )
-SETTINGS = settings_of(ENTRIES["spell"], PLAN.tasks["spell"], SEEDS, "ours")
+
+
+def settings_of_toy(name: str, recipe: str, **changes: Any) -> ExperimentSettings:
+    return replace(settings_of(ENTRIES[name], PLAN.tasks[name], SEEDS, recipe), **changes)
+
+
+def toy_of(name: str, recipe: str, **changes: Any) -> Toy:
+    """Return the task as a recipe shows it."""
+    return Toy(name, replace(ENTRIES[name].presets["tiny"], **{**RECIPES[recipe].options, **changes}))
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Add the tiny plan, and replace all tasks by its toys."""
     patch.setitem(plan.PLANS, "tiny", PLAN)
-    patch.setattr(reproduce, "load_task", ENTRIES.__getitem__)
+    patch.setattr(labs, "load_task", ENTRIES.__getitem__)
     patch.setattr(studies, "RESAMPLES", RESAMPLES)
 
 
 def open_lab(folder: Path, task: Task | None = None, **settings: Any) -> Lab:
-    chosen = replace(SETTINGS, **settings)
+    chosen = settings_of_toy("spell", settings.pop("recipe", "ours"), **settings)
     return Lab(ENTRIES["spell"], task or Toy("spell", ToyOptions()), chosen, folder, Clock())
 
 
@@ -138,7 +147,10 @@ class Finished:
 
 def final_files(folder: Path) -> dict[str, bytes]:
     """Read the files for people; the folders of the tasks hold what they were made from."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in TIMED}
+    folders = [folder, *(folder / recipe for recipe in RECIPES)]
+    paths = [path for one in folders if one.is_dir() for path in one.iterdir()]
+    kept = [path for path in paths if path.is_file() and path.name not in TIMED]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
 
 
 def same_but_for_drawings(folder: Path, finished: Finished) -> bool:

@@ -48,7 +48,8 @@ BLOCK_MARKERS: Mapping[Block, str] = {"whole": "s", "once": "o", "token": "^"}
 BLOCK_DASHES: Mapping[Block, str] = {"whole": DASHES[3], "once": DASHES[1], "token": DASHES[0]}
 PAPER_DOT: Look = {"markerfacecolor": "white", "linestyle": "none"}
 RECIPE_LOOKS: Mapping[str, Look] = {"published": {"alpha": 0.45, "linestyle": "none"}, "ours": {"linestyle": "none"}}
-DOT_OFFSETS = (-0.22, 0.0, 0.22)  # in rows, so that the marks of a row do not hide each other; the paper's is last
+ROW_HEIGHT = 0.24  # inches, room for the marks of a row above each other
+DOT_OFFSETS = (-0.27, 0.0, 0.27)  # in rows, so that the marks of a row do not hide each other; the paper's is last
 PAPER_LOOK: Look = {"markerfacecolor": "white", "linestyle": (0, (3, 2)), "linewidth": 0.9, "markersize": 3.2}
 RING: Look = {"color": INK, "marker": "o", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
 RULE_OF_THUMB, RECIPES_OWN = "rule of thumb", "the recipe's alpha"
@@ -250,9 +251,10 @@ def _dot_plot(
     rows = [(title, label) for title, labels in titled.items() for label in ("", *labels)]
     heights = {place: height for height, place in enumerate(rows)}
     tasks = measured_tasks(studies)
-    figure, panels = _panels(tasks, 0.165 * len(rows) + 0.85, share_rows=True)
+    figure, panels = _panels(tasks, ROW_HEIGHT * len(rows) + 1.0, share_rows=True)
+    has_bars = any(row.improvement_std for study in studies for row in study.rows)
     for task, axes in zip(tasks, panels, strict=True):
-        means: list[float] = []
+        means, papers = list[float](), dict[int, tuple[float, Look]]()
         for rank, study in enumerate(studies):
             recipe_look = RECIPE_LOOKS[study.recipe]
             for row in rows_of_task(study, task):
@@ -263,22 +265,21 @@ def _dot_plot(
                 at = height + DOT_OFFSETS[rank]
                 axes.errorbar([row.improvement_mean], [at], xerr=bars, elinewidth=0.9, **{**look, **recipe_look})
                 means.append(row.improvement_mean)
-                if row.paper and rank == 0:
-                    axes.plot([row.paper.improvement], [height + DOT_OFFSETS[-1]], **{**look, **PAPER_DOT})
-                    means.append(row.paper.improvement)
+                if row.paper:
+                    papers[height] = row.paper.improvement, {**look, **PAPER_DOT}  # the same in all recipes
+        for height, (published, look) in papers.items():
+            axes.plot([published], [height + DOT_OFFSETS[-1]], **look)
+            means.append(published)
         if means and min(means) < 0.5 * max(means):  # elsewhere zero would take more room than the dots
             axes.axvline(0, color=SOFT, linewidth=0.8)
-        axes.set_xlabel(IMPROVEMENT)
+        axes.set_xlabel(IMPROVEMENT + "\n± 1 standard deviation" * has_bars)
         axes.tick_params(axis="y", length=0)
         if _is_leftmost(axes):  # the others share its rows
             axes.set_ylim(len(rows) - 0.4, -0.6)
             axes.set_yticks(range(len(rows)), [label or title for title, label in rows])
             for (_, label), text in zip(rows, axes.get_yticklabels(), strict=True):
                 text.set(fontweight="normal" if label else "bold", color=INK)
-    keys = [
-        _key(f"{IN_WORDS[study.recipe]}, ± 1 standard deviation", marker="o", **RECIPE_LOOKS[study.recipe])
-        for study in studies
-    ]
+    keys = [_key(IN_WORDS[study.recipe], marker="o", **RECIPE_LOOKS[study.recipe]) for study in studies]
     _legend_below(figure, [*keys, *_paper_key(studies, marker="o", **PAPER_DOT)])
     return figure
 
@@ -287,7 +288,7 @@ def _dot_plot(
 
 
 def _draw_curves(studies: Sequence[Study]) -> Figure:
-    figure, panels = _panels_of_parts(studies, 3.0)
+    figure, panels = _panels_of_parts(studies, 3.4)
     for study, task, axes in panels:
         for line, look in _curves_shown(study, task):
             axes.plot(line.deferred, line.mean, label=line.method, **look)
@@ -365,30 +366,33 @@ def _draw_hand_offs(studies: Sequence[Study]) -> Figure:
 
 
 def _draw_alphas(studies: Sequence[Study]) -> Figure:
-    """Draw lines over |J|, one for each alpha_1, as the paper does; over alpha_1 where J has one size."""
+    """Draw lines over |J|, one for each alpha_1, as the paper does; over alpha_1 where J has one size.
+
+    Lines over |J| have no bars: those of ten lines would hide them. The table has the standard deviations."""
     figure, panels = _panels_of_parts(studies, 2.9)
-    times = sorted({round(row.varied["times"], 6) for study in studies for row in study.rows if not _is_odd(row)})
-    looks = {one: _alpha_look(rank, len(times)) for rank, one in enumerate(times)}
+    times = sorted({one for study in studies for row in study.rows if isinstance(one := _alpha_name(row), float)})
+    looks: dict[str | float, Look] = {one: _alpha_look(rank, len(times)) for rank, one in enumerate(times)}
+    looks.update(ODD_LOOKS)
+    drawn: dict[str | float, Look] = {}
     for study, task, axes in panels:
         rows = _by_size(rows_of_task(study, task))
         if len({row.varied["hand_offs"] for row in rows}) > 1:
-            lines = {one: [row for row in rows if round(row.varied["times"], 6) == one] for one in times}
-            odd = {
-                RECIPES_OWN: [row for row in rows if _is_odd(row) and not row.varied["is_rule"]],
-                RULE_OF_THUMB: [row for row in rows if _is_odd(row) and row.varied["is_rule"]],
-            }
-            _draw_over_sizes(axes, {**lines, **odd}, {**looks, **ODD_LOOKS})
+            lines = {name: [row for row in rows if _alpha_name(row) == name] for name in looks}
+            _draw_over_sizes(axes, lines, looks, has_bars=False)
+            drawn.update({name: looks[name] for name, its_rows in lines.items() if its_rows})
         else:
-            _draw_over_alphas(axes, sorted(rows, key=lambda row: row.varied["times"]))
-    keys = [_key(f"{one:g} {MULTIPLE}", **look) for one, look in looks.items()]
-    keys += [_key(name, **look) for name, look in ODD_LOOKS.items()]
+            drawn.update(_draw_over_alphas(axes, sorted(rows, key=lambda row: row.varied["times"])))
+    keys = [_key(f"{one:g} {MULTIPLE}", **looks[one]) for one in times if one in drawn]
+    keys += [_key(name, **look) for name, look in drawn.items() if isinstance(name, str)]
     _legend_below(figure, keys + _choice_key(studies))
     return figure
 
 
-def _is_odd(row: Row) -> bool:
-    """Tell whether alpha_1 is none of the plan's multiples but the recipe's own, or the rule of thumb."""
-    return bool(row.varied["is_own"])
+def _alpha_name(row: Row) -> str | float:
+    """Return what names alpha_1 in the legend: a multiple of the plan, the rule of thumb, or the recipe's own."""
+    if row.varied["is_own"]:
+        return RULE_OF_THUMB if row.varied["is_rule"] else RECIPES_OWN
+    return float(round(row.varied["times"], 6))
 
 
 def _by_size(rows: Iterable[Row]) -> list[Row]:
@@ -410,28 +414,35 @@ def _alpha_look(rank: int, count: int) -> Look:
     }
 
 
-def _draw_over_sizes(axes: Axes, lines: Mapping[Any, Sequence[Row]], looks: Mapping[Any, Look]) -> None:
+def _draw_over_sizes(
+    axes: Axes, lines: Mapping[Any, Sequence[Row]], looks: Mapping[Any, Look], *, has_bars: bool = True
+) -> None:
     sizes = [row.varied["hand_offs"] for rows in lines.values() for row in rows]
     for rank, (name, rows) in enumerate(lines.items()):
-        shift = 0.008 * (max(sizes) - min(sizes)) * (rank - len(lines) / 2)  # the bars of one |J| side by side
-        _draw_sweep(axes, [(row.varied["hand_offs"] + shift, row) for row in rows], looks[name])
+        # The bars of one |J| stand side by side.
+        shift = 0.008 * (max(sizes) - min(sizes)) * (rank - len(lines) / 2) if has_bars else 0
+        _draw_sweep(axes, [(row.varied["hand_offs"] + shift, row) for row in rows], looks[name], has_bars=has_bars)
     axes.set_xlabel("|J|, hand-off points allowed")
     _whole_ticks(axes)
     _finish_sweep(axes)
 
 
-def _draw_over_alphas(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_over_alphas(axes: Axes, rows: Sequence[Row]) -> dict[str | float, Look]:
+    """Draw a line over alpha_1 and return what the legend must explain."""
     scale, look = LogScale.of([row.varied["times"] for row in rows]), {"color": _shade("once", 0), "marker": "o"}
     places = [(scale.place(row.varied["times"]), row) for row in rows]
     _draw_sweep(axes, [(x, row) for x, row in places if not row.varied["times"]], look)  # no line from zero
     _draw_sweep(axes, [(x, row) for x, row in places if row.varied["times"]], look)
+    drawn: dict[str | float, Look] = {"OneTimeModel": look}
     for row in rows:
         if row.is_default or row.varied["is_rule"]:
             name = RULE_OF_THUMB if row.varied["is_rule"] else RECIPES_OWN
+            drawn[name] = ODD_LOOKS[name]
             axes.axvline(scale.place(row.varied["times"]), color=INK, linestyle=ODD_LOOKS[name]["linestyle"])
     axes.set_xticks(*scale.ticks())
     axes.set_xlabel(f"α₁, {MULTIPLE}")
     _finish_sweep(axes)
+    return drawn
 
 
 def _finish_sweep(axes: Axes) -> None:
@@ -440,10 +451,10 @@ def _finish_sweep(axes: Axes) -> None:
         axes.set_ylabel(_wrapped(IMPROVEMENT, 14))
 
 
-def _draw_sweep(axes: Axes, places: Sequence[tuple[float, Row]], look: Look) -> None:
+def _draw_sweep(axes: Axes, places: Sequence[tuple[float, Row]], look: Look, *, has_bars: bool = True) -> None:
     """Draw our means with bars of one standard deviation, the paper's, and a ring around the variant chosen."""
     means, stds = [row.improvement_mean for _, row in places], [row.improvement_std for _, row in places]
-    axes.errorbar([x for x, _ in places], means, yerr=stds if any(stds) else None, elinewidth=0.7, **look)
+    axes.errorbar([x for x, _ in places], means, yerr=stds if has_bars and any(stds) else None, elinewidth=0.7, **look)
     papers = [(x, row.paper.improvement) for x, row in places if row.paper]
     if papers:
         axes.plot(*zip(*papers, strict=True), **look, **PAPER_LOOK)

@@ -234,15 +234,15 @@ def layout_studies(studies: Sequence[Study]) -> list[Grid]:
 def _table1(studies: Sequence[Study], task: str) -> Grid:
     blocks = methods_by_block(all_rows(studies, task))
     filled = [text_column(Column("Method", align="left"), map(Rows, blocks.values()))]
-    papers: list[FilledColumn] = []
     for study in studies:
         rows = {row.method: row for row in rows_of_task(study, task)}
         bands = [Rows([rows.get(name) for name in names], block != "reference") for block, names in blocks.items()]
         filled += _outcomes(study, IN_WORDS[study.recipe], bands)
-        papers = papers or [_papers(bands)] * _has_papers(studies, task)
+    known = {row.method: row for row in all_rows(studies, task)}
+    filled += _papers([Rows([known[name] for name in names]) for names in blocks.values()])
     area = "AUDC: area under the deferral curve, lower is better."
     remarks = (area, PERCENT_REMARK, HEADROOM_REMARK, BEST_REMARK)
-    return _task_grid(studies, task, remarks, filled + papers, map(BLOCKS.__getitem__, blocks))
+    return _task_grid(studies, task, remarks, filled, map(BLOCKS.__getitem__, blocks))
 
 
 def _curves(study: Study, task: str) -> Grid:
@@ -280,7 +280,9 @@ def _hand_offs(studies: Sequence[Study], task: str) -> Grid:
             if any(band(study, method)[0].items):
                 group = f"{IN_WORDS[study.recipe]}: {method}"
                 filled += _improvements(study, group, band(study, method), has_validation=method in LEARNED)
-    filled += [_papers(band(studies[0], method), method) for method in methods if _has_papers(studies, task)]
+    for method in methods:
+        known = {row.varied["hand_offs"]: row for row in rows if row.method == method}
+        filled += _papers([Rows([known.get(size) for size in sizes])], method)
     marks = _marks(rows, "the recipe's choice")
     return _task_grid(studies, task, (PERCENT_REMARK, "Bold: best of its column.", *marks), filled)
 
@@ -332,7 +334,6 @@ def _ablation(studies: Sequence[Study], task: str) -> Grid:
         for is_network in (True, False)
     )
     filled = [text_column(Column("Method", align="left"), [Rows(networks), Rows(baselines)])]
-    papers: list[FilledColumn] = []
     for study in studies:
         known = {name_of(row): row for row in rows_of_task(study, task)}
         bands = [Rows(list(map(known.get, networks))), Rows(list(map(known.get, baselines)), has_best=False)]
@@ -341,8 +342,10 @@ def _ablation(studies: Sequence[Study], task: str) -> Grid:
         for fact, heading in TRAINING_HEADINGS.items():
             if any(fact in row.training for row in known.values()):
                 filled.append(text_column(Column(heading, group), bands, _training_text(fact)))
-        papers = papers or [_papers(bands)] * _has_papers(studies, task)
-    return _task_grid(studies, task, (PERCENT_REMARK, "Bold: best network.", TRAINING_REMARK), filled + papers)
+    of_any = {name_of(row): row for row in rows}
+    filled += _papers([Rows([of_any[name] for name in names]) for names in (networks, baselines)])
+    remarks = [PERCENT_REMARK, "Bold: best network."] + [TRAINING_REMARK] * any(row.training for row in rows)
+    return _task_grid(studies, task, remarks, filled)
 
 
 def _training_text(fact: str) -> Callable[[Row], str]:
@@ -398,12 +401,10 @@ def _improvements(
     return filled + ([text_column(Column("validation %", group), bands, validation)] if has_validation else [])
 
 
-def _has_papers(studies: Sequence[Study], task: str) -> bool:
-    return any(row.paper for row in all_rows(studies, task))
-
-
-def _papers(bands: Iterable[Rows[Row]], heading: str = "") -> FilledColumn:
-    return text_column(Column(f"{heading} %".strip(), "the paper"), bands, _paper_text)
+def _papers(bands: Sequence[Rows[Row]], heading: str = "") -> list[FilledColumn]:
+    """Return the column of the paper's figures, or none where it has none."""
+    is_known = any(row is not None and row.paper for band in bands for row in band.items)
+    return [text_column(Column(f"{heading} %".strip(), "the paper"), bands, _paper_text)] if is_known else []
 
 
 def _paper_text(row: Row) -> str:
