@@ -11,6 +11,8 @@ Input = Literal["states", "confidence", "entropy"]
 INPUTS: tuple[Input, ...] = get_args(Input)
 Strategy = Literal["free", "teacher", "scheduled", "explore"]  # how training rollouts continue: `Steering`
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+TreeKind = Literal["open", "closed"]  # decision trees of long sequences in training: `LearningSettings`
+TREE_KINDS: tuple[TreeKind, ...] = get_args(TreeKind)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from seqdefer.hyperparameters import (
     PUBLISHED_TOKEN,
     Settings,
     Strategy,
+    TreeKind,
 )
 
 RecipeName = Literal["ours", "published"]
@@ -38,8 +39,18 @@ class LearningSettings:
     strategy: Strategy = "explore"
     hand_offs: int | None = None  # size of J; None allows them all
     alpha: float | None = None  # alpha_1; None is the rule of thumb
-    rollouts: int = 8  # of each example that token-level rejectors learn from, where sequences are long
+    trees: TreeKind | None = None  # of long sequences; None: `tree_kind` follows from the strategy
+    rollouts: int = 8  # of each example that closed trees are made of
     price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
+
+    @property
+    def tree_kind(self) -> TreeKind:
+        """The decision trees that token-level rejectors learn from, where sequences are too long to enumerate.
+
+        Open trees grow wherever a training rollout goes, so that all decisions are followed, and the models are called
+        while a rejector learns. Closed trees are made once, of a few rollouts, and a decision that they lack leads to
+        the other child. The paper's strategies say who decides, so they need open trees; `explore`, ours, does not."""
+        return self.trees or ("closed" if self.strategy == "explore" else "open")
 
 
 @dataclass(frozen=True, kw_only=True)

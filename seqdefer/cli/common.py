@@ -120,15 +120,23 @@ def add_learning(parser: Parser, entry: TaskEntry) -> None:
     group.add_argument("--psi", metavar="|".join(PSIS), help=f"one-time surrogate ({defaults.psi})")
     words = f"how token-level training rollouts continue ({defaults.strategy})"
     group.add_argument("--strategy", metavar="|".join(STRATEGIES), help=words)
-    add_rollouts(group, defaults)
+    add_trees(group, defaults)
     group.add_argument("--hand-offs", type=int, metavar="N", help="number of allowed hand-off points (all)")
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
     words = "cost added to each expert token (0, or a little where losses are flat)"
     group.add_argument("--price", type=float, metavar="X", help=words)
 
 
-def add_rollouts(group: Any, defaults: ExperimentSettings) -> None:
-    words = f"rollouts per training example, for token-level deferral of long sequences ({defaults.rollouts})"
+def add_trees(group: Any, defaults: ExperimentSettings) -> None:
+    """Add what token-level rejectors of long sequences learn from."""
+    from seqdefer.hyperparameters import TREE_KINDS
+
+    words = (
+        "decision trees of long sequences in token-level training: open ones call the models wherever a rollout leads, "
+        "closed ones are made ahead (closed for explore, else open)"
+    )
+    group.add_argument("--trees", metavar="|".join(TREE_KINDS), help=words)
+    words = f"rollouts per training example that closed trees are made of ({defaults.rollouts})"
     group.add_argument("--rollouts", type=int, metavar="N", help=words)
 
 

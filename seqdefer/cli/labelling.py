@@ -12,8 +12,8 @@ from seqdefer.cli.common import (
     DEFAULTS_NOTE,
     Command,
     Parser,
-    add_rollouts,
     add_task_options,
+    add_trees,
     chosen_settings,
     default_settings,
     given_options,
@@ -88,11 +88,12 @@ def label(arguments: list[str]) -> int:
     options, settings = chosen_settings(entry, chosen)
     labelling = chosen_executor(chosen)
     folder = run_folder(entry, chosen)
-    sizes = {"seeds": settings.seeds, "instances": settings.instances, "rollouts": settings.rollouts}
+    sizes = {"seeds": settings.seeds, "instances": settings.instances}
     started = time.perf_counter()
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         results = label_task(
-            entry, options, folder, chosen.splits, labelling, **sizes, device=chosen.device, meter=meter
+            entry, options, folder, chosen.splits, labelling, **sizes, trees=settings.tree_kind,
+            rollouts=settings.rollouts, device=chosen.device, meter=meter,
         )  # fmt: skip
     _print_results(results, labelling.store_in(folder), time.perf_counter() - started, as_json=chosen.json)
     return 0
@@ -115,7 +116,7 @@ def _label_parser(entry: TaskEntry) -> Parser:
     words = f"runs that will need their own test instances ({defaults.seeds})"
     group.add_argument("--seeds", type=int, metavar="N", help=words)
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances per run ({defaults.instances})")
-    add_rollouts(group, defaults)
+    add_trees(group, defaults)
     add_executor(parser, store="labels, in the folder of --out")
     add_task_options(parser, entry)
     parser.set_defaults(architecture=None, draft_architecture=None)

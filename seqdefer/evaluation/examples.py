@@ -15,7 +15,6 @@ from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import TokenRejector
 from seqdefer.labels.labelled import require_learning_data
-from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.registry import preferred_methods
 from seqdefer.rejectors.checkpoints import Rejector
@@ -40,7 +39,7 @@ def draw_examples(splits: Splits, rejectors: Mapping[str, Rejector]) -> str:
 
 
 def _spending(splits: Splits, rejector: Rejector) -> Spending:
-    """Tell what settings spend on validation data. Closed trees cannot tell, so long sequences grow new ones."""
+    """Tell what settings spend on validation data."""
     validation = splits.validation
     require_learning_data(validation)
     if not isinstance(rejector, TokenRejector):
@@ -48,6 +47,4 @@ def _spending(splits: Splits, rejector: Rejector) -> Spending:
     assert validation.trees is not None
     n = N_CALIBRATION["searched" if splits.searches else "enumerated"]
     some = torch.arange(min(len(validation.examples), n))
-    if splits.searches:
-        return TokenSpending(sweep_thresholds(rejector, DecisionTrees(splits.task, validation.examples.select(some))))
     return TokenSpending(sweep_thresholds(rejector, validation.trees, some))

@@ -103,6 +103,7 @@ class Experiment:
             self.clock,
             seeds=settings.seeds,
             instances=settings.instances,
+            trees=settings.tree_kind,
             rollouts=settings.rollouts,
             by_token="trees" in learned_from,
             kept=(self.grid if "hand_offs" in learned_from else ends).tolist(),
@@ -150,6 +151,7 @@ class Experiment:
             return found
         with self.clock.stage(f"fit {method.name} (seed {seed})", fit.epochs) as advance:
             rejector, history = fit.run(advance)
+        self.splits.store_grown()
         losses = {} if history is None else {"history": _finite(asdict(history))}
         rejector.notes.update(method=method.name, made_by=made_by, task=self.task.name, **losses)
         rejector.save_pretrained(folder)

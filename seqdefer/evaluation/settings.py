@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from seqdefer.errors import ContractError, OptionError, unknown
-from seqdefer.hyperparameters import STRATEGIES, Settings
+from seqdefer.hyperparameters import STRATEGIES, TREE_KINDS, Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.methods.registry import get_method
 from seqdefer.recipes import LearningSettings, Recipe
@@ -43,6 +43,8 @@ class ExperimentSettings(LearningSettings):
         get_psi(self.psi)
         if self.strategy not in STRATEGIES:
             raise unknown("training strategy", self.strategy, STRATEGIES)
+        if self.trees is not None and self.trees not in TREE_KINDS:
+            raise unknown("kind of trees", self.trees, TREE_KINDS)
         if self.token.architecture not in token_networks():
             raise unknown("token-level architecture", self.token.architecture, token_networks())
         for settings in (self.once, self.cost):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, unknown
+from seqdefer.hyperparameters import TreeKind
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.hand_offs import Calls, select_hand_offs
@@ -21,7 +22,7 @@ from seqdefer.labels.jobs import unpack_calls, unpack_hand_offs, unpack_trees
 from seqdefer.labels.label_store import LabellingResult, LabelStore, open_labels
 from seqdefer.labels.labelled import LearningData, TestData
 from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
-from seqdefer.progress import Clock, Meter, Silent
+from seqdefer.progress import Clock, Meter, Progress, Silent
 from seqdefer.storage.shards import Store
 from seqdefer.types import Examples
 
@@ -32,7 +33,9 @@ class Splits:
     """The three splits; each is labelled on first use. Labels are stored in `labels`, or in `folder`.
 
     The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` are their places. Training
-    and validation data get the hand-offs in `kept`, all by default; test data always gets all.
+    and validation data get the hand-offs in `kept`, all by default; test data always gets all. Where sequences are too
+    long to enumerate, `trees` is the kind of trees that training and validation data come with; a fit that learns from
+    the other kind has it made on first use. Test data always has open ones.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Splits:
         *,
         seeds: int,
         instances: int,
+        trees: TreeKind = "closed",
         rollouts: int = 8,
         by_token: bool = True,
         kept: Sequence[int] | None = None,
@@ -50,10 +54,13 @@ class Splits:
     ) -> None:
         self.task, self.clock = task, clock or Clock()
         self.labels = labels or LabelStore(task, Store(folder / "labels"))
-        self.seeds, self.instances, self.rollouts, self.by_token = seeds, instances, rollouts, by_token
+        self.seeds, self.instances, self.by_token = seeds, instances, by_token
+        self.trees, self.rollouts = trees, rollouts
         self.kept = select_hand_offs(kept, task.spec.length)
         self.table_calls = Calls()
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
+        self._open: list[tuple[Rows, DecisionTrees]] = []  # of training and validation data
+        self._sizes: dict[SplitName, int] = {}  # nodes of open trees that are stored
 
     @cached_property
     def train(self) -> LearningData:
@@ -107,20 +114,32 @@ class Splits:
     def _rows(self, name: SplitName) -> Tensor:
         return self.test_rows() if name == "test" else torch.arange(len(self.task.split(name)))
 
-    def _parts(self, name: SplitName) -> list[Rows]:
-        """Return what is stored of a split. Long trees of test data are not: sweeps and the oracle grow them."""
-        rows = self._rows(name)
-        parts = [self._hand_offs(name, rows)]
-        if self._has_trees(name):
-            if not self.searches and self._is_worth_storing():
-                parts.append(Rows("whole-trees", name, rows))
-            elif self.searches and name != "test":
-                parts.append(Rows("trees", name, rows, self.rollouts))
-        return parts
+    def store_grown(self) -> None:
+        """Store the open trees of training and validation data as far as they have grown: another run starts there."""
+        for part, trees in self._open:
+            if trees.nodes.size > self._sizes.get(part.split, 0):
+                self.labels.write_grown(part, trees)
+                self._sizes[part.split] = trees.nodes.size
 
-    def _hand_offs(self, name: SplitName, rows: Tensor) -> Rows:
+    def _parts(self, name: SplitName) -> list[Rows]:
+        """Return what is made of a split before anything is fitted."""
+        trees = self._stored_trees(name, self._kind(name))
+        return [self._hand_offs(name), *([] if trees is None else [trees])]
+
+    def _stored_trees(self, name: SplitName, kind: TreeKind) -> Rows | None:
+        """Return the trees to store before their use. Open ones are not: fits, sweeps and the oracle grow them."""
+        if not self._has_trees(name):
+            return None
+        if self.searches:
+            return Rows("trees", name, self._rows(name), self.rollouts) if kind == "closed" else None
+        return Rows("whole-trees", name, self._rows(name)) if self._is_worth_storing() else None
+
+    def _kind(self, name: SplitName) -> TreeKind:
+        return "open" if name == "test" else self.trees
+
+    def _hand_offs(self, name: SplitName) -> Rows:
         """Return the hand-offs to label: all of them where they are stored already."""
-        every = Rows("hand-offs", name, rows)
+        every = Rows("hand-offs", name, self._rows(name))
         is_whole = len(self.kept) == self.task.spec.length
         return every if name == "test" or is_whole or self.labels.has(every) else replace(every, kept=self.kept)
 
@@ -134,24 +153,45 @@ class Splits:
 
     def _label(self, kind: type[Data], name: SplitName) -> Data:
         """Read or make draft, hand-off table and decision trees."""
-        hand_offs, *trees = self._parts(name)
+        hand_offs = self._hand_offs(name)
         examples = hand_offs.examples(self.task)
         with self.clock.stage(f"label hand-offs ({name})", len(examples)) as advance:
             shards = self.labels.read(hand_offs, advance)
         drafted, table = unpack_hand_offs(shards)
         self.table_calls = sum((unpack_calls(shard)[0] for shard in shards), start=self.table_calls)
-        grown = self._trees(name, examples, *trees) if self._has_trees(name) else None
-        return kind(examples, drafted, table, grown)
+        if not self._has_trees(name):
+            return kind(examples, drafted, table, None)
+        # Short sequences have one kind of trees.
+        make = cache(lambda kind: self._make_trees(name, examples, kind))
+        labelled = kind(examples, drafted, table, make if self.searches else lambda _: make("open"))
+        labelled.trees_of(self._kind(name))
+        return labelled
 
-    def _trees(self, name: SplitName, examples: Examples, kept: Rows | None = None) -> DecisionTrees:
+    def _make_trees(self, name: SplitName, examples: Examples, kind: TreeKind) -> DecisionTrees:
+        stored = self._stored_trees(name, kind)
         with self.clock.stage(f"label decisions ({name})", len(examples)) as advance:
-            if kept is not None:
-                trees = unpack_trees(self.task, kept, self.labels.read(kept, advance))
-            elif self.searches:
+            if stored is not None:
+                trees = unpack_trees(self.task, stored, self.labels.read(stored, advance))
+            elif not self.searches:
+                trees = enumerate_trees(self.task, examples, progress=advance)
+            elif name == "test":
                 trees = DecisionTrees(self.task, examples, progress=advance)
             else:
-                trees = enumerate_trees(self.task, examples, progress=advance)
+                trees = self._open_trees(name, examples, advance)
         self.grown.append(trees)
+        return trees
+
+    def _open_trees(self, name: SplitName, examples: Examples, progress: Progress) -> DecisionTrees:
+        """Return open trees for training, as far as an earlier run has grown them."""
+        part = Rows("open-trees", name, self._rows(name))
+        found = self.labels.read_grown(part)
+        if found is None:
+            trees = DecisionTrees(self.task, examples, progress=progress)
+        else:
+            trees = unpack_trees(self.task, part, [found])
+            self._sizes[name] = trees.nodes.size
+            progress(len(examples))
+        self._open.append((part, trees))
         return trees
 
 
@@ -164,6 +204,7 @@ def label_task(
     *,
     seeds: int,
     instances: int,
+    trees: TreeKind = "closed",
     rollouts: int,
     device: str = "auto",
     meter: Meter | None = None,
@@ -175,5 +216,7 @@ def label_task(
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
     labels = open_labels(labelling, entry, options, task, folder, device)
-    splits = Splits(task, folder, clock, seeds=seeds, instances=instances, rollouts=rollouts, labels=labels)
+    splits = Splits(
+        task, folder, clock, seeds=seeds, instances=instances, trees=trees, rollouts=rollouts, labels=labels
+    )  # fmt: skip
     return splits.make(names)

@@ -3,6 +3,7 @@
     hand-offs    the predictor's drafts, the features of rejectors, and the table of all hand-offs, or of some
     trees        decision trees of long sequences, explored along a few rollouts
     whole-trees  decision trees of short sequences, with all their nodes
+    open-trees   decision trees of long sequences, as far as training has grown them; no job makes these
 
 A shard's name is a fingerprint of the code's version, the task and its losses, both models and the rows. A worker
 recomputes the name from what it has loaded and refuses a job whose name differs, so labels of another task cannot be
@@ -28,7 +29,7 @@ from seqdefer.labels.trees import DecisionTrees, enumerate_trees, join_trees
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences
 
-LabelKind = Literal["hand-offs", "trees", "whole-trees"]
+LabelKind = Literal["hand-offs", "trees", "whole-trees", "open-trees"]
 SHARD_LAYOUT = 1  # increment whenever the content of shards changes: older shards are then made again
 MAX_SHARD_NODES = 2**18  # of whole trees, about
 
@@ -151,7 +152,7 @@ def unpack_hand_offs(shards: Sequence[Mapping[str, Tensor]]) -> tuple[Draft, Han
 
 
 def unpack_trees(task: Task, part: LabelPart, shards: Sequence[Mapping[str, Tensor]]) -> DecisionTrees:
-    """Join the trees of shards: complete ones of kind `whole-trees`, else closed ones for training."""
+    """Join the trees of shards: complete ones of kind `whole-trees`, closed ones of kind `trees`."""
     examples = part.examples(task)
     parts, first = [], 0
     for shard in shards:
@@ -162,6 +163,6 @@ def unpack_trees(task: Task, part: LabelPart, shards: Sequence[Mapping[str, Tens
         first += len(rows)
     trees = join_trees(parts, task, examples)
     trees.is_complete = part.kind == "whole-trees"
-    if not trees.is_complete:
+    if part.kind == "trees":
         trees.close()
     return trees

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import Task, TaskEntry
 from seqdefer.labels.executors.base import Executor, run_in_process
 from seqdefer.labels.executors.settings import ExecutorSettings
-from seqdefer.labels.jobs import Job, LabelPart, make_jobs, run_job, unpack_calls
+from seqdefer.labels.jobs import Job, LabelPart, make_jobs, run_job, shard_name, unpack_calls
 from seqdefer.labels.manifest import Manifest, find_manifest, write_manifest
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.progress import Progress
 from seqdefer.storage.files import writable_folder
-from seqdefer.storage.shards import Store
+from seqdefer.storage.shards import Store, pack
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,19 @@ class LabelStore:
             manifest = write_manifest(self.task, part, jobs, self.store)
             results.append(LabellingResult(manifest, len(jobs) - made, made))
         return results
+
+    def read_grown(self, part: LabelPart) -> dict[str, Tensor] | None:
+        """Return what `write_grown` stored of open trees, if anything."""
+        found = self.store.read(shard_name(self.task, part)) if self.task.expert.fingerprint else None
+        return None if found is None else found.tensors
+
+    def write_grown(self, part: LabelPart, trees: DecisionTrees) -> None:
+        """Store open trees as far as they have grown, in the place of what was stored of them before."""
+        if self.task.expert.fingerprint:
+            (job,) = make_jobs(self.task, part, len(part.rows))
+            calls = torch.tensor([trees.calls.made, trees.calls.saved, 0])
+            self.store.write(job.name, pack(job.name, {**trees.tensors(), "calls": calls}))
+            write_manifest(self.task, part, [job], self.store)
 
     def _make(self, jobs: Sequence[Job], progress: Progress) -> None:
         results = run_in_process(self.task, jobs) if self.executor is None else self.executor.run(jobs)

@@ -7,11 +7,13 @@ that a type checker, and `require_learning_data` at run time, refuse test data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from seqdefer.errors import ContractError
+from seqdefer.hyperparameters import TreeKind
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.types import Draft, Examples, HandOffTable
 
@@ -23,16 +25,27 @@ class LabelledData:
     examples: Examples
     draft: Draft
     table: HandOffTable
-    trees: DecisionTrees | None  # None where the expert only completes, or token-level labels were not asked for
+    # None where the expert only completes, or token-level labels were not asked for. Each kind is made once.
+    make_trees: Callable[[TreeKind], DecisionTrees] | None
+
+    @property
+    def trees(self) -> DecisionTrees | None:
+        """Trees to measure with: open, or complete where sequences are short."""
+        return self.trees_of("open")
+
+    def trees_of(self, kind: TreeKind) -> DecisionTrees | None:
+        """Return the trees of a kind, made on first use. Short sequences have complete trees whatever the kind."""
+        return None if self.make_trees is None else self.make_trees(kind)
 
     def seen_by_draft(self, kept: Tensor) -> list[Tensor]:
         """Return what rejectors of these hand-offs are fitted on, as far as it takes to tell splits and ways to count
         losses apart."""
         return [self.examples.inputs, self.table.loss[:, kept], self.table.deferred[:, kept]]
 
-    def seen_by_token(self) -> list[Tensor]:
-        """Return the same for token-level rejectors."""
-        by_token = [] if self.trees is None else self.trees.losses(self.trees.typical_nodes())
+    def seen_by_token(self, kind: TreeKind) -> list[Tensor]:
+        """Return the same for token-level rejectors that learn from trees of this kind."""
+        trees = self.trees_of(kind)
+        by_token = [] if trees is None else trees.losses(trees.typical_nodes())
         return [self.examples.inputs, *by_token]
 
 

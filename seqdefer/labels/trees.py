@@ -148,12 +148,21 @@ class DecisionTrees:
         if self.is_closed:
             return torch.where(missing, self.nodes.children[nodes, 1 - choice], found)
         if bool(missing.any()):
-            agree = self.nodes.tokens[nodes, 0] == self.nodes.tokens[nodes, 1]
-            only = choice.masked_fill(agree, 0)  # one child for both decisions, even if both are requested at once
+            # One child for both decisions where the models agree, even if both are requested at once.
+            only = choice.masked_fill(~self.differ(nodes), 0)
             pairs = torch.unique(nodes[missing] * 2 + only[missing])
             self._grow(pairs // 2, pairs % 2)
             found = self.nodes.children[nodes, choice]
         return found
+
+    def differ(self, nodes: Tensor) -> Tensor:
+        """Tell whether both models name different tokens at `nodes`: elsewhere a decision changes nothing. bool (B,)"""
+        tokens = self.nodes.tokens[nodes]
+        return tokens[:, 0] != tokens[:, 1]
+
+    def leads_elsewhere(self, nodes: Tensor, defer: Tensor) -> Tensor:
+        """Tell where `children` would lead to the child of the other decision: closed trees lack some. bool (B,)"""
+        return (self.nodes.children[nodes, defer.long()] == UNKNOWN) & self.is_closed
 
     def typical_nodes(self, limit: int = 100_000) -> Tensor:
         """Return nodes to take statistics from, independent of what has been grown before: all nodes of complete and
@@ -264,9 +273,9 @@ class DecisionTrees:
 
     def parts(self, rows: Tensor, *, nodes: int = NODES_PER_LEVEL) -> Iterator[Tensor]:
         """Yield indices into `rows`, each part inside `working_on`: so many that one level of the caller's search,
-        about `nodes` per example, is a batch. Complete trees need no models and are one part."""
+        about `nodes` per example, is a batch. Complete and closed trees need no models and are one part."""
         places = torch.arange(len(rows), device=self.device)
-        for part in (places,) if self.is_complete else places.split(self._batches(1 / nodes)):
+        for part in (places,) if self.is_complete or self.is_closed else places.split(self._batches(1 / nodes)):
             with self.working_on(rows[part]):
                 yield part
 
@@ -330,7 +339,7 @@ class DecisionTrees:
     def _link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
         table = self.nodes
         table.children[nodes, choice] = made
-        agree = table.tokens[nodes, 0] == table.tokens[nodes, 1]
+        agree = ~self.differ(nodes)
         table.children[nodes[agree], 1 - choice[agree]] = made[agree]
 
 

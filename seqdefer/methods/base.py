@@ -52,7 +52,8 @@ class FitContext:
         """The price of an expert token in training: as set, or the default."""
         if self.settings.price is not None:
             return self.settings.price
-        return 0.0 if self.train.trees is None else default_price(self.train.trees)
+        trees = self.train.trees_of(self.settings.tree_kind)
+        return 0.0 if trees is None else default_price(trees)
 
     def draft_data(self, grid: Tensor) -> str:
         """Name the labels of these hand-offs, the predictor and the version."""
@@ -60,7 +61,8 @@ class FitContext:
 
     def token_data(self) -> str:
         """Name the token-level labels, the predictor and the version."""
-        return self._name(*self.train.seen_by_token(), *self.validation.seen_by_token())
+        kind = self.settings.tree_kind
+        return self._name(*self.train.seen_by_token(kind), *self.validation.seen_by_token(kind))
 
     def _name(self, *seen: Tensor) -> str:
         return fingerprint(*seen, self.task.predictor.fingerprint, __version__)

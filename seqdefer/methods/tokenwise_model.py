@@ -10,7 +10,8 @@ from seqdefer.rejectors.token_training import fit_token
 
 def fit(context: FitContext) -> Fit:
     """Fit on rollouts through the decision trees."""
-    train, validation, settings = context.train.trees, context.validation.trees, context.settings
+    settings, kind = context.settings, context.settings.tree_kind
+    train, validation = context.train.trees_of(kind), context.validation.trees_of(kind)
     assert train is not None
     assert validation is not None
     return Fit(
@@ -19,7 +20,7 @@ def fit(context: FitContext) -> Fit:
             price=context.price, progress=progress,
         ),
         epochs=settings.token.epochs,
-        choices=[asdict(settings.token), settings.phi, settings.strategy, context.price],
+        choices=[asdict(settings.token), settings.phi, settings.strategy, kind, context.price],
         data=context.token_data(),
     )  # fmt: skip
 

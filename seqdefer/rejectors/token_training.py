@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,33 @@ from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.rejectors.training import History, fit, network_sizes
 
 COIN_PATHS = 4  # fixed paths of each validation example, where trees are closed
+WARM_UP = 5  # epochs of scheduled sampling before the teacher's share decays
 
 
-def teacher_probability(epoch: int, *, warm_up: int = 5, decay: float = 0.95, floor: float = 0.5) -> float:
+def teacher_probability(epoch: int, *, warm_up: int = WARM_UP, decay: float = 0.95, floor: float = 0.5) -> float:
     """Scheduled sampling: 1 for the warm-up epochs, then 0.95 times the last each epoch, not below 0.5."""
     return max(floor, decay ** max(0, epoch - warm_up + 1))
+
+
+@dataclass
+class Overridden:
+    """Counts the decisions of rollouts that went another way than the rejector chose.
+
+    `teacher` are those that hindsight decided against the rejector, `closed` those (the rejector's or the teacher's)
+    whose child a closed tree lacks. Where both models name the same token every decision is followed."""
+
+    decisions: int = 0
+    teacher: int = 0
+    closed: int = 0
+
+    def count(self, own: Tensor, decided: Tensor, differ: Tensor, leads_elsewhere: Tensor) -> None:
+        """Add B decisions: what the rejector chose, what was decided, where that matters, where a child is missing."""
+        self.decisions += len(own)
+        self.teacher += int(((own != decided) & differ).sum())
+        self.closed += int(leads_elsewhere.sum())
+
+    def shares(self) -> dict[str, float]:
+        return {name: getattr(self, name) / max(1, self.decisions) for name in ("teacher", "closed")}
 
 
 class Steering:
@@ -28,6 +52,9 @@ class Steering:
     free: the rejector decides (defer when its score >= 0). teacher: hindsight decides (defer when l >= c). scheduled: a
     coin per token between the two. explore (ours): the rejector decides at a threshold drawn per sequence from its own
     recent scores, so that training sees the prefixes of every budget, not only those of threshold 0.
+
+    Early stopping begins after the warm-up of scheduled sampling. The paper does not say so, but until then it is
+    teacher forcing: an epoch of the warm-up would make the two strategies one, and the paper prints different results.
     """
 
     def __init__(self, strategy: Strategy, seed: int) -> None:
@@ -36,6 +63,8 @@ class Steering:
         self.strategy = strategy
         self.generator = torch.Generator().manual_seed(seed)
         self.teacher = 1.0 if strategy == "teacher" else 0.0
+        self.warm_up = WARM_UP if strategy == "scheduled" else 0
+        self.overridden = Overridden()
         self.recent: list[Tensor] = []
         self.pool = torch.zeros(1)
 
@@ -102,9 +131,12 @@ def token_risk(
             loss, cost = trees.losses(at)
             for column, value in zip(columns, (score, loss, cost + price, live), strict=True):
                 column.append(value)
-            defer = steering.decide(score.detach()[live], thresholds[live], loss[live], cost[live])
+            scored, here = score.detach()[live], at[live]
+            defer = steering.decide(scored, thresholds[live], loss[live], cost[live])
+            own, elsewhere = scored >= thresholds[live], trees.leads_elsewhere(here, defer)
+            steering.overridden.count(own, defer, trees.differ(here), elsewhere)
             nodes = torch.full_like(nodes, END)
-            nodes[live] = trees.children(at[live], defer)
+            nodes[live] = trees.children(here, defer)
             if not bool((nodes != END).any()):
                 break
     scores, losses, costs, mask = (torch.stack(column, 1) for column in columns)
@@ -123,7 +155,7 @@ def fit_token(
     progress: Progress = lambda _: None,
 ) -> tuple[TokenNetwork, History]:
     """Fit TokenwiseModel: minimise the token surrogate over rollouts that `strategy` steers. Validation rollouts follow
-    the rejector, or fixed paths where trees are closed.
+    the rejector, whatever the strategy, or fixed paths where trees are closed. Open trees grow where rollouts lead.
 
     `price` is added to the cost of every expert token; None lets `default_price` choose."""
     price = default_price(train) if price is None else price
@@ -140,17 +172,25 @@ def fit_token(
     network.to(train.device)
     network.standardise(train.context, network.sizes.step_inputs(seen))
     loss_of, steering = get_phi(phi), Steering(strategy, seed)
-    judge, everyone = Steering("free", seed), torch.arange(len(validation))
+    judge, everyone = Steering("free", seed), torch.arange(len(validation), device=validation.device)
     if validation.is_closed:
         judge, everyone = Coins(seed), everyone.repeat(COIN_PATHS)
+
+    def judged() -> Tensor:
+        parts = [everyone[part] for part in validation.parts(everyone, nodes=1)]
+        risks = [token_risk(network, validation, rows, loss_of, judge, price) * len(rows) for rows in parts]
+        return torch.stack(risks).sum() / len(everyone)
+
     history = fit(
         network,
         len(train),
         lambda rows: token_risk(network, train, rows, loss_of, steering, price),
-        lambda: token_risk(network, validation, everyone, loss_of, judge, price),
+        judged,
         settings,
         seed=seed,
         before_epoch=steering.before_epoch,
+        warm_up=steering.warm_up,
         progress=progress,
     )
+    history.overridden = steering.overridden.shares()
     return network, history

@@ -25,12 +25,15 @@ MIN_BATCH = 16
 
 @dataclass
 class History:
-    """Losses of a fit. Epochs count from 0; `best` is the one whose weights were kept."""
+    """Losses of a fit, one per epoch. Epochs count from 0; `best` is the one whose weights were kept.
+
+    `overridden` are shares of the decisions in training rollouts: `token_training.Overridden`."""
 
     training: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
     best: int = 0
     batch_size: int = 0
+    overridden: dict[str, float] = field(default_factory=dict)
 
 
 def fit(
@@ -42,9 +45,12 @@ def fit(
     *,
     seed: int,
     before_epoch: Callable[[int], None] = lambda _: None,
+    warm_up: int = 0,
     progress: Progress = lambda _: None,
 ) -> History:
-    """Minimise `batch_loss(rows)`; stop when `validation_loss()` has not improved by delta for `patience` epochs."""
+    """Minimise `batch_loss(rows)`; stop when `validation_loss()` has not improved by delta for `patience` epochs.
+
+    The first `warm_up` epochs are neither kept nor counted, unless there are no others."""
     order = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     batch_size = min(settings.batch_size, max(MIN_BATCH, n_examples // settings.least_steps))
@@ -67,6 +73,8 @@ def fit(
         history.training.append(total / n_examples)
         history.validation.append(reached)
         progress(1)
+        if epoch < min(warm_up, settings.epochs - 1):
+            continue
         if reached < lowest - settings.delta:
             lowest, waited, history.best = reached, 0, epoch
             best_weights = copy.deepcopy(network.state_dict())

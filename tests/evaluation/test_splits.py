@@ -169,7 +169,7 @@ def test_only_learning_data_is_accepted(tmp_path: Path) -> None:
     train, test = splits.train, splits.test
     require_learning_data(train, splits.validation)
     require_learning_data()
-    plain = LabelledData(train.examples, train.draft, train.table, train.trees)
+    plain = LabelledData(train.examples, train.draft, train.table, train.make_trees)
     for parts in ([test], [train, test], [test, train], [plain]):
         name = type(next(part for part in parts if part is not train)).__name__
         with pytest.raises(ContractError, match=f"fitted or chosen with {name}; only LearningData"):

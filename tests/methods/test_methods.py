@@ -102,7 +102,7 @@ def test_alpha_and_price_are_as_set_or_by_default(context: FitContext) -> None:
     chosen = replace(context, settings=replace(context.settings, alpha=0.25, price=0.125))
     assert (chosen.alpha, chosen.price) == (0.25, 0.125)
     free = replace(context, settings=replace(context.settings, price=0.0))
-    assert replace(context, train=replace(context.train, trees=None)).price == free.price == 0.0
+    assert replace(context, train=replace(context.train, make_trees=None)).price == free.price == 0.0
     once, token = (get_method(name).note for name in ("OneTimeModel", "TokenwiseModel"))
     assert "over 3 hand-offs" in once(context)
     assert once(context).endswith(f"alpha_1 = {context.alpha:.4g} by the rule of thumb.")
