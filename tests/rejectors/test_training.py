@@ -80,6 +80,18 @@ def test_gradients_are_clipped() -> None:
     assert norms == pytest.approx([0.5, 0.5], rel=1e-4)
 
 
+def test_weight_decay_shrinks_weights_whatever_the_gradient() -> None:
+    """Decoupled, as in AdamW: each step multiplies by 1 - learning rate x decay. As a term of the loss, with Adam, the
+    step would not depend on the decay."""
+    network = nn.Linear(3, 2, bias=False)
+    before = network.weight.detach().clone()
+    settings = replace(QUICK, epochs=2, weight_decay=0.5, batch_size=16, patience=9)
+    losses = iter([2.0, 1.0])
+    fit(network, 64, lambda _: 0 * network.weight.sum(), lambda: torch.tensor(next(losses)), settings, seed=0)
+    shrunk = (1 - settings.learning_rate * settings.weight_decay) ** (2 * 64 // 16)  # eight steps
+    torch.testing.assert_close(network.weight.detach(), before * shrunk)
+
+
 def test_every_epoch_sees_every_example_once_in_the_order_of_the_seed() -> None:
     def orders(seed: int) -> list[list[int]]:
         seen: list[list[int]] = []

@@ -15,7 +15,9 @@ import torch
 from oracles import prepare_weather, rows_of, temperatures, write_record
 from torch import Tensor
 
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.progress import Silent
 from seqdefer.tasks.weather import forecaster
 from seqdefer.tasks.weather import task as weather_task
@@ -250,6 +252,21 @@ def test_the_loss_of_a_sequence_is_the_sum_over_its_tokens(weather: WeatherTask)
 
 
 # -- preparing -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_hand_offs_lose_the_error_of_the_prefix_and_that_of_the_expert(weather: WeatherTask) -> None:
+    """The paper's l(y, y_<j) + c_j before the query cost, position by position."""
+    examples = weather.split("test").select(torch.arange(4))
+    drafted = draft(weather.predictor, examples, weather.spec)
+    table, _ = hand_off_table(weather, examples, drafted)
+    truth, own = examples.targets.double(), drafted.sequences.tokens.double()
+    human = truth + weather.options.noise * gaussian_of(examples.ids, weather.options.split_seed, 6)
+    for kept in range(7):
+        prefix = sum((truth[:, j] - own[:, j]) ** 2 for j in range(kept)) + torch.zeros(4)
+        rest = sum((truth[:, j] - human[:, j]) ** 2 for j in range(kept, 6)) + torch.zeros(4)
+        torch.testing.assert_close(table.loss[:, kept].double(), (prefix + rest).double(), rtol=1e-4, atol=1e-5)
+        assert table.deferred[:, kept].tolist() == [6 - kept] * 4
 
 
 def test_windows_are_the_record(weather: WeatherTask) -> None:
