@@ -95,7 +95,7 @@ def test_the_papers_table_of_hyperparameters_is_complete(page: Any, shared_dir: 
         for name, cells in re.findall(r"^ *([A-Z][\w ,()]+?) *& *(.+?) *\\\\ *$", table, re.MULTILINE)
         if "OneTime" not in cells
     }
-    rows = {row.item.rsplit(":", 1)[0]: row.item.rsplit(": ", 1)[1] for row in _hyperparameters(page)}
+    rows = dict(re.split(r" \(`\w+`\): ", row.item) for row in _hyperparameters(page))
     patience, delta = zip(*(cell.split(", ") for cell in printed.pop("Early Stopping (patience, delta)")), strict=True)
     printed |= {"Early stopping: patience": list(patience), "Early stopping: delta": list(delta)}
     kinds = {"MLP": "draft_mlp", "LSTM": "lstm"}
@@ -105,10 +105,11 @@ def test_the_papers_table_of_hyperparameters_is_complete(page: Any, shared_dir: 
     }
     ours = {name: [_value(cell) for cell in figures.split(", ")] for name, figures in rows.items()}
     assert ours == expected
+    assert {row.verdict for row in _hyperparameters(page)} == {"faithful", "published"}
 
 
 def _hyperparameters(page: Any) -> list[Any]:
-    return [row for section in page.read_sections() for row in section.rows if "Settings." in " ".join(row.code)]
+    return [row for section in page.read_sections() for row in section.rows if row.paper.startswith("D, table 2, ")]
 
 
 def _value(cell: str) -> float | str:

@@ -109,9 +109,9 @@ def hyperparameter_row(item: str, field: str, paper: list[Any]) -> Row:
         if value != other
     ]
     return Row(
-        item=f"{item}: {printed}",
+        item=f"{item} (`{field}`): {printed}",
         paper="D, table 2, TSP-OneTime to MWP-OneTime",
-        code=(f"seqdefer.hyperparameters.Settings.{field}",),
+        code=("seqdefer.hyperparameters.Settings",),
         tests=("test_hyperparameters.py::test_published_recipes_hold_the_papers_table",),
         verdict=("published" if differing else "faithful") if is_same else "deviates",
         note="" if is_same else f"the published recipe has {', '.join(map(_number, published))}",
@@ -166,10 +166,7 @@ def resolve(name: str) -> Any:
         outer, _, last = name.rpartition(".")
         if not outer:
             raise
-        found = resolve(outer)
-    if isinstance(found, type) and last in getattr(found, "__dataclass_fields__", ()):
-        return found  # a field without a default is no attribute of its class
-    return getattr(found, last)
+        return getattr(resolve(outer), last)
 
 
 @cache
