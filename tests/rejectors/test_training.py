@@ -59,6 +59,13 @@ def test_the_best_epoch_is_kept(validation: list[float], best: int, epochs: int)
     assert not network.training
 
 
+def test_delta_is_in_the_units_of_the_loss() -> None:
+    """In per cent, the paper's delta asks for a hundredth of the improvement."""
+    validation = [1.0, 0.99, 0.98, 0.97, 0.96, 0.95]
+    assert follow(validation)[1].best == 0
+    assert follow([100 * loss for loss in validation])[1].best == 5
+
+
 def test_validation_losses_that_are_never_finite_are_an_error() -> None:
     """It once returned the initial weights, as if they were those of the first epoch."""
     with pytest.raises(OptionError, match="validation loss"):
