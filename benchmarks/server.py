@@ -36,7 +36,7 @@ from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.tasks.text.models import transformers
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.tasks.text.task import REJECTORS
+from seqdefer.tasks.text.task import RECIPES
 from seqdefer.types import Examples
 
 MODEL_NAME = "pair"
@@ -79,7 +79,7 @@ def _with_facts(plain: Decoding) -> Decoding:
 
 
 def _rejector(some: Decoding) -> TokenNetwork:
-    settings = REJECTORS.token
+    settings = RECIPES["ours"].token
     seen = draft(some.pair.predictor, some.examples.select(torch.arange(1)), some.spec)
     torch.manual_seed(0)
     sizes = Sizes(

@@ -27,8 +27,8 @@ def results_table(results: Results) -> Table:
             f"AUDC: area under the curve of loss, {results.units.loss}, against deferred {results.units.deferred}"
         ),
     )
-    table.add_column("method")
-    for heading in ("AUDC", "% over Random", "% of headroom") + (("paper: % over Random",) if results.paper else ()):
+    table.add_column("method", no_wrap=True)
+    for heading in ("AUDC", "% over\nRandom", "% of\nheadroom") + (("paper: %\nover Random",) if results.paper else ()):
         table.add_column(heading, justify="right")
     for block, names in names_by_block(results).items():
         rows = {name: results.summary[name] for name in names}
