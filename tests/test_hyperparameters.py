@@ -43,6 +43,17 @@ def test_published_recipes_hold_the_papers_table() -> None:
     assert load_task("text").recipes["published"] == xsum
 
 
+def test_presets_have_the_papers_numbers_of_samples() -> None:
+    tsp, xsum, weather = (load_task(name) for name in ("tsp", "xsum", "weather"))
+    recipes = [entry.recipes["published"] for entry in (tsp, xsum, weather)]
+    assert tsp.presets["paper"].train == recipes[0].once.samples
+    assert xsum.presets["paper-token"].train_documents == recipes[1].token.samples
+    assert xsum.presets["paper-once"].train_documents == recipes[1].once.samples
+    assert weather.presets["paper-size"].train_windows == recipes[2].token.samples == recipes[2].once.samples
+    assert (xsum.presets["paper-token"].max_words, xsum.presets["paper-once"].max_words) == (14, 20)
+    assert (tsp.presets["paper"].cities, xsum.presets["paper"].length) == (50, 20)
+
+
 def test_ours_sees_all_there_is() -> None:
     for name in ("tsp", "xsum", "weather", "pronounce"):
         recipe = load_task(name).recipes["ours"]

@@ -1,4 +1,4 @@
-"""Write the generated pages and drawings: the command reference, the results, the benchmarks.
+"""Write the generated pages and drawings: the commands, the results, the benchmarks, fidelity to the paper.
 
     python tools/generate.py
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks_page import benchmarks_page
+from fidelity_page import fidelity_page
 from pictures import PICTURES
 from recipes_page import recipes_page
 
@@ -76,6 +77,7 @@ def _own_entry_points(group: str) -> list[EntryPoint]:
 GENERATED: dict[str, Callable[[], str]] = {
     "benchmarks.md": lambda: benchmarks_page(DOCS / "results"),
     "commands.md": commands_page,
+    "fidelity.md": fidelity_page,
     "recipes.md": recipes_page,
     "results.md": lambda: results_page(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},

@@ -29,6 +29,27 @@ def test_hidden_layers_and_units(kind: Any, layers: int) -> None:
     assert [module.p for module in body if isinstance(module, nn.Dropout)] == [0.5] * layers
 
 
+@torch.no_grad()
+def test_the_perceptron_reads_the_context_and_all_steps_in_one_row() -> None:
+    """Row by row: encoder state, then each step's state and confidence; ReLU; scores as they are, without bounds."""
+    network = make(DraftMLP, layers=1, units=8, has_entropy=False, hand_offs=(0, 1, 2, 3, 4, 5))
+    (first, last), plain = [module for module in network.body if isinstance(module, nn.Linear)], drafted()
+    last.weight *= 1e6
+    whole = (plain.sequences.lengths == 5).nonzero().squeeze(1)  # no hand-off is past the end
+    assert len(whole) > 1
+    for row in whole.tolist():
+        steps = torch.cat([plain.features[row], plain.uncertainty[row].clamp(min=1e-12).log()[:, None]], 1)
+        steps = ((steps - network.step_mean) / network.step_scale).clamp(-10, 10)
+        context = ((plain.context[row] - network.context_mean) / network.context_scale).clamp(-10, 10)
+        inputs = torch.cat([context, *steps])
+        hidden = [
+            max(0.0, float(inputs @ weight + bias)) for weight, bias in zip(first.weight, first.bias, strict=True)
+        ]
+        expected = last.weight @ torch.tensor(hidden) + last.bias
+        torch.testing.assert_close(network.score(plain)[row], expected, rtol=1e-4, atol=1.0)
+        assert expected.abs().max() > 1e4
+
+
 @each_network
 @each_rule
 @each_grid

@@ -437,6 +437,30 @@ def test_one_time_equals_a_loop_with_the_largest_total_of_each_example(psi: Psi,
     assert float(one_time_surrogate(scores, total, psi)) == pytest.approx(surrogate)
 
 
+@few
+@given(seeds)
+def test_one_token_is_plain_learning_to_defer(seed: int) -> None:
+    """Equation 1, which the token loss generalises: l 1[r < 0] + c 1[r >= 0]."""
+    draw = Draw(seed)
+    score, loss, cost = draw.normal(50, 1), draw.uniform(50, 1), draw.uniform(50, 1)
+    by_indicators = loss * (score < 0) + cost * (score >= 0)
+    mask = torch.ones(50, 1, dtype=torch.bool)
+    assert float(token_loss(score, loss, cost, mask)) == pytest.approx(float(by_indicators.mean()))
+
+
+@few
+@given(seeds)
+def test_hand_offs_are_the_experts_of_learning_to_defer_to_many(seed: int) -> None:
+    """Equations 2, 5 and 6: a sum of indicators over the choices. A set of fewer hand-offs takes its columns."""
+    draw = Draw(seed)
+    scores, total = draw.normal(40, 6), draw.uniform(40, 6)
+    for allowed in (list(range(6)), [0, 2, 5], [0, 5]):
+        chosen = torch.tensor([max(allowed, key=lambda j: float(row[j])) for row in scores])
+        by_indicators = sum(total[:, j] * (chosen == j) for j in allowed)
+        loss = one_time_loss(scores[:, allowed], total[:, allowed])
+        assert float(loss) == pytest.approx(float(by_indicators.mean()))
+
+
 def test_one_time_ties_go_to_the_first() -> None:
     assert one_time_loss(torch.zeros(1, 3), torch.tensor([[7.0, 1.0, 2.0]])) == 7
 

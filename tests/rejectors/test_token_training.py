@@ -81,6 +81,13 @@ def test_teacher_follows_hindsight() -> None:
     assert torch.equal(decided, hindsight)
 
 
+def test_hindsight_defers_where_both_lose_the_same() -> None:
+    """As in section 3, l >= c; the appendix prints l > c. Where losses are 0 or 1, most tokens are ties."""
+    loss, cost = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+    decided = Steering("teacher", 0).decide(torch.full((4,), -9.0), torch.zeros(4), loss, cost)
+    assert decided.tolist() == [True, True, True, False]
+
+
 def test_scheduled_tosses_a_coin_for_each_token() -> None:
     for epoch in (0, 4):
         decided, _, hindsight = steer("scheduled", epoch)

@@ -59,6 +59,13 @@ def test_the_best_epoch_is_kept(validation: list[float], best: int, epochs: int)
     assert not network.training
 
 
+def test_delta_is_in_the_units_of_the_loss() -> None:
+    """In per cent, the paper's delta asks for a hundredth of the improvement."""
+    validation = [1.0, 0.99, 0.98, 0.97, 0.96, 0.95]
+    assert follow(validation)[1].best == 0
+    assert follow([100 * loss for loss in validation])[1].best == 5
+
+
 def test_validation_losses_that_are_never_finite_are_an_error() -> None:
     """It once returned the initial weights, as if they were those of the first epoch."""
     with pytest.raises(OptionError, match="validation loss"):
@@ -78,6 +85,18 @@ def test_gradients_are_clipped() -> None:
     settings = replace(QUICK, epochs=2, clip_norm=0.5, patience=9)
     fit(network, 8, steep, lambda: torch.zeros(()), settings, seed=0, progress=after_epoch)
     assert norms == pytest.approx([0.5, 0.5], rel=1e-4)
+
+
+def test_weight_decay_shrinks_weights_whatever_the_gradient() -> None:
+    """Decoupled, as in AdamW: each step multiplies by 1 - learning rate x decay. As a term of the loss, with Adam, the
+    step would not depend on the decay."""
+    network = nn.Linear(3, 2, bias=False)
+    before = network.weight.detach().clone()
+    settings = replace(QUICK, epochs=2, weight_decay=0.5, batch_size=16, patience=9)
+    losses = iter([2.0, 1.0])
+    fit(network, 64, lambda _: 0 * network.weight.sum(), lambda: torch.tensor(next(losses)), settings, seed=0)
+    shrunk = (1 - settings.learning_rate * settings.weight_decay) ** (2 * 64 // 16)  # eight steps
+    torch.testing.assert_close(network.weight.detach(), before * shrunk)
 
 
 def test_every_epoch_sees_every_example_once_in_the_order_of_the_seed() -> None:

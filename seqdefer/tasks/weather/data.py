@@ -95,6 +95,10 @@ class Windows:
         """Return the windows at `rows`: indices, or a mask (n,)."""
         return Windows(self.inputs[rows], self.targets[rows], self.minutes[rows])
 
+    def spread(self, n: int) -> Windows:
+        """Return at most `n` windows, evenly spread over these."""
+        return self if len(self) <= n else self.select(np.arange(n) * len(self) // n)
+
 
 @dataclass(frozen=True)
 class WeatherSplits:

@@ -8,6 +8,7 @@ errors; the sequence loss is their sum over the hour.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,11 @@ OPTION_RANGES = {
     "split_seed": (0, 2**63 - 1),
 }
 MAX_NOISE = 1000.0  # degrees
+PUBLISHED_WINDOWS = 70_080  # training samples in the paper's table of hyperparameters
+
+
+class ShortRecordWarning(UserWarning):
+    """The record has fewer training windows than asked for."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,9 @@ class WeatherOptions:
         "weeks", "'weeks' splits by whole weeks, at random; 'chronological' is the harder test"
     )
     stride: int = option(1, "10-minute steps between windows; 6 makes hourly windows")
+    train_windows: int | None = option(
+        None, "at most this many windows to fit rejectors on, spread evenly over their part of the record (all)"
+    )
     noise: float = option(
         0.1, "standard deviation of the expert's error in degrees Celsius; a good thermometer has 0.1"
     )
@@ -66,6 +75,8 @@ class WeatherOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, OPTION_RANGES)
+        if self.train_windows is not None and self.train_windows < 1:
+            raise OptionError(f"--train-windows is {self.train_windows}; it must be at least 1")
         if not 0 <= self.noise <= MAX_NOISE:
             raise OptionError(f"--noise is {self.noise}; it must be between 0 and {MAX_NOISE:g} degrees")
         if self.column is not None and self.data in DOWNLOADED_RECORDS:
@@ -178,7 +189,7 @@ def prepare(options: WeatherOptions, folder: Path, device: torch.device, meter: 
         advance(1)
     splits = split_windows(make_windows(series, stride=options.stride), options.split, options.split_seed)
     parts: dict[SplitName, Examples] = {
-        "train": to_examples(splits.train),
+        "train": to_examples(_training_windows(splits.train, options, series)),
         "validation": to_examples(splits.validation),
         "test": to_examples(splits.test),
     }
@@ -190,12 +201,29 @@ def prepare(options: WeatherOptions, folder: Path, device: torch.device, meter: 
     return WeatherTask(options, series, parts, predictor)
 
 
+def _training_windows(windows: Windows, options: WeatherOptions, series: Series) -> Windows:
+    """Return the windows that rejectors are fitted on; warn where the record has fewer than asked for."""
+    wanted = options.train_windows
+    if wanted is None:
+        return windows
+    if len(windows) < wanted:
+        warnings.warn(
+            f"{series.name} has {len(windows):,} training windows ({len(series):,} rows, --stride {options.stride}), "
+            f"fewer than the {wanted:,} of --train-windows; all of them are used: give a longer record for more, such "
+            "as the paper's eight years (--data jena)",
+            ShortRecordWarning,
+            stacklevel=3,
+        )
+    return windows.spread(wanted)
+
+
 ENTRY = TaskEntry(
     name="weather",
     summary="forecast the next hour of temperature; the expert is a person with a thermometer",
     presets={
         "quick": WeatherOptions(stride=3, epochs=12),
         "paper": WeatherOptions(),
+        "paper-size": WeatherOptions(train_windows=PUBLISHED_WINDOWS),
     },
     prepare=prepare,
     recipes={"ours": Recipe(), "published": published(options={"facts": False})},

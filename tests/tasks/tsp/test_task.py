@@ -35,6 +35,7 @@ from seqdefer.tasks.tsp.experts import SearchExpert, UnprovenTourWarning, make_e
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, save_pointer
 from seqdefer.tasks.tsp.task import (
     PREDICTORS,
+    PUBLISHED_ALPHA,
     TSPOptions,
     TSPTask,
     greedy_tours,
@@ -131,6 +132,16 @@ def test_the_loss_is_relative_to_the_experts_tour(poor: Path, tmp_path: Path) ->
     torch.testing.assert_close(loss.double(), 100 * (longer - best) / best, rtol=1e-5, atol=1e-5)
     assert (loss > 0).all()
     assert (task.sequence_loss(examples, Sequences(examples.targets.flip(1), torch.full((5,), 7))) == 0).all()
+
+
+def test_the_papers_cost_of_a_city_is_in_per_cent_of_a_tour(tmp_path: Path) -> None:
+    """alpha_L = 0.01 in units of length, of which a shortest tour has 23.7 on average."""
+    need("search")
+    cities = gaussian_instances(200, 50, 0, "validation")
+    tours = own_tours(make_expert("search"), cities, tmp_path, Silent(), "own tours")
+    mean = float(tour_lengths(cities, tours).mean())
+    assert mean == pytest.approx(23.7, abs=0.4)  # four standard errors
+    assert PUBLISHED_ALPHA / 50 / 100 * mean == pytest.approx(0.01, rel=0.02)
 
 
 # -- the expert's own tours ----------------------------------------------------------------------------------------

@@ -357,6 +357,20 @@ def test_records_too_short_to_split() -> None:
         split_windows(days, "months", 0)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(1, 400))
+def test_windows_are_spread_evenly(size: int, n: int) -> None:
+    windows = make_windows(series_of(list(range(0, STEP * (size + 17), STEP))))
+    kept = windows.spread(n)
+    rows = (kept.minutes - windows.minutes[0]) // STEP
+    assert len(kept) == min(n, size)
+    assert rows[0] == 0
+    steps = np.diff([*rows, size])
+    assert (steps >= 1).all()
+    assert steps.max() - steps.min() <= 1
+    assert np.array_equal(kept.targets, windows.targets[rows])
+
+
 # --- real data ---
 
 

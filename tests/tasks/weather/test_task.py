@@ -15,8 +15,13 @@ import torch
 from oracles import prepare_weather, rows_of, temperatures, write_record
 from torch import Tensor
 
+from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.progress import Silent
 from seqdefer.tasks.weather import forecaster
+from seqdefer.tasks.weather import task as weather_task
+from seqdefer.tasks.weather.data import STEP, Cleaning, Series, make_windows, read_series, split_windows
 from seqdefer.tasks.weather.forecaster import (
     N_OBSERVED,
     Forecaster,
@@ -25,7 +30,16 @@ from seqdefer.tasks.weather.forecaster import (
     train_forecaster,
     window_facts,
 )
-from seqdefer.tasks.weather.task import SimulatedHuman, WeatherOptions, WeatherTask, gaussian_of
+from seqdefer.tasks.weather.task import (
+    ENTRY,
+    PUBLISHED_WINDOWS,
+    ShortRecordWarning,
+    SimulatedHuman,
+    WeatherOptions,
+    WeatherTask,
+    gaussian_of,
+    prepare,
+)
 from seqdefer.types import Examples, Proposal, Sequences
 
 WEEK = 7 * 144  # observations
@@ -240,6 +254,21 @@ def test_the_loss_of_a_sequence_is_the_sum_over_its_tokens(weather: WeatherTask)
 # -- preparing -----------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
+def test_hand_offs_lose_the_error_of_the_prefix_and_that_of_the_expert(weather: WeatherTask) -> None:
+    """The paper's l(y, y_<j) + c_j before the query cost, position by position."""
+    examples = weather.split("test").select(torch.arange(4))
+    drafted = draft(weather.predictor, examples, weather.spec)
+    table, _ = hand_off_table(weather, examples, drafted)
+    truth, own = examples.targets.double(), drafted.sequences.tokens.double()
+    human = truth + weather.options.noise * gaussian_of(examples.ids, weather.options.split_seed, 6)
+    for kept in range(7):
+        prefix = sum((truth[:, j] - own[:, j]) ** 2 for j in range(kept)) + torch.zeros(4)
+        rest = sum((truth[:, j] - human[:, j]) ** 2 for j in range(kept, 6)) + torch.zeros(4)
+        torch.testing.assert_close(table.loss[:, kept].double(), (prefix + rest).double(), rtol=1e-4, atol=1e-5)
+        assert table.deferred[:, kept].tolist() == [6 - kept] * 4
+
+
 def test_windows_are_the_record(weather: WeatherTask) -> None:
     celsius = temperatures()
     start = int(np.datetime64("2021-01-07T00:00", "m").astype(np.int64))
@@ -336,13 +365,82 @@ def test_a_damaged_predictor_is_refused_in_one_line(damage: str, record: Path, t
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"stride": 0}, {"hidden": 0}, {"epochs": 0}, {"passes": 1}, {"split_seed": -1}, {"noise": -0.1},
-     {"noise": math.nan}, {"noise": math.inf}],
+    [{"stride": 0}, {"hidden": 0}, {"epochs": 0}, {"passes": 1}, {"split_seed": -1}, {"train_windows": 0},
+     {"noise": -0.1}, {"noise": math.nan}, {"noise": math.inf}],
 )  # fmt: skip
 def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"--{next(iter(wrong)).replace('_', '-')} is "):
         replace(WeatherOptions(), **wrong)
     WeatherOptions(stride=1, hidden=1, epochs=1, passes=2, split_seed=0, noise=0)
+
+
+# -- the paper's number of training windows ------------------------------------------------------------------------
+
+
+def write_eight_years(path: Path) -> Path:
+    """Write a record like the paper's: 2009 to 2016, 420,551 rows in its layout, with gaps and repeated rows."""
+    minutes = np.arange(np.datetime64("2009-01-01T00:10"), np.datetime64("2017-01-01T00:10"), np.timedelta64(10, "m"))
+    kept = np.ones(len(minutes), dtype=bool)
+    for day in ("2010-05-03", "2014-09-24", "2016-10-25"):  # 181 rows each
+        kept &= (minutes < np.datetime64(f"{day}T07:00")) | (minutes >= np.datetime64(f"{day}T07:00") + 10 * 181)
+    rows = minutes[kept]
+    rows = np.concatenate([rows, rows[5_000 : 5_000 + 420_551 - len(rows)]])
+    lines = (
+        f"{at[8:10]}.{at[5:7]}.{at[:4]} {at[11:16]}:00,{row % 144 / 10}" for row, at in enumerate(rows.astype(str))
+    )
+    path.write_text("\n".join(["Date Time,T (degC)", *lines]) + "\n")
+    return path
+
+
+def test_eight_years_have_the_papers_training_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training part alone has 70,080; the others, and the data of the predictor, are those of the preset paper."""
+    record = write_eight_years(tmp_path / "eight_years.csv")
+    options = {name: replace(ENTRY.presets[name], data=str(record)) for name in ("paper", "paper-size")}
+    trained_on = []
+
+    def untrained(folder: Path, examples: Examples, *_: Any) -> Forecaster:
+        trained_on.append(len(examples))
+        return Forecaster(2, 0.1)
+
+    monkeypatch.setattr(weather_task, "load_or_train", untrained)
+    series = read_series(record)
+    assert series.cleaning.rows == 420_551
+    monkeypatch.setattr(weather_task, "load_series", lambda _: series)
+    paper, sized = (prepare(one, tmp_path, torch.device("cpu"), Silent()) for one in options.values())
+    assert len(sized.split("train")) == PUBLISHED_WINDOWS == 70_080
+    assert len(paper.split("train")) > 140_000
+    assert torch.isin(sized.split("train").ids, paper.split("train").ids).all()
+    for part in ("validation", "test"):
+        assert torch.equal(sized.split(part).ids, paper.split(part).ids)
+    assert trained_on[0] == trained_on[1]
+    assert "train 70080" in sized.describe()["windows"]
+
+
+def test_hourly_windows_of_eight_years_are_the_papers_count_before_splitting() -> None:
+    """8 x 365 x 24: the count of the whole record, of which a split leaves a part for training."""
+    minutes = np.arange(0, 8 * 365 * 24 * 60 + 17 * STEP, STEP)
+    series = Series(minutes, np.zeros(len(minutes)), "eight years", "", Cleaning(len(minutes), 0, 0, 0, 0))
+    windows = make_windows(series, stride=6)
+    assert len(windows) == PUBLISHED_WINDOWS
+    assert 24_000 < len(split_windows(windows, "weeks", 0).train) < 25_000
+
+
+def test_a_short_record_says_how_many_windows_it_has(record: Path, tmp_path: Path, weather: WeatherTask) -> None:
+    n = len(weather.split("train"))
+    with pytest.warns(ShortRecordWarning, match=rf"has {n} training windows .*fewer than the 70,080 .*--data jena"):
+        task = prepare_weather(record, tmp_path, train_windows=PUBLISHED_WINDOWS)
+    assert torch.equal(task.split("train").ids, weather.split("train").ids)
+    assert len(prepare_weather(record, tmp_path, train_windows=n).split("train")) == n  # enough: no warning
+    assert len(prepare_weather(record, tmp_path, train_windows=5).split("train")) == 5
+
+
+def test_presets_change_sizes_alone() -> None:
+    """How rejectors are made is the business of recipes."""
+    defaults = WeatherOptions()
+    for options in ENTRY.presets.values():
+        assert options == replace(
+            defaults, stride=options.stride, epochs=options.epochs, train_windows=options.train_windows
+        )
 
 
 def test_the_scale_is_the_spread_of_the_observations() -> None:
