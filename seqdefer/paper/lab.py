@@ -65,7 +65,7 @@ class Variant:
 
 
 DEFAULT_VARIANT = Variant()
-TRAINING_FACTS = ("epochs", "best_epoch")
+TRAINING_FACTS = ("epochs", "best_epoch", "by_teacher", "by_closed_trees")  # the last two in % of decisions
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class Lab:
         self._counted: set[str] = set()
         self._store = Store(folder / "cells")
         self.splits = Splits(
-            task, folder, clock, seeds=settings.seeds, instances=settings.instances, rollouts=settings.rollouts,
+            task, folder, clock, seeds=settings.seeds, instances=settings.instances, trees=settings.tree_kind,
+            rollouts=settings.rollouts,
             labels=labels,
         )  # fmt: skip
         self.splits.test_rows()  # raises for too few examples before anything is labelled
@@ -282,7 +283,11 @@ def _validation_improvement(validation: LearningData, method: str, rejectors: Ma
 def _training_facts(rejector: Rejector) -> list[float]:
     """Return the figures named in TRAINING_FACTS; none of a method without a network."""
     history = rejector.notes.get("history") if rejector.module is not None else None
-    return [] if not history else [len(history["training"]), history["best"] + 1]
+    if not history:
+        return []
+    overridden = history["overridden"]
+    shares = [100 * overridden[name] for name in ("teacher", "closed") if name in overridden]  # at token level
+    return [len(history["training"]), history["best"] + 1, *shares]
 
 
 def _key_of(settings: ExperimentSettings) -> dict[str, Any]:

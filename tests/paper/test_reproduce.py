@@ -16,7 +16,7 @@ from toy_studies import DRAWN, ENTRIES, PLAN, RECIPES, SEEDS, TIMED, Finished, T
 from seqdefer import cli
 from seqdefer.methods import one_time_cost
 from seqdefer.methods.registry import all_methods
-from seqdefer.paper import reproduce
+from seqdefer.paper import labs
 from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import Judgements, Study, load_judgements, load_origins, load_study
@@ -160,7 +160,7 @@ def test_options_of_all_tasks_are_checked_before_the_first_is_prepared(
         name: replace(entry, prepare=lambda *given, entry=entry: prepared.append(1) or entry.prepare(*given))
         for name, entry in ENTRIES.items()
     }
-    monkeypatch.setattr(reproduce, "load_task", counting.__getitem__)
+    monkeypatch.setattr(labs, "load_task", counting.__getitem__)
     assert run("all", "--preset", "tiny", "--set", "solve.lenght=4", "--out", tmp_path, "--no-figures") == 2
     assert "unknown option of solve 'lenght'" in capsys.readouterr().err
     assert prepared == []
@@ -265,7 +265,7 @@ def test_set_options_reach_the_task_with_their_types(tmp_path: Path, capsys: Cap
     assert (study.seeds, dict(study.instances), study.tasks["solve"].length) == (1, {"solve": 5}, 2)
     assert {row.method for row in study.rows} >= {"TokenwiseModel", "OptimalToken"}
     assert not (tmp_path / "published").exists()
-    chosen = reproduce.with_options(ToyOptions(), {"n": "30", "by-token": "no", "seed": "7"}, "solve")
+    chosen = labs.with_options(ToyOptions(), {"n": "30", "by-token": "no", "seed": "7"}, "solve")
     assert chosen == ToyOptions(n=30, by_token=False, seed=7)
 
 

@@ -21,8 +21,16 @@ from seqdefer.report.markup import number
 from seqdefer.report.style import BLOCKS, decimals_for, group_by_block
 
 BUDGETS = (0, 10, 20, 50, 100)  # percent of the tokens
-TRAINING_HEADINGS = {"epochs": "epochs", "best_epoch": "best epoch"}
-TRAINING_REMARK = "Epochs until training stopped, and the one whose weights were kept, means over the runs."
+TRAINING_HEADINGS = {
+    "epochs": "epochs",
+    "best_epoch": "best epoch",
+    "by_teacher": "% by the teacher",
+    "by_closed_trees": "% by closed trees",
+}
+TRAINING_REMARK = (
+    "Epochs: until training stopped, and the one whose weights were kept. By the teacher, by closed trees: decisions "
+    "of training rollouts that hindsight, or trees without that branch, turned against the rejector. Means over the runs."
+)
 STRATEGY_NAMES = {"free": "no teacher forcing", "teacher": "teacher forcing", "scheduled": "scheduled sampling"}
 CHOSEN_MARK, DEFAULT_MARK, RULE_MARK, NOT_MEASURED = "*", "†", "‡", "–"
 LEARNED = ("OneTimeModel", "OneTimeCost")  # methods with a column of validation figures
