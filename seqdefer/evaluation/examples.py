@@ -15,6 +15,7 @@ from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import TokenRejector
 from seqdefer.labels.labelled import require_learning_data
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.registry import preferred_methods
 from seqdefer.rejectors.checkpoints import Rejector
@@ -39,12 +40,14 @@ def draw_examples(splits: Splits, rejectors: Mapping[str, Rejector]) -> str:
 
 
 def _spending(splits: Splits, rejector: Rejector) -> Spending:
-    """Tell what settings spend on validation data."""
+    """Tell what settings spend on validation data. Of long sequences a few trees are grown for it."""
     validation = splits.validation
     require_learning_data(validation)
     if not isinstance(rejector, TokenRejector):
         return deferral_of(rejector).spending(splits.task, validation.examples, labelled=validation)
-    assert validation.trees is not None
     n = N_CALIBRATION["searched" if splits.searches else "enumerated"]
     some = torch.arange(min(len(validation.examples), n))
+    if splits.searches:
+        return TokenSpending(sweep_thresholds(rejector, DecisionTrees(splits.task, validation.examples.select(some))))
+    assert validation.trees is not None
     return TokenSpending(sweep_thresholds(rejector, validation.trees, some))

@@ -34,8 +34,8 @@ class Splits:
 
     The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` are their places. Training
     and validation data get the hand-offs in `kept`, all by default; test data always gets all. Where sequences are too
-    long to enumerate, `trees` is the kind of trees that training and validation data come with; a fit that learns from
-    the other kind has it made on first use. Test data always has open ones.
+    long to enumerate, `trees` is the kind of trees that training and validation data come with; other kinds are made
+    when a fit first learns from them. Test data always has open ones.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Splits:
         *,
         seeds: int,
         instances: int,
-        trees: TreeKind = "closed",
+        trees: TreeKind | None = None,
         rollouts: int = 8,
         by_token: bool = True,
         kept: Sequence[int] | None = None,
@@ -123,7 +123,8 @@ class Splits:
 
     def _parts(self, name: SplitName) -> list[Rows]:
         """Return what is made of a split before anything is fitted."""
-        trees = self._stored_trees(name, self._kind(name))
+        kind = self._first_kind(name)
+        trees = None if kind is None else self._stored_trees(name, kind)
         return [self._hand_offs(name), *([] if trees is None else [trees])]
 
     def _stored_trees(self, name: SplitName, kind: TreeKind) -> Rows | None:
@@ -134,8 +135,9 @@ class Splits:
             return Rows("trees", name, self._rows(name), self.rollouts) if kind == "closed" else None
         return Rows("whole-trees", name, self._rows(name)) if self._is_worth_storing() else None
 
-    def _kind(self, name: SplitName) -> TreeKind:
-        return "open" if name == "test" else self.trees
+    def _first_kind(self, name: SplitName) -> TreeKind | None:
+        """Return the kind of trees that a split comes with; short sequences have but one."""
+        return "open" if name == "test" or not self.searches else self.trees
 
     def _hand_offs(self, name: SplitName) -> Rows:
         """Return the hand-offs to label: all of them where they are stored already."""
@@ -161,11 +163,11 @@ class Splits:
         self.table_calls = sum((unpack_calls(shard)[0] for shard in shards), start=self.table_calls)
         if not self._has_trees(name):
             return kind(examples, drafted, table, None)
-        # Short sequences have one kind of trees.
         make = cache(lambda kind: self._make_trees(name, examples, kind))
-        labelled = kind(examples, drafted, table, make if self.searches else lambda _: make("open"))
-        labelled.trees_of(self._kind(name))
-        return labelled
+        first = self._first_kind(name)
+        if first is not None:
+            make(first)
+        return kind(examples, drafted, table, make if self.searches else lambda _: make("open"))
 
     def _make_trees(self, name: SplitName, examples: Examples, kind: TreeKind) -> DecisionTrees:
         stored = self._stored_trees(name, kind)

@@ -24,7 +24,7 @@ from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Sequences
 from tests.rejectors.test_training import QUICK
 
-TOKEN = replace(QUICK, architecture="lstm", epochs=9, patience=4, learning_rate=2e-2, units=8, dropout=0.3)
+TOKEN = replace(QUICK, architecture="lstm", epochs=7, patience=4, learning_rate=2e-2, units=8, dropout=0.3)
 FROZEN = replace(TOKEN, epochs=1, learning_rate=1e-30, weight_decay=0.0, dropout=0.0)
 LONG = 14
 each_strategy = pytest.mark.parametrize("strategy", ["free", "teacher", "scheduled"])

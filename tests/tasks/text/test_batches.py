@@ -12,10 +12,10 @@ from torch import Tensor
 
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import OptionError
-from seqdefer.evaluation import experiment
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.labels.trees import UNKNOWN, DecisionTrees
+from seqdefer.labels.labelled import LearningData
+from seqdefer.labels.trees import UNKNOWN
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -89,7 +89,7 @@ def failing_once(method: Callable[..., Any], at: int) -> Callable[..., Any]:
     return limited
 
 
-def label(task: TextTask, folder: Path) -> experiment.Labelled:
+def label(task: TextTask, folder: Path) -> LearningData:
     return Experiment(task, ExperimentSettings(seeds=1, instances=1, rollouts=4), folder).splits.train
 
 
@@ -108,13 +108,13 @@ def test_labels_survive_a_halved_batch(
         found = label(task, tmp_path / "halved")
     assert torch.equal(found.table.loss, expected.table.loss)
     assert torch.equal(found.table.deferred, expected.table.deferred)
-    assert found.trees is not None
-    assert expected.trees is not None
-    assert known(found.trees) == known(expected.trees)
+    assert known(found) == known(expected)
 
 
-def known(trees: DecisionTrees) -> dict[tuple[int, ...], list[Any]]:
-    """Return tokens and losses of every node by its example and the tokens before it."""
+def known(labelled: LearningData) -> dict[tuple[int, ...], list[Any]]:
+    """Return tokens and losses of every node of closed trees by its example and the tokens before it."""
+    trees = labelled.trees_of("closed")
+    assert trees is not None
     table, places = trees.nodes, list[tuple[int, ...]]()
     for node in range(table.size):
         parent = int(table.parent[node])
@@ -147,9 +147,7 @@ def test_a_gpu_makes_the_labels_and_drawings_of_a_cpu(family: str, tmp_path: Pat
     there = task_of(TextPair.of(*networks, "both"), documents, length=LENGTH)
     found, expected = label(there, tmp_path / "there"), label(here, tmp_path / "here")
     assert torch.equal(found.table.loss, expected.table.loss)
-    assert found.trees is not None
-    assert expected.trees is not None
-    assert known(found.trees) == known(expected.trees)
+    assert known(found) == known(expected)
     kept = HandOff(torch.full((8,), 3))
     pictures = [
         task.draw(task.split("test"), {0.5: roll_out(task.predictor, task.expert, task.split("test"), kept, task.spec)})
