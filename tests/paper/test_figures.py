@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -89,7 +90,7 @@ def test_marks_of_a_row_do_not_hide_each_other(name: str) -> None:
         marks = [line for line in axes.lines if line.get_marker() in ("o", "s", "^") and len(line.get_xdata()) == 1]
     places = sorted(axes.transData.transform((0, line.get_ydata()[0]))[1] * 72 / figure.dpi for line in marks)
     assert len(marks) >= 4
-    assert min(high - low for low, high in zip(places, places[1:], strict=False)) > marks[0].get_markersize()
+    assert min(high - low for low, high in pairwise(places)) > marks[0].get_markersize()
 
 
 def test_a_task_that_one_recipe_lacks_still_shows_the_paper() -> None:
