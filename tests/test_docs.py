@@ -109,7 +109,8 @@ def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
     improvement = {name: method.improvement_mean for name, method in results.summary.items()}
     assert improvement["TokenwiseModel"] > 25
     assert improvement["OneTimeModel"] > 5
-    assert improvement["OptimalToken"] >= max(improvement.values()) - 1e-6
+    others = [value for name, value in improvement.items() if name != "OptimalFree"]  # whose expert costs nothing
+    assert improvement["OptimalToken"] >= max(others) - 1e-6
     assert (folder / "runs/speller/report.html").stat().st_size > 10_000
     assert {path.name for path in (folder / "runs/speller/rejectors").iterdir()} == {
         "OneTimeModel-seed0",

@@ -31,8 +31,8 @@ examples:
   seqdefer reproduce all --set xsum.predictor=small --set xsum.expert=large --set xsum.train=my.jsonl
 
 Each is made twice, as published and by our recipe, and writes RECIPE/NAME.json and .csv, NAME.tex, .pdf and .svg with
-both beside each other, and verdicts.*. Studies share stored labels and rejectors: after an
-interruption, the same command resumes. {DEFAULTS_NOTE}
+both beside each other, and verdicts.*. Studies share stored labels and rejectors: after an interruption, the same
+command resumes. {DEFAULTS_NOTE}
 """
 
 
@@ -47,7 +47,7 @@ def _parser() -> Parser:
     parser.add_argument("--preset", default="paper", metavar="paper|quick", help="sizes (paper)")
     parser.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances (5; quick: 2)")
     parser.add_argument("--instances", type=int, metavar="N", help="test instances per run (100)")
-    words = "how rejectors are made: as published, ours, or both (published,ours)"
+    words = "how rejectors are made: published, ours, or both (published,ours)"
     parser.add_argument("--recipe", type=names, default=None, metavar="A,B", help=words)
     parser.add_argument("--tasks", type=names, metavar="A,B", help="tasks to study (all)")
     words = "set an option of a task (see seqdefer run TASK --help); repeatable"

@@ -119,6 +119,18 @@ def test_curves_show_the_best_of_each_granularity() -> None:
     assert "deferred tokens per sequence" in texts
 
 
+def test_curves_show_an_oracle_that_can_be_reached() -> None:
+    """An expert that costs nothing is below all curves; it took the place of the best oracle."""
+    study = made_up.curves(["xsum"])
+    (best,) = (line for line in study.lines if line.method == "OptimalToken")
+    free = replace(best, method="OptimalFree", mean=tuple(best.mean[-1] for _ in best.mean))
+    (row,) = (row for row in study.rows if row.method == "OptimalToken")
+    rows = (replace(row, method="OptimalFree", audc_mean=0.1), *study.rows)
+    texts = texts_drawn(replace(study, lines=(free, *study.lines), rows=rows))
+    assert "OptimalToken" in texts
+    assert "OptimalFree" not in texts
+
+
 def test_sweeps_explain_their_marks() -> None:
     texts = texts_of(files_of("table-handoffs")[".svg"])
     assert {"OneTimeModel", "OneTimeEntropy", "the paper", "chosen by validation data"} <= set(texts)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from seqdefer.errors import MissingExtraError, missing_extra, unknown
-from seqdefer.evaluation.results import Block
+from seqdefer.evaluation.results import FREE, Block
 from seqdefer.paper.records import Line, Row, Study
 from seqdefer.paper.render.tables import (
     MULTIPLE,
@@ -305,11 +305,12 @@ def _draw_curves(studies: Sequence[Study]) -> Figure:
 
 
 def _curves_shown(study: Study, task: str) -> Iterator[tuple[Line, Look]]:
-    """Yield Random, the strongest oracle, the best method of each granularity, and the paper's methods."""
+    """Yield Random, the strongest oracle whose expert has a cost, the best method of each granularity, and the paper's
+    methods."""
     lines = {line.method: line for line in study.lines if line.task == task}
     areas = {row.method: row.audc_mean for row in rows_of_task(study, task)}
     for block, names in methods_by_block(lines.values()).items():
-        best = min((name for name in names if name != "Random"), key=areas.__getitem__, default=None)
+        best = min((name for name in names if name not in ("Random", FREE)), key=areas.__getitem__, default=None)
         for name in names:
             if name in ("Random", best, *PAPER_METHODS):
                 is_first = name == "Random" or (name == best and block != "reference")

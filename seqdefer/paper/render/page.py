@@ -43,7 +43,8 @@ def results_page(folder: Path) -> str:
     studies = {name: _load_all(folder, name) for name in PAPER_SHOWS}
     studies = {name: found for name, found in studies.items() if found}
     notes = folder / NOTES_FILE
-    parts = [_opening(has_studies=bool(studies)), _verdicts(folder), *map(_study, studies.values())]
+    verdicts = _verdicts(folder) if studies else ""
+    parts = [_opening(has_studies=bool(studies)), verdicts, *map(_study, studies.values())]
     parts += [_origins(folder), notes.read_text(encoding="utf-8") if notes.is_file() else ""]
     return "\n".join(filter(None, parts))
 

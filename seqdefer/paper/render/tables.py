@@ -29,7 +29,7 @@ TRAINING_HEADINGS = {
 }
 TRAINING_REMARK = (
     "Epochs: until training stopped, and the one whose weights were kept. By the teacher, by closed trees: decisions "
-    "of training rollouts that hindsight, or trees without that branch, turned against the rejector. Means over the runs."
+    "of training rollouts that hindsight, or trees without that branch, turned against the rejector; means."
 )
 STRATEGY_NAMES = {"free": "no teacher forcing", "teacher": "teacher forcing", "scheduled": "scheduled sampling"}
 CHOSEN_MARK, DEFAULT_MARK, RULE_MARK, NOT_MEASURED = "*", "†", "‡", "–"
