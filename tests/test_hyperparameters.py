@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from seqdefer.errors import OptionError
-from seqdefer.hyperparameters import COST_PERCEPTRON, INPUTS, Settings
+from seqdefer.hyperparameters import COST_PERCEPTRON, INPUTS, STRATEGIES, Settings
+from seqdefer.recipes import LearningSettings
 from seqdefer.registry import load_task
 
 PAPER_TABLE: dict[str, tuple[Any, ...]] = {
@@ -75,3 +76,10 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
 def test_settings_are_given_by_name() -> None:
     with pytest.raises(TypeError):
         Settings(5e-4, 20, "draft_mlp", 1, 8, 0.2, 200, 0.005, 2400)  # type: ignore[misc]
+
+
+def test_trees_follow_from_the_strategy_unless_chosen() -> None:
+    kinds = {strategy: LearningSettings(strategy=strategy).tree_kind for strategy in STRATEGIES}
+    assert kinds == {"free": "open", "teacher": "open", "scheduled": "open", "explore": "closed"}
+    assert {LearningSettings(strategy=strategy, trees="closed").tree_kind for strategy in STRATEGIES} == {"closed"}
+    assert LearningSettings(trees="open").tree_kind == "open"

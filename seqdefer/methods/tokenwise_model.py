@@ -26,10 +26,12 @@ def fit(context: FitContext) -> Fit:
 
 
 def note(context: FitContext) -> str:
+    trees = context.train.trees_of(context.settings.tree_kind)
+    closed = " as far as closed trees go" if trees is not None and trees.is_closed else ""
     price = f"; each expert token costs an extra {context.price:.3g}" if context.price else ""
     return (
         f"TokenwiseModel minimises the token surrogate with phi = {context.settings.phi}; its training rollouts follow "
-        f"the strategy '{context.settings.strategy}'{price}."
+        f"the strategy '{context.settings.strategy}'{closed}{price}."
     )
 
 

@@ -28,7 +28,8 @@ from seqdefer.testing import ToyTask
 @pytest.mark.parametrize(
     "wrong",
     [{"seeds": 0}, {"instances": 0}, {"resamples": -1}, {"alpha": float("nan")}, {"alpha": float("inf")},
-     {"alpha": -1.0}, {"phi": "hinge"}, {"psi": "squared"}, {"strategy": "luck"}, {"methods": ("Luck",)}],
+     {"alpha": -1.0}, {"phi": "hinge"}, {"psi": "squared"}, {"strategy": "luck"}, {"trees": "ajar"},
+     {"methods": ("Luck",)}],
 )  # fmt: skip
 def test_settings_are_checked_first(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=str(next(iter(wrong.values()))).strip("(',)")):

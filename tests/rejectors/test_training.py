@@ -20,7 +20,7 @@ QUICK = Settings(
 
 
 def follow(
-    validation: list[float], *, patience: int = 3, delta: float = 0.1
+    validation: list[float], *, patience: int = 3, delta: float = 0.1, warm_up: int = 0
 ) -> tuple[nn.Linear, History, list[Tensor]]:
     """Fit a network with scripted validation losses; return it, its history and its weights after each epoch."""
     torch.manual_seed(0)
@@ -32,7 +32,8 @@ def follow(
 
     settings = replace(QUICK, patience=patience, delta=delta, epochs=len(validation), batch_size=4)
     data = torch.randn(12, 2)
-    history = fit(network, 12, lambda rows: network(data[rows]).square().mean(), scripted, settings, seed=0)
+    loss = lambda rows: network(data[rows]).square().mean()  # noqa: E731
+    history = fit(network, 12, loss, scripted, settings, seed=0, warm_up=warm_up)
     return network, history, weights
 
 
@@ -64,6 +65,20 @@ def test_delta_is_in_the_units_of_the_loss() -> None:
     validation = [1.0, 0.99, 0.98, 0.97, 0.96, 0.95]
     assert follow(validation)[1].best == 0
     assert follow([100 * loss for loss in validation])[1].best == 5
+
+
+@pytest.mark.parametrize(
+    ("validation", "warm_up", "best", "epochs"),
+    [
+        ([1.0, 2.0, 5.0, 4.0, 6.0, 6.0, 6.0, 0.0], 2, 3, 7),  # the best of the later epochs, patience from there
+        ([1.0, 2.0, 3.0, 4.0], 1, 1, 4),
+        ([1.0, 2.0, 3.0], 5, 2, 3),  # there are no later ones: the last
+    ],
+)
+def test_epochs_of_the_warm_up_are_not_kept(validation: list[float], warm_up: int, best: int, epochs: int) -> None:
+    network, history, weights = follow(validation, warm_up=warm_up)
+    assert (history.best, len(history.validation)) == (best, epochs)
+    assert torch.equal(network.weight.detach(), weights[best])
 
 
 def test_validation_losses_that_are_never_finite_are_an_error() -> None:
