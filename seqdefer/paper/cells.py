@@ -36,6 +36,8 @@ def measure_cells(cells: Sequence[WantedCell], folder: Path, choices: Choices, c
     ordered = sorted(dict.fromkeys(cells), key=lambda cell: cell.method != "TokenwiseModel")
     if not ordered:
         return
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the memory that labelling took is for the processes now
     pool = ProcessPoolExecutor(
         min(choices.jobs, len(ordered)),
         multiprocessing.get_context("spawn"),  # a fork would copy locks that threads of this process hold

@@ -19,9 +19,10 @@ from seqdefer.evaluation.published import (
     published_hand_offs,
 )
 from seqdefer.evaluation.results import PaperFigure, Results, Units, mean_and_std, summarise
+from seqdefer.hyperparameters import Strategy
 from seqdefer.paper.cells import WantedCell
 from seqdefer.paper.lab import DEFAULT_VARIANT, Lab, Variant
-from seqdefer.paper.plan import ARCHITECTURES, PSIS, STRATEGIES, TITLES, ReproductionPlan
+from seqdefer.paper.plan import ARCHITECTURES, PSIS, STRATEGIES, TITLES, ReproductionPlan, ablated_settings
 from seqdefer.paper.records import Contrast, Line, Row, Study, StudyTask
 from seqdefer.progress import Meter
 from seqdefer.recipes import IN_WORDS
@@ -252,7 +253,7 @@ class Studies:
         networks = [
             PlannedRow(
                 label=ablated_label(architecture, strategy),
-                variant=Variant(architecture=architecture, strategy=strategy),
+                variant=_ablated(lab, architecture, strategy),
                 method="TokenwiseModel",
                 varied={"architecture": architecture, "strategy": strategy},
                 paper=published_ablation(task, architecture, strategy) if has_papers else None,
@@ -394,6 +395,13 @@ def size_label(method: str, size: int) -> str:
 def _sized(lab: Lab, size: int) -> Variant:
     """Return the variant with |J| = size: the default one where the recipe has that size."""
     return DEFAULT_VARIANT if size == lab.size(DEFAULT_VARIANT) else Variant(hand_offs=size)
+
+
+def _ablated(lab: Lab, architecture: str, strategy: Strategy) -> Variant:
+    """Return the variant of a cell of the ablation: the default one where the recipe trains that network so."""
+    settings = lab.settings
+    is_recipe = ablated_settings(lab.entry, settings, architecture, strategy) == settings
+    return DEFAULT_VARIANT if is_recipe else Variant(architecture=architecture, strategy=strategy)
 
 
 def _alpha_label(lab: Lab, variant: Variant) -> str:

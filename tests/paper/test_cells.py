@@ -1,0 +1,75 @@
+"""Cells measured by several processes are those of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seqdefer import cli
+
+pytestmark = pytest.mark.slow
+
+SMALL = ["stride=12", "hidden=2", "epochs=1", "passes=2"]
+
+
+def arguments(record: Path, folder: Path, jobs: int) -> list[str]:
+    options = [word for option in [f"data={record}", *SMALL] for word in ("--set", f"weather.{option}")]
+    sizes = ["--preset", "quick", "--tasks", "weather", "--recipe", "published", "--seeds", "2", "--instances", "20"]
+    return ["table-psi", *sizes, *options, "--jobs", str(jobs), "--out", str(folder), "--no-figures", "--quiet"]
+
+
+def reproduce(*given: str) -> int:
+    return cli.main(["reproduce", *given])
+
+
+def test_processes_measure_what_one_would(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for jobs in (1, 2):
+        assert reproduce(*arguments(record, tmp_path / str(jobs), jobs)) == 0
+    one, two = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("published/table*")}
+        for folder in (tmp_path / "1", tmp_path / "2")
+    )
+    assert one == two
+    assert len(json.loads(one[Path("published/table-psi.json")])["rows"]) == 2
+    names = [{path.name for path in (tmp_path / jobs / "weather" / "cells").iterdir()} for jobs in ("1", "2")]
+    assert names[0] == names[1]
+
+
+def test_jobs_must_be_positive(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(*arguments(record, tmp_path, 0)) == 2
+    assert "--jobs is 0; it must be at least 1" in capsys.readouterr().err
+
+
+def has_ended(group: int) -> bool:
+    """Wait until nobody of a process group is left."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_ctrl_c_ends_all_processes_and_keeps_cells(record: Path, tmp_path: Path) -> None:
+    """A terminal signals all processes at once."""
+    command = [sys.executable, "-m", "seqdefer", "reproduce", *arguments(record, tmp_path, 2)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    cells = tmp_path / "weather" / "cells"
+    while process.poll() is None and len(list(cells.glob("*.safetensors"))) < 2:  # facts, and a first cell
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert "stopped; the same command resumes" in error
+    assert has_ended(process.pid)
+    assert len(list(cells.glob("*.safetensors"))) >= 2
