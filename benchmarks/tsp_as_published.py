@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -50,11 +50,9 @@ from seqdefer.evaluation.curves import (
 from seqdefer.evaluation.splits import Splits
 from seqdefer.progress import Clock
 from seqdefer.registry import load_task
-from seqdefer.rejectors.base import Sizes, perceptron
-from seqdefer.rejectors.draft import DraftMLP, DraftNetwork
-from seqdefer.rejectors.draft_training import fit_once
+from seqdefer.rejectors.base import MAX_DEVIATIONS, Sizes, perceptron
 from seqdefer.rejectors.losses import get_psi, hand_off_grid, one_time_surrogate, query_costs, rule_of_thumb
-from seqdefer.rejectors.training import fit
+from seqdefer.rejectors.training import fit, network_sizes
 from seqdefer.storage.files import fingerprint, write_json
 from seqdefer.storage.made_once import tensors_made_once
 from seqdefer.tasks.tsp.pointer import TourPredictor
@@ -69,55 +67,36 @@ PAPER_ALPHA_LENGTH = 0.01 * LENGTH  # the paper's alpha_1 in units of tour lengt
 Parts = Mapping[str, tuple[Examples, Draft, HandOffTable]]  # train, validation, test
 
 
-# -- networks: a class counts as soon as it is defined ------------------------------------------------------------
+# -- networks: as DraftMLP, on rows that are standardised once, which makes a fit several times faster -----
 
 
-class UnscaledMLP(DraftMLP):
-    """The perceptron without standardised inputs."""
-
-    kind = "study_unscaled"
-
-    def standardise(self, context: Tensor, steps: Tensor) -> None:
-        return
-
-
-class TanhMLP(DraftMLP):
-    """The perceptron with tanh for ReLU: its units cannot die."""
-
-    kind = "study_tanh"
-
-    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
-        super().__init__(sizes, predictor, notes)
-        self.body = nn.Sequential(*(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in self.body))
-
-
-class ZeroHeadMLP(DraftMLP):
-    """The perceptron with an output layer that starts at 0: all hand-offs score alike."""
-
-    kind = "study_zero_head"
-
-    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
-        super().__init__(sizes, predictor, notes)
-        for parameter in self.body[-1].parameters():
-            nn.init.zeros_(parameter)
-
-
-class StepMLP(DraftNetwork):
+class SharedPerceptron(nn.Module):
     """One perceptron for all steps: it scores a hand-off by the context and the step there, no deferral by the context
     and the mean step; each hand-off has a bias of its own."""
 
-    kind = "study_step"
-
-    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
-        super().__init__(sizes, predictor, notes)
-        self.body = perceptron(sizes.context + sizes.step, sizes, 1)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes, self.body = sizes, perceptron(sizes.context + sizes.step, sizes, 1)
         self.bias = nn.Parameter(torch.zeros(sizes.outputs))
 
-    def outputs(self, context: Tensor, steps: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
+        context, steps = rows[:, None, : self.sizes.context], rows[:, self.sizes.context :].unflatten(1, (LENGTH, -1))
         seen = torch.cat([steps, steps.mean(1, keepdim=True)], 1)[:, torch.tensor(self.sizes.hand_offs)]  # (B, J, S)
-        seen = torch.cat([context[:, None].expand(-1, seen.shape[1], -1), seen], 2)
-        scores: Tensor = self.body(seen).squeeze(2) + self.bias
-        return scores
+        scores: Tensor = self.body(torch.cat([context.expand(-1, seen.shape[1], -1), seen], 2)).squeeze(2)
+        return scores + self.bias
+
+
+def build(kind: str, sizes: Sizes) -> nn.Module:
+    """Build the paper's perceptron, or a variant: see `Row.network`."""
+    if kind == "shared":
+        return SharedPerceptron(sizes)
+    body = perceptron(sizes.context + LENGTH * sizes.step, sizes, sizes.outputs)
+    if kind == "tanh":
+        return nn.Sequential(*(nn.Tanh() if isinstance(each, nn.ReLU) else each for each in body))
+    if kind == "zero head":
+        for parameter in body[-1].parameters():
+            nn.init.zeros_(parameter)
+    return body
 
 
 # -- what a rejector sees ------------------------------------------------------------
@@ -159,6 +138,24 @@ SEEN: Mapping[str, Callable[[Examples, Draft], Draft]] = {
 }
 
 
+def as_rows(sizes: Sizes, drafts: Mapping[str, Draft], scaling: str) -> dict[str, Tensor]:
+    """Return all that a perceptron sees of each draft in one row, standardised with the statistics of `train`: of a
+    feature over all steps, as the package does, or of a feature at each position."""
+    seen = {name: (one.context, sizes.step_inputs(one)) for name, one in drafts.items()}
+    context, steps = seen["train"]
+    over = (0,) if scaling == "position" else (0, 1)
+    scales = [(each.mean(dims), each.std(dims)) for each, dims in ((context, (0,)), (steps, over))]
+    rows = {}
+    for name, both in seen.items():
+        scaled = both if scaling == "none" else [_scaled(one, *scale) for one, scale in zip(both, scales, strict=True)]
+        rows[name] = torch.cat([one.flatten(1) for one in scaled], 1)
+    return rows
+
+
+def _scaled(values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return ((values - mean) / torch.where(std > 1e-6, std, 1.0)).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)
+
+
 # -- rows ------------------------------------------------------------
 
 
@@ -173,6 +170,8 @@ class Row:
     psi: str = RECIPE.psi
     seen: str = ""  # of SEEN; "" is the embedding of the city at each step
     in_length: bool = False  # losses and alpha in units of tour length, not in % of the expert's tour
+    network: Literal["", "tanh", "zero head", "shared"] = ""  # "" is the paper's perceptron
+    scaling: Literal["feature", "position", "none"] = "feature"
     stop_by: Literal["loss", "curve"] = "loss"
     data: str = "bundled"  # the predictor, or "large"
     changes: Mapping[str, Any] = field(default_factory=dict)  # of Settings
@@ -191,48 +190,56 @@ def _thumb(name: str, **changes: Any) -> Row:
 
 POOLED: Mapping[str, Any] = {"inputs": ("confidence",)}  # of the embeddings, their mean alone: it is in the context
 THUMB, THUMB_POOLED = _thumb(""), _thumb("pooled", changes=POOLED)
+THUMB_TANH, THUMB_UNSCALED = _thumb("tanh", network="tanh"), _thumb("not standardised", scaling="none")
 ROWS: tuple[Row, ...] = (
     _one(BASELINE),
     THUMB,
     _one("pooled", changes=POOLED),
     THUMB_POOLED,
-    _one("tanh", changes={"architecture": "study_tanh"}),
-    _thumb("tanh", changes={"architecture": "study_tanh"}),
+    _one("tanh", network="tanh"),
+    THUMB_TANH,
+    THUMB_UNSCALED,
     _thumb("coordinates", seen="coordinates"),
     _thumb("facts", seen="step_facts"),
     Row(name="alpha 6, pooled", group="alpha", alpha=6.0, changes=POOLED),
     Row(name="alpha 9, pooled", group="alpha", alpha=9.0, changes=POOLED),
+    Row(name="alpha 9, tanh", group="alpha", alpha=9.0, network="tanh"),
     _one("coordinates", seen="coordinates"),
     _one("decoder states", seen="decoder_states"),
-    _one("listed order", seen="listed_nodes"),
     _one("raw log scores", seen="raw_scores", changes={"inputs": ("states",)}),
-    _one("not standardised", changes={"architecture": "study_unscaled"}),
-    _one("zero head", changes={"architecture": "study_zero_head"}),
+    _one("not standardised", scaling="none"),
+    _one("standardised by position", scaling="position"),
+    _one("zero head", network="zero head"),
     _one("learning rate 5e-3", changes={"learning_rate": 5e-3}),
-    _one("learning rate 1e-4", changes={"learning_rate": 1e-4}),
     _one("batches of 32", changes={"batch_size": 32}),
+    _one("weight decay 0.5", changes={"weight_decay": 0.5}),
+    _one("listed order", seen="listed_nodes"),
     _one("stopped by the curve", stop_by="curve"),
     _one("11 hand-offs", hand_offs=11),
     _one("mean absolute error", psi="mean_absolute_error"),
     _one("units of length", in_length=True, alpha=PAPER_ALPHA_LENGTH),
-    _one("shared by the steps", changes={"architecture": "study_step"}),
-    _thumb("shared by the steps", changes={"architecture": "study_step"}),
-    _thumb("tanh, pooled", changes={"architecture": "study_tanh", **POOLED}),
+    _one("shared by the steps", network="shared"),
+    _thumb("shared by the steps", network="shared"),
+    _thumb("tanh, facts", network="tanh", seen="step_facts"),
+    _thumb("tanh, coordinates", network="tanh", seen="coordinates"),
+    _thumb("tanh, decoder states", network="tanh", seen="decoder_states"),
+    _thumb("tanh, weight decay 0.5", network="tanh", changes={"weight_decay": 0.5}),
+    _thumb("tanh, pooled", network="tanh", changes=POOLED),
     _thumb("64 units, pooled", changes={"units": 64, **POOLED}),
     _thumb("11 hand-offs", hand_offs=11),
+    _thumb("learning rate 1e-4", changes={"learning_rate": 1e-4}),
     _thumb("stopped by the curve, pooled", stop_by="curve", changes=POOLED),
-    _thumb("zero head", changes={"architecture": "study_zero_head"}),
-    _thumb("decoder states", seen="decoder_states"),
-    _thumb("weight decay 0.5", changes={"weight_decay": 0.5}),
 )
 # Picked by the improvement on validation data: among rows, for each seed, or among the five fits of one row.
 CHOICES: Mapping[str, Sequence[str]] = {
     "alpha by validation, pooled": ("pooled", "alpha 6, pooled", "alpha 9, pooled", "thumb, pooled"),
     "best of five fits: published": (BASELINE,),
     "best of five fits: thumb": ("thumb",),
+    "best of five fits: thumb, tanh": ("thumb, tanh",),
+    "best of five fits: thumb, not standardised": ("thumb, not standardised",),
     "best of five fits: thumb, pooled": ("thumb, pooled",),
 }
-ON_OTHER_PREDICTORS = (ROWS[0], THUMB, THUMB_POOLED)
+ON_OTHER_PREDICTORS = (ROWS[0], THUMB, THUMB_POOLED, THUMB_TANH, THUMB_UNSCALED)
 
 
 # -- one fit ------------------------------------------------------------
@@ -255,46 +262,49 @@ def fit_row(row: Row, seed: int, parts: Parts, folder: Path) -> Fitted:
 
 
 def _fit(row: Row, seed: int, parts: Parts) -> dict[str, Tensor]:
-    begun = time.perf_counter()
+    """Fit as `fit_once` does."""
     drafts = {name: SEEN[row.seen](examples, one) if row.seen else one for name, (examples, one, _) in parts.items()}
     tables = {name: _in_length(*part) if row.in_length else part[2] for name, part in parts.items()}
     alpha = rule_of_thumb(tables["train"]) if row.alpha is None else row.alpha
-    grid = hand_off_grid(LENGTH, row.hand_offs)
-    train, validation = ((drafts[name], tables[name]) for name in ("train", "validation"))
-    settings = replace(RECIPE.once, **row.changes)
-    rejector, history = fit_once(
-        train, validation, grid, replace(settings, epochs=1) if row.stop_by == "curve" else settings,
-        alpha=alpha, psi=row.psi, fingerprint="", seed=seed,
-    )  # fmt: skip
-    if row.stop_by == "curve":  # the first epoch above has set the scale of the inputs
-        history = _fit_by_curve(rejector, train, (validation[0], parts["validation"][2]), alpha, settings, seed)
-    numbers = {"alpha": alpha, "epochs": len(history.training), "seconds": time.perf_counter() - begun}
+    grid, settings, psi = hand_off_grid(LENGTH, row.hand_offs), replace(RECIPE.once, **row.changes), get_psi(row.psi)
+    first = drafts["train"]
+    sizes = network_sizes(
+        first.context, first.features, first.entropy, LENGTH, settings, hand_offs=tuple(grid.tolist())
+    )
+    rows = as_rows(sizes, drafts, row.scaling)
+    totals = {name: (one.loss + query_costs(one.deferred, alpha, LENGTH))[:, grid] for name, one in tables.items()}
+    torch.manual_seed(seed)
+    network = build(row.network, sizes)
+
+    def batch_loss(some: Tensor) -> Tensor:
+        return one_time_surrogate(network(rows["train"][some]), totals["train"][some], psi)
+
+    def validation_loss() -> Tensor:
+        scores = network(rows["validation"])
+        if row.stop_by == "curve":
+            return torch.tensor(_curves(scores, grid, parts["validation"][2])[0].area)
+        return one_time_surrogate(scores, totals["validation"], psi)
+
+    history = fit(network, len(first), batch_loss, validation_loss, settings, seed=seed)
+    with torch.no_grad():
+        scores = {name: network(each) for name, each in rows.items()}
+        alive = live_units(network, rows["train"]) if isinstance(network, nn.Sequential) else float("nan")
+    numbers = {
+        "alpha": alpha, "inputs": rows["train"].shape[1], "epochs": len(history.training), "alive": alive,
+    }  # fmt: skip
     for name in ("train", "validation"):
-        scores, table = rejector.score(drafts[name]), parts[name][2]
-        numbers[name] = improvement(*_curves(scores, grid, table))
-        numbers[f"{name}_explained"] = explained(scores, _totals(tables[name], alpha, grid), row.psi)
-    scores = rejector.score(drafts["test"])
-    odds = (scores[:, :-1] - scores[:, -1:]).logsumexp(1)
-    kept = grid[scores[:, :-1].argmax(1)].double()
-    numbers |= {"odds_std": float(odds.std()), "kept": float(kept.mean()), "kept_std": float(kept.std())}
+        numbers[name] = improvement(*_curves(scores[name], grid, parts[name][2]))
+        numbers[f"{name}_explained"] = explained(scores[name], totals[name], row.psi)
+    kept = grid[scores["test"][:, :-1].argmax(1)].double()
+    numbers |= {"kept": float(kept.mean()), "kept_std": float(kept.std())}
     keys = torch.tensor(list(json.dumps(list(numbers)).encode()), dtype=torch.uint8)
-    return {"scores": scores, "numbers": torch.tensor(list(numbers.values()), dtype=torch.float64), "keys": keys}
+    values = torch.tensor(list(numbers.values()), dtype=torch.float64)
+    return {"scores": scores["test"], "numbers": values, "keys": keys}
 
 
-def _fit_by_curve(
-    rejector: DraftNetwork, train: Any, validation: tuple[Draft, HandOffTable], alpha: float, settings: Any, seed: int
-) -> Any:
-    """Fit the surrogate, and stop where the area under the validation curve no longer falls."""
-    grid, psi = torch.tensor(rejector.hand_offs), get_psi("cross_entropy")
-    inputs, totals = rejector.draft_inputs(train[0]), _totals(train[1], alpha, grid)
-
-    def batch_loss(rows: Tensor) -> Tensor:
-        return one_time_surrogate(rejector(*(part[rows] for part in inputs)), totals[rows], psi)
-
-    def area() -> Tensor:
-        return torch.tensor(_curves(rejector.score(validation[0]), grid, validation[1])[0].area)
-
-    return fit(rejector, len(train[0]), batch_loss, area, settings, seed=seed)
+def live_units(network: nn.Sequential, rows: Tensor) -> int:
+    """Count the hidden units that are not 0 for every one of the rows."""
+    return int((network[:2](rows) != 0).any(0).sum())
 
 
 def explained(scores: Tensor, totals: Tensor, psi: str) -> float:
@@ -307,10 +317,6 @@ def explained(scores: Tensor, totals: Tensor, psi: str) -> float:
     constant = (weights / weights.sum()).clamp(min=1e-12).log().expand_as(totals)
     reached, same = (float(one_time_surrogate(each, totals, get_psi(psi))) for each in (scores, constant))
     return 100 * (1 - reached / same)
-
-
-def _totals(table: HandOffTable, alpha: float, grid: Tensor) -> Tensor:
-    return (table.loss + query_costs(table.deferred, alpha, LENGTH))[:, grid]
 
 
 def _in_length(examples: Examples, _: Draft, table: HandOffTable) -> HandOffTable:
@@ -329,6 +335,12 @@ def _sweep(scores: Tensor, grid: Tensor, table: HandOffTable) -> StepSweep:
     return hand_off_sweep(ScoredHandOffs.of(scores, LENGTH, hand_offs=grid, rule="odds"), table)
 
 
+def _uncontinued(run: Run, name: str) -> float:
+    """Return the improvement by an area that ends where all tours are handed off, against the whole of Random's."""
+    curve, random = curve_of(run.sweeps[name], run.ends), random_curve(run.ends)
+    return improvement(Curve(curve.deferred[:-1], curve.loss[:-1]), random)
+
+
 def test_rows(seed: int) -> Tensor:
     return torch.arange(INSTANCES) + seed * INSTANCES
 
@@ -343,9 +355,9 @@ def references(parts: Parts) -> dict[str, Any]:
     best = {order: _best_place(parts["validation"], order) for order in ("random", "chow")}
     test = parts["test"]
     found = {
-        "ChowMean": [_fixed(test, test_rows(seed), 0, "chow") for seed in range(SEEDS)],
-        "one place": [_fixed(test, test_rows(seed), best["random"], "random") for seed in range(SEEDS)],
-        "one place, by ChowMean": [_fixed(test, test_rows(seed), best["chow"], "chow") for seed in range(SEEDS)],
+        "ChowMean": [fixed_place(test, test_rows(seed), 0, "chow") for seed in range(SEEDS)],
+        "one place": [fixed_place(test, test_rows(seed), best["random"], "random") for seed in range(SEEDS)],
+        "one place, by ChowMean": [fixed_place(test, test_rows(seed), best["chow"], "chow") for seed in range(SEEDS)],
         "OptimalOneTime": [_optimal(test[2].select(test_rows(seed))) for seed in range(SEEDS)],
     }
     return {
@@ -358,10 +370,10 @@ def references(parts: Parts) -> dict[str, Any]:
 
 def _best_place(part: tuple[Examples, Draft, HandOffTable], order: str) -> int:
     every = torch.arange(len(part[1]))
-    return int(np.argmax([_fixed(part, every, place, order) for place in range(LENGTH)]))
+    return int(np.argmax([fixed_place(part, every, place, order) for place in range(LENGTH)]))
 
 
-def _fixed(part: tuple[Examples, Draft, HandOffTable], rows: Tensor, place: int, order: str) -> float:
+def fixed_place(part: tuple[Examples, Draft, HandOffTable], rows: Tensor, place: int, order: str) -> float:
     """Return the improvement of handing all tours off at one place, the least certain first or in random order."""
     table, uncertainty = part[2].select(rows), part[1].uncertainty[rows].mean(1)
     scores = uncertainty if order == "chow" else torch.zeros_like(uncertainty)  # all at once: a straight line
@@ -372,6 +384,12 @@ def _fixed(part: tuple[Examples, Draft, HandOffTable], rows: Tensor, place: int,
 
 def _optimal(table: HandOffTable) -> float:
     return improvement(optimal_once(table), random_curve(Ends.of(table)))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Return the mean, or None where a row has no such number."""
+    mean = float(np.mean(values))
+    return None if np.isnan(mean) else mean
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
@@ -427,11 +445,13 @@ class Study:
             sweeps = {each: self._sweep(each, seed, part) for each in {name, base}}
             runs.append(Run(Ends.of(part), sweeps))
         reached = [float(run.improvements(name, np.ones((1, INSTANCES)))[0]) for run in runs]
+        cut = [_uncontinued(run, name) for run in runs]
         interval = paired_bootstrap(runs, name, base)
-        means = {key: float(np.mean([one.numbers[key] for one in fits])) for key in fits[0].numbers}
+        means = {key: _mean([one.numbers[key] for one in fits]) for key in fits[0].numbers}
         return {
             "name": name, "group": row.group, "data": row.data, "improvement": _spread(reached),
-            "difference": asdict(interval), **means,
+            "difference": asdict(interval), "uncontinued": _spread(cut),
+            "constant": sum(bool((one.scores.std(0) < 1e-6).all()) for one in fits), **means,
         }  # fmt: skip
 
     def _sweep(self, name: str, seed: int, table: HandOffTable) -> StepSweep:
@@ -469,12 +489,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = Study(options.folder, dict(one.split("=", 1) for one in options.predictor))
     rows = [*ROWS, *(row.on(name) for name in study.predictors for row in ON_OTHER_PREDICTORS)]
     if options.large:
-        rows += [row.on("large") for row in (THUMB_POOLED, THUMB)]
+        rows += [row.on("large") for row in (THUMB_POOLED, THUMB_TANH, THUMB)]
     written: dict[str, Any] = {"version": __version__, "machine": machine(torch.device("cpu")), "seeds": SEEDS}
     written["references"] = {name: references(study.data(name)) for name in ("bundled", *study.predictors)}
-    for row in rows:
+    for done, row in enumerate(rows, 1):
         study.add(row)
-        print(json.dumps(study.describe(row.name)), flush=True)
+        print(f"{done} of {len(rows)}: {row.name}", file=sys.stderr, flush=True)
     for name, among in CHOICES.items():
         study.choose(name, among)
     written["rows"] = [study.describe(name) for name in study.rows]
