@@ -23,7 +23,7 @@ from seqdefer.tasks.tsp.tours import tour_lengths
 N_CITIES, SHORTEST = 50, 23.8  # mean length of the shortest tours through 50 Gaussian cities
 INSTANCES = 10_000  # of an epoch, drawn anew for each
 BATCH, SAMPLES = 256, 8
-LEARNING_RATE, DECAY = 1e-3, 0.98  # the rate falls by this factor every epoch
+LEARNING_RATE, DECAY = 1e-3, 0.985  # the rate falls by this factor every epoch
 
 
 class Lengths:
