@@ -10,7 +10,6 @@ from seqdefer.hyperparameters import STRATEGIES, TREE_KINDS, Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.methods.registry import get_method
 from seqdefer.recipes import LearningSettings, Recipe
-from seqdefer.rejectors.base import RejectorNetwork
 from seqdefer.rejectors.checkpoints import draft_networks, token_networks
 from seqdefer.rejectors.losses import get_phi, get_psi
 
@@ -61,8 +60,7 @@ def experiment_settings(
     architecture: str | None = None,
     recipe: str = "ours",
 ) -> ExperimentSettings:
-    """Return the settings of a task by a recipe. `quick` has fewer seeds and, by our recipe, what networks
-    change for it.
+    """Return the settings of a task by a recipe. `quick` has fewer seeds and test instances.
 
     `draft_architecture` changes what scores whole drafts, `architecture` what scores tokens. The paper's architecture
     comes with the paper's hyperparameters for the task."""
@@ -78,14 +76,7 @@ def experiment_settings(
         settings = replace(settings, once=once, cost=cost, whole=whole)
     if preset != "quick":
         return settings
-    settings = replace(settings, seeds=3, instances=entry.quick_instances)
-    if recipe != "ours":
-        return settings
-    networks: dict[str, type[RejectorNetwork]] = {**token_networks(), **draft_networks()}
-    token, once, cost = (
-        replace(one, **networks[one.architecture].quick) for one in (settings.token, settings.once, settings.cost)
-    )
-    return replace(settings, token=token, once=once, cost=cost)
+    return replace(settings, seeds=3, instances=entry.quick_instances)
 
 
 def get_recipe(entry: TaskEntry, name: str) -> Recipe:

@@ -151,11 +151,10 @@ class RejectorNetwork(nn.Module, SavedRejector):
     """A trained rejector. It standardises its inputs with statistics of the training set, which it carries along.
 
     `defaults` are the hyperparameters that come with the architecture where a task starts from another one; None keeps
-    the task's. `quick` are changes to hyperparameters for the preset `quick`.
+    the task's.
     """
 
     defaults: ClassVar[Settings | None] = None
-    quick: ClassVar[Mapping[str, Any]]
     context_mean: Tensor
     context_scale: Tensor
     step_mean: Tensor

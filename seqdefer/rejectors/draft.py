@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +32,6 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
 
     defaults: ClassVar[Settings] = PERCEPTRON
     cost_defaults: ClassVar[Settings] = COST_PERCEPTRON
-    quick: ClassVar[Mapping[str, Any]] = {"epochs": 30}
     loss_mean: Tensor
     loss_scale: Tensor
 
@@ -107,9 +105,6 @@ class DraftTransformer(DraftNetwork):
 
     kind = "draft_transformer"
     defaults = cost_defaults = ATTENTION
-    quick: ClassVar[Mapping[str, Any]] = {
-        "layers": 2, "units": 32, "epochs": 25, "learning_rate": 2e-3, "patience": 5,
-    }  # fmt: skip
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ from seqdefer.types import Proposal
 
 class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
     """Base of the token-level networks. The state is one tensor (B, S), so that a batch branches by indexing."""
-
-    quick: ClassVar[Mapping[str, Any]] = {"epochs": 20, "learning_rate": 2e-3}
 
     @abstractmethod
     def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:

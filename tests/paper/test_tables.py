@@ -233,8 +233,8 @@ def test_ablation_shows_how_long_networks_learned() -> None:
     (grid,) = layout_studies([replace(study, rows=tuple(rows))])
     assert [cell.text for cell in column_of(grid, "epochs", "ours")] == ["9.5"] * 6 + [""] * 2
     assert [cell.text for cell in column_of(grid, "best epoch", "ours")] == ["4.0"] * 6 + [""] * 2
-    assert "Epochs until" in grid.caption
-    assert "Epochs until" not in layout_studies([study])[0].caption
+    assert "Epochs: until" in grid.caption
+    assert "Epochs: until" not in layout_studies([study])[0].caption
 
 
 def test_a_single_run_has_no_spread() -> None:

@@ -221,7 +221,7 @@ ENTRY = TaskEntry(
     name="weather",
     summary="forecast the next hour of temperature; the expert is a person with a thermometer",
     presets={
-        "quick": WeatherOptions(stride=3, epochs=12),
+        "quick": WeatherOptions(stride=3, train_windows=6000, epochs=12),
         "paper": WeatherOptions(),
         "paper-size": WeatherOptions(train_windows=PUBLISHED_WINDOWS),
     },
