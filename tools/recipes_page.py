@@ -14,8 +14,8 @@ TASKS = ("weather", "tsp", "xsum", "pronounce")
 HEAD = """# Recipes
 
 A recipe says how rejectors are made: what they see, their networks and hyperparameters, the losses and the training.
-`published` is the paper's; `ours` is the default. `seqdefer run`, `fit` and `label` take it as `--recipe`; results and
-reports name it. `--preset` says how much data and how many seeds, and options on the command line override both.
+`published` is the paper's; `ours` is the default. `seqdefer run`, `fit`, `label` and `reproduce` take it as `--recipe`;
+results and reports name it. `--preset` says how much data and how many seeds, and options on the command line override both.
 
 Networks are `kind layers x units`. *Inputs* are what a network sees of each step besides the context, which is the
 encoder's state. What is the same in both columns is left out, except for the networks. By the published recipe the
@@ -34,6 +34,7 @@ WORDS = {
     "alpha": "alpha_1, the cost of deferring a whole sequence",
 }
 ONLY_BY_TOKEN = ("token", "strategy", "price")
+LONG = ("xsum",)  # sequences of too many tokens to try all decisions
 NONE = {"price": "5 % of the mean loss where some cost nothing", "hand_offs": "all", "alpha": "rule of thumb"}
 
 
@@ -50,6 +51,8 @@ def _section(entry: TaskEntry) -> str:
         values = [getattr(one, name) for one in recipes]
         if len(set(values)) > 1:
             rows.append((WORDS[name], *(_value(name, value) for value in values)))
+    if entry.name in LONG:
+        rows.append(("decision trees of training rollouts", *(one.tree_kind for one in recipes)))
     defaults = next(iter(entry.presets.values()))
     for option in dict.fromkeys(option for one in recipes for option in one.options):
         values = [one.options.get(option, getattr(defaults, option)) for one in recipes]
