@@ -15,7 +15,8 @@ HEAD = """# Recipes
 
 A recipe says how rejectors are made: what they see, their networks and hyperparameters, the losses and the training.
 `published` is the paper's; `ours` is the default. `seqdefer run`, `fit`, `label` and `reproduce` take it as `--recipe`;
-results and reports name it. `--preset` says how much data and how many seeds, and options on the command line override both.
+results and reports name it. `--preset` says how much data and how many seeds. Options on the command line override
+both.
 
 Networks are `kind layers x units`. *Inputs* are what a network sees of each step besides the context, which is the
 encoder's state. What is the same in both columns is left out, except for the networks. By the published recipe the
