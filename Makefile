@@ -24,7 +24,7 @@ models/pronounce/deferral.json: | .venv/.stamp
 	$(BIN)/seqdefer fit pronounce --preset quick --out models/pronounce
 
 reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts on its claims; they land in runs/reproduce-quick
-	$(BIN)/seqdefer reproduce all --preset quick
+	$(BIN)/seqdefer reproduce all --preset quick --jobs $(WORKERS)
 
 test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 	$(PYTEST) -m 'not slow' tests
