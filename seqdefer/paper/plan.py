@@ -72,10 +72,12 @@ PLANS: dict[str, ReproductionPlan] = {
     "quick": ReproductionPlan(
         seeds=2,
         tasks={
-            "weather": TaskPlan("quick"),
-            "tsp": TaskPlan("quick", {"train": 600, "validation": 150, "test": 200}, hand_offs=(5, 20)),
+            "weather": TaskPlan("quick", {"train_windows": 4000}),
+            "tsp": TaskPlan("quick", {"train": 400, "validation": 150, "test": 200}, hand_offs=(5, 20)),
             "pronounce": TaskPlan(
-                "quick", {"train": 4000, "validation": 800, "predictor_epochs": 15}, hand_offs=(3, 6)
+                "quick",
+                {"train": 3000, "validation": 600, "predictor_epochs": 15, "expert_epochs": 2},
+                hand_offs=(3, 6),
             ),
         },
         times=(0.0, 1.0, 16.0),
