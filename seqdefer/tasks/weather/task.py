@@ -44,7 +44,7 @@ PUBLISHED_WINDOWS = 70_080  # training samples in the paper's table of hyperpara
 
 
 class ShortRecordWarning(UserWarning):
-    """The record has fewer training windows than asked for."""
+    """The record has fewer training windows than the paper trains on."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,10 @@ def _training_windows(windows: Windows, options: WeatherOptions, series: Series)
     wanted = options.train_windows
     if wanted is None:
         return windows
-    if len(windows) < wanted:
+    if len(windows) < wanted == PUBLISHED_WINDOWS:
         warnings.warn(
             f"{series.name} has {len(windows):,} training windows ({len(series):,} rows, --stride {options.stride}), "
-            f"fewer than the {wanted:,} of --train-windows; all of them are used: give a longer record for more, such "
+            f"fewer than the {wanted:,} of the paper; all of them are used: give a longer record for more, such "
             "as the paper's eight years (--data jena)",
             ShortRecordWarning,
             stacklevel=3,
