@@ -80,7 +80,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "commands.md": commands_page,
     "fidelity.md": fidelity_page,
     "recipes.md": recipes_page,
-    "results.md": lambda: results_page(DOCS / "results"),
+    **({"results.md": lambda: results_page(DOCS / "results")} if (DOCS / "results" / "published").is_dir() else {}),
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},
 }
