@@ -157,8 +157,9 @@ def test_studies_share_cells(tmp_path: Path, work: dict[str, list[tuple[Any, ...
     assert done(work) == {"fit_once": 3 * (3 + 4) * 4, **labels}
     reproduce("table-psi", tmp_path, TINY)  # mean absolute error; cross-entropy is in table 1
     assert done(work) == {"fit_once": 8, **labels}
-    reproduce("table-ablation", tmp_path, TINY)  # two architectures, three strategies
-    assert done(work) == {"fit_token": 24, "draft": 6, "hand_off_table": 6, "enumerate_trees": 6}
+    # Two architectures, three strategies; as published, the LSTM trained freely is in table 1.
+    reproduce("table-ablation", tmp_path, TINY)
+    assert done(work) == {"fit_token": 22, "draft": 6, "hand_off_table": 6, "enumerate_trees": 6}
 
 
 def test_stored_cells_are_not_measured_again(
