@@ -118,13 +118,10 @@ class Results:
     recipe: str = "ours"
 
     def headroom(self, name: str) -> tuple[float, float] | None:
-        """Return the improvement of a method as a share of what a free expert would give, mean and std over seeds, in
-        per cent: it compares pairs of models. None where there is no such figure, or nothing to gain."""
+        """Return `headroom_of` a method; None where a seed lacks it, or what a free expert would give."""
         pairs = [(seed.methods.get(name), seed.methods.get(FREE)) for seed in self.seeds]
-        shares = [
-            100 * one.improvement / free.improvement for one, free in pairs if one and free and free.improvement > 0
-        ]
-        return mean_and_std(shares) if len(shares) == len(pairs) else None
+        found = [(one.improvement, free.improvement) for one, free in pairs if one and free]
+        return headroom_of(found) if len(found) == len(pairs) else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none."""
@@ -155,6 +152,14 @@ def _summarise_method(results: Sequence[MethodResult]) -> Summary:
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def headroom_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return improvements as shares of what a free expert would give, mean and std over seeds, in per cent: it compares
+    pairs of models. `pairs` has both figures seed by seed. None where there is nothing to gain."""
+    if any(free <= 0 for _, free in pairs):
+        return None
+    return mean_and_std([100 * one / free for one, free in pairs])
 
 
 def save_results(results: Results, directory: Path | str) -> Path:

@@ -18,7 +18,7 @@ from seqdefer.evaluation.published import (
     published_ablation_baseline,
     published_hand_offs,
 )
-from seqdefer.evaluation.results import PaperFigure, Results, Units, mean_and_std, summarise
+from seqdefer.evaluation.results import PaperFigure, Results, Units, headroom_of, mean_and_std, summarise
 from seqdefer.hyperparameters import Strategy
 from seqdefer.paper.cells import WantedCell
 from seqdefer.paper.lab import DEFAULT_VARIANT, Lab, Variant
@@ -288,7 +288,6 @@ class Studies:
         cells = [lab.cell(planned.variant, planned.method, seed) for seed in range(self.seeds)]
         validation = [cell.validation for cell in cells if cell.validation is not None]
         free = [improvement(free_curve(run.ends), random_curve(run.ends)) for run in runs]
-        shares = [100 * one / best for one, best in zip(improvements, free, strict=True) if best > 0]
         return Row(
             lab.task.name,
             planned.method,
@@ -300,7 +299,7 @@ class Studies:
             is_default=planned.is_default,
             validation=mean_and_std(validation)[0] if validation else None,
             paper=planned.paper,
-            headroom=mean_and_std(shares)[0] if len(shares) == len(free) else None,
+            headroom=_mean_of(headroom_of(list(zip(improvements, free, strict=True)))),
             training={name: mean_and_std([cell.training[name] for cell in cells])[0] for name in cells[0].training},
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqdefer.errors import InputError, unknown
-from seqdefer.evaluation.results import Block, Point, Results, mean_and_std
+from seqdefer.evaluation.results import FREE, Block, Point, Results, mean_and_std
 from seqdefer.report.markup import Markup, element, join, number
 from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT, group_by_block
 from seqdefer.storage.files import write_text
@@ -116,7 +116,7 @@ def _interpolate(points: Sequence[Point], xs: Sequence[float], x: float) -> floa
 def default_names(results: Results, curves: Mapping[str, DrawnCurve]) -> list[str]:
     """Return the curves to show first: the best of each granularity, Random, and the strongest oracle."""
     best = [curve.name for curve in curves.values() if curve.block != "reference" and curve.rank == 0]
-    oracles = [name for name in curves if name.startswith("Optimal") and name != "OptimalFree"]
+    oracles = [name for name in curves if name.startswith("Optimal") and name != FREE]
     strongest = sorted(oracles, key=lambda name: results.summary[name].audc_mean)[:1]
     return best + [name for name in ("Random", *strongest) if name in curves]
 

@@ -202,7 +202,7 @@ def prepare(options: WeatherOptions, folder: Path, device: torch.device, meter: 
 
 
 def _training_windows(windows: Windows, options: WeatherOptions, series: Series) -> Windows:
-    """Return the windows that rejectors are fitted on; warn where the record has fewer than asked for."""
+    """Return the windows that rejectors are fitted on; warn where the record lacks the paper's count."""
     wanted = options.train_windows
     if wanted is None:
         return windows
