@@ -86,7 +86,5 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    if not (DOCS / "results" / "published").is_dir():
-        del GENERATED["results.md"]  # made before studies had recipes
     for name, make in GENERATED.items():
         (DOCS / name).write_text(make(), encoding="utf-8")

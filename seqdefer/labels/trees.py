@@ -185,19 +185,18 @@ class DecisionTrees:
 
     def sequences(self, nodes: Tensor, defer: Tensor) -> Sequences:
         """Return the sequences that end with deciding `defer` (B,) at `nodes` (B,)."""
-        table, spec = self.nodes, self.task.spec
-        tokens = torch.zeros(len(nodes), spec.length, dtype=table.tokens.dtype, device=self.device)
-        rows = torch.arange(len(nodes), device=self.device)
+        table, length = self.nodes, self.task.spec.length
         lengths = table.position[nodes] + 1
-        tokens[rows, lengths - 1] = table.tokens[nodes, defer.long()]
-        child, node = nodes, table.parent[nodes]
-        while bool((node >= 0).any()):
-            live = node >= 0
-            at, under = node[live], child[live]
+        tokens = torch.zeros(len(nodes), length + 1, dtype=table.tokens.dtype, device=self.device)
+        rows, at, choice = torch.arange(len(nodes), device=self.device), nodes, defer.long()
+        for _ in range(int(lengths.max()) if len(nodes) else 0):  # from the last token to the first
+            is_token = at >= 0
+            place = torch.where(is_token, table.position[at], length)  # shorter sequences write past the end
+            tokens[rows, place] = table.tokens[at, choice]
+            parent = torch.where(is_token, table.parent[at], END)
             # Where both children are one node the models agree, so either column is right.
-            choice = table.children[at, 1] == under
-            tokens[rows[live], table.position[at]] = table.tokens[at, choice.long()]
-            child, node = torch.where(live, node, child), torch.where(live, table.parent[node.clamp(min=0)], node)
+            choice, at = (table.children[parent, 1] == at).long(), parent
+        tokens = tokens[:, :length]
         return Sequences(tokens, lengths)
 
     def outcomes(self, nodes: Tensor, defer: Tensor) -> tuple[Tensor, Tensor]:

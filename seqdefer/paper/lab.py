@@ -202,10 +202,14 @@ class Lab:
     def machine(self) -> dict[str, str]:
         """The machine that measured last."""
         with suppress(CheckpointError):
-            found = read_json(self.folder / "machine.json")
+            found = read_json(self._machine_file)
             if isinstance(found, dict):
                 return {str(key): str(text) for key, text in found.items()}
         return machine(self.task.predictor.device)
+
+    @property
+    def _machine_file(self) -> Path:
+        return self.folder / f"machine-{self.settings.recipe}.json"
 
     @cached_property
     def name(self) -> str:
@@ -235,7 +239,7 @@ class Lab:
                 _ = (self.splits.test, self.splits.train, self.splits.validation)
             start = time.perf_counter()
             made = make()
-            write_json(self.folder / "machine.json", machine(self.task.predictor.device))
+            write_json(self._machine_file, machine(self.task.predictor.device))
             return {**made, "seconds": torch.tensor(time.perf_counter() - start, dtype=torch.float64)}
 
         name = fingerprint(self.name, key)

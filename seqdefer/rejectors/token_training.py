@@ -33,17 +33,17 @@ class Overridden:
     whose child a closed tree lacks. Where both models name the same token every decision is followed."""
 
     decisions: int = 0
-    teacher: int = 0
-    closed: int = 0
+    teacher: Tensor | int = 0
+    closed: Tensor | int = 0
 
     def count(self, own: Tensor, decided: Tensor, differ: Tensor, leads_elsewhere: Tensor) -> None:
         """Add B decisions: what the rejector chose, what was decided, where that matters, where a child is missing."""
         self.decisions += len(own)
-        self.teacher += int(((own != decided) & differ).sum())
-        self.closed += int(leads_elsewhere.sum())
+        self.teacher += ((own != decided) & differ).sum()  # a tensor: a GPU need not wait for its counts
+        self.closed += leads_elsewhere.sum()
 
     def shares(self) -> dict[str, float]:
-        return {name: getattr(self, name) / max(1, self.decisions) for name in ("teacher", "closed")}
+        return {name: int(getattr(self, name)) / max(1, self.decisions) for name in ("teacher", "closed")}
 
 
 class Steering:
@@ -131,12 +131,11 @@ def token_risk(
             loss, cost = trees.losses(at)
             for column, value in zip(columns, (score, loss, cost + price, live), strict=True):
                 column.append(value)
-            scored, here = score.detach()[live], at[live]
-            defer = steering.decide(scored, thresholds[live], loss[live], cost[live])
-            own, elsewhere = scored >= thresholds[live], trees.leads_elsewhere(here, defer)
-            steering.overridden.count(own, defer, trees.differ(here), elsewhere)
-            nodes = torch.full_like(nodes, END)
-            nodes[live] = trees.children(here, defer)
+            going = live.nonzero().squeeze(1)
+            scored, limits, here = score.detach()[going], thresholds[going], at[going]
+            defer = steering.decide(scored, limits, loss[going], cost[going])
+            steering.overridden.count(scored >= limits, defer, trees.differ(here), trees.leads_elsewhere(here, defer))
+            nodes = torch.full_like(nodes, END).index_copy(0, going, trees.children(here, defer))
             if not bool((nodes != END).any()):
                 break
     scores, losses, costs, mask = (torch.stack(column, 1) for column in columns)
