@@ -15,6 +15,8 @@ import pytest
 
 import seqdefer
 from seqdefer import registry
+from seqdefer.paper.claims import WHOLE
+from seqdefer.paper.records import load_study
 from tests.test_docs import ROOT, python_blocks, run_blocks
 
 DOCS = ROOT / "docs"
@@ -57,6 +59,22 @@ def test_generated_file_is_up_to_date(name: str, tools: None) -> None:
         pytest.skip("argparse wraps help differently in each Python version; the page is made with 3.11")
     made = import_module("generate").GENERATED[name]()
     assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; run: python tools/generate.py"
+
+
+@pytest.mark.parametrize("recipe", ["published", "ours"])
+def test_results_in_the_readme_are_those_of_the_studies(recipe: str) -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("| | recipe |")[1].splitlines()[2:8]
+    shown = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+    rows = [cells[2:6] for cells in shown if cells[1] == {"published": "as published", "ours": "ours"}[recipe]]
+    measured = load_study(DOCS / "results" / recipe / "table1.json").rows
+    for task, (token, once, cost, whole) in zip(("weather", "tsp", "xsum"), rows, strict=True):
+        found = {row.method: row for row in measured if row.task == task}
+        best = max((found[name] for name in WHOLE), key=lambda row: row.improvement_mean)
+        named = {name: found.get(name) for name in ("TokenwiseModel", "OneTimeModel", "OneTimeCost")}
+        expected = [
+            row and f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})" for row in (*named.values(), best)
+        ]
+        assert [token or None, once or None, cost or None, whole] == expected
 
 
 def test_commands_page_ignores_other_packages(tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_a_reason_may_depend_on_the_recipe() -> None:
         recipe: judged(claim, replace(study_of(claim, lambda *_: BELOW), recipe=recipe))["tsp"].reason
         for recipe in ("published", "ours")
     }
-    assert reasons["published"] == claim.reason
+    assert "ReLU" in reasons["published"]
     assert "Attention" in reasons["ours"]  # the paper's recipe has none
 
 
