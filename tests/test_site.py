@@ -61,6 +61,27 @@ def test_generated_file_is_up_to_date(name: str, tools: None) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == made, "stale; run: python tools/generate.py"
 
 
+@pytest.mark.parametrize(("page", "task"), [("weather", "weather"), ("tsp", "tsp"), ("text", "xsum")])
+def test_results_on_the_pages_of_tasks_are_those_of_the_study(page: str, task: str) -> None:
+    """The first two columns of a table of methods, and the first of differences, are from docs/results."""
+    study = load_study(DOCS / "results" / "ours" / "table1.json")
+    expected = {
+        row.method: f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})" for row in study.rows if row.task == task
+    }
+    for one in study.contrasts:
+        if one.task == task:
+            expected[f"{one.first} over {one.second}"] = f"{one.difference:.2f} [{one.low:.2f}, {one.high:.2f}]"
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    n_checked = 0
+    for line in re.findall(r"^\| (?=\**[A-Z][\w.]+\** )(.+) \|$", text, re.MULTILINE):
+        name, *cells = (cell.strip(" *") for cell in line.split("|"))
+        name = re.sub(r" \(.*|,.*", "", name).strip("*")
+        if name in expected and len(cells) > (1 if " over " in name else 3):
+            assert cells[0 if " over " in name else 1] == expected[name], name
+            n_checked += 1
+    assert n_checked > 15
+
+
 @pytest.mark.parametrize("recipe", ["published", "ours"])
 def test_results_in_the_readme_are_those_of_the_studies(recipe: str) -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").split("| | recipe |")[1].splitlines()[2:8]

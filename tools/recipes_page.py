@@ -20,7 +20,8 @@ both.
 
 Networks are `kind layers x units`. *Inputs* are what a network sees of each step besides the context, which is the
 encoder's state. What is the same in both columns is left out, except for the networks. By the published recipe the
-paper's methods alone run: OneTimeCost is ours.
+paper's methods alone run: OneTimeCost is ours. The paper has no `pronounce`: there `published` is what it sets for
+short sequences. `text` has the recipes of `xsum`, whose published alpha_1 is for 20 tokens.
 """
 PARTS = {
     "token": "TokenwiseModel",

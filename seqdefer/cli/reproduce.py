@@ -26,7 +26,7 @@ names:
   all              all of these, and a verdict on each of the paper's claims
 
 examples:
-  seqdefer reproduce all --preset quick      in minutes on two quiet cores, without downloads
+  seqdefer reproduce all --preset quick --jobs 2   16 minutes on two cores; downloads no models
   seqdefer reproduce table1                  the paper's size: hours on a CPU, well under one on a GPU
   seqdefer reproduce all --set xsum.predictor=small --set xsum.expert=large --set xsum.train=my.jsonl
 

@@ -61,7 +61,7 @@ PLANS: dict[str, ReproductionPlan] = {
     "paper": ReproductionPlan(
         seeds=5,
         tasks={
-            # The paper's 70,080 examples: hourly windows of eight years.
+            # Hourly windows of eight years: 70,080 before they are split.
             "weather": TaskPlan("paper", {"data": "jena", "stride": 6}),
             "tsp": TaskPlan("paper", hand_offs=(5, 10, 15, 20, 25, 30, 35, 40, 45)),
             "xsum": TaskPlan("paper", hand_offs=(3, 4, 5, 7, 10, 13, 15, 17)),

@@ -103,8 +103,8 @@ class Studies:
         pairs += [("WholeModelEmbed", name) for name in whole if name != "WholeModelEmbed"]
         pairs += [(name, other) for name in TOKEN_CONFIDENCE if name in lab.methods for other in whole]
         note = (
-            f"{lab.task.name}: OneTimeModel chooses from {lab.size(DEFAULT_VARIANT)} of {lab.n_positions} positions; "
-            f"alpha_1 is {lab.alpha(DEFAULT_VARIANT):.4g}."
+            f"{lab.task.name}: one-time methods choose from {lab.size(DEFAULT_VARIANT)} of {lab.n_positions} "
+            f"positions; alpha_1 is {lab.alpha(DEFAULT_VARIANT):.4g}."
         )
         contrasts = self._contrasts(lab, measured.runs, pairs)
         return self._study("table1", lab, measured.rows, contrasts=contrasts, notes=(note,))

@@ -95,6 +95,15 @@ def test_the_published_recipe_runs_no_method_of_ours(tmp_path: Path) -> None:
     assert lab.methods == [name for name in all_methods() if name not in ours]
 
 
+def test_each_recipe_keeps_the_machine_that_measured_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for recipe in ("published", "ours"):
+        monkeypatch.setattr(lab_module, "machine", lambda _, recipe=recipe: {"device": recipe})
+        _ = open_lab(tmp_path, recipe=recipe).facts
+    monkeypatch.setattr(lab_module, "machine", lambda _: {"device": "a third"})
+    for recipe in ("published", "ours"):
+        assert open_lab(tmp_path, recipe=recipe).machine == {"device": recipe}
+
+
 def test_training_facts_are_those_of_the_fitted_network(tmp_path: Path) -> None:
     lab = open_lab(tmp_path)
     for method in ("OneTimeModel", "TokenwiseModel"):

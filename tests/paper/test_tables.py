@@ -461,6 +461,7 @@ def test_page_shows_the_origins(tmp_path: Path) -> None:
     save(made_up.table1(), tmp_path / "ours" / "table1.json")
     provenance = Provenance(
         version="1.2",
+        command="seqdefer reproduce all --tasks weather",
         data={"data": "jena | 8 years"},
         machine={"device": "cpu", "cores": "2"},
         seconds={"fit": 1234.6, "labels": 10.0},
@@ -468,7 +469,7 @@ def test_page_shows_the_origins(tmp_path: Path) -> None:
     save(Origins("seqdefer reproduce all", {"weather": provenance}), tmp_path / "ours" / "origins.json")
     page = results_page(tmp_path)
     assert re.findall("^## (.*)$", page, re.MULTILINE) == ["Made up table1", "Where the figures come from"]
-    assert "```sh\nseqdefer reproduce all\n```" in page
+    assert "#### weather, ours\n\n```sh\nseqdefer reproduce all --tasks weather\n```\n" in page
     assert r"| data | data: jena \| 8 years |" in page
     assert "| machine | device: cpu; cores: 2 |" in page
     assert "| seconds | 1245 (fit: 1235 s; labels: 10 s) |" in page
@@ -521,7 +522,8 @@ def test_changes_count_the_verdicts_that_both_recipes_have() -> None:
 def test_page_shows_both_recipes(tmp_path: Path) -> None:
     for study in made_up.of_both("table1"):
         save(study, tmp_path / study.recipe / "table1.json")
-        save(Origins(f"command {study.recipe}", {"tsp": Provenance("1")}), tmp_path / study.recipe / "origins.json")
+        provenance = Provenance("1", command=f"command {study.recipe}")
+        save(Origins("", {"tsp": provenance}), tmp_path / study.recipe / "origins.json")
     save(judgements_of(VERDICTS), tmp_path / "verdicts.json")
     page = results_page(tmp_path)
     assert "The recipes agree on 2 of 4 verdicts." in page

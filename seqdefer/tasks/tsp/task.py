@@ -45,7 +45,8 @@ from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 PREDICTORS = "seqdefer.tsp.predictors"
 SOLVE_BATCH = 256  # instances solved between two writes
-# The paper's cost of a deferred city is 0.01 in units of length; a shortest tour of 50 Gaussian cities is 23.7 long.
+# The paper's cost of a deferred city is 0.01, without a unit; we read units of length. A shortest tour of 50 Gaussian
+# cities is 23.7 long.
 PUBLISHED_ALPHA = 100 * (0.01 * 50) / 23.7  # alpha_1, in % of the expert's tour
 N_EVALUATION = 500  # instances that a trained predictor is measured on
 
