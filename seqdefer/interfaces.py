@@ -38,11 +38,13 @@ def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: 
 class Predictor(ABC, Generic[State]):
     """Frozen autoregressive model that proposes every token.
 
-    `fingerprint` names the weights: a rejector fitted for one predictor refuses another. `batch_size` rows run at once
-    when drafts and trees are made.
+    `fingerprint` names the weights and what is shown to rejectors: a rejector fitted for one predictor refuses another.
+    `writer` names only what the tokens depend on; "" where it is not known. `batch_size` rows run at once when drafts
+    and trees are made.
     """
 
     fingerprint: str
+    writer: str = ""
     device: torch.device = torch.device("cpu")
     batch_size: int = 4096
 

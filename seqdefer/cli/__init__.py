@@ -28,7 +28,8 @@ start here:
   seqdefer run weather --help                all options of a task
   seqdefer run tsp --preset quick            tours: a pointer network and a solver
   seqdefer plot runs/weather-quick           draw the report and the figures of a run again
-  seqdefer reproduce all --preset quick      the paper's tables and figures, ours beside the paper's
+  seqdefer run weather --recipe published    the method as the paper has it, instead of our default
+  seqdefer reproduce all --preset quick      the paper's tables and figures by both recipes, with the paper's numbers
   seqdefer fit pronounce                     a small pair to try, in minutes; then: seqdefer serve models/pronounce
   seqdefer fit text --help                   a rejector for your own pair and documents; then: seqdefer generate
 

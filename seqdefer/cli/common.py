@@ -85,9 +85,9 @@ def task_parser(command: str, entry: TaskEntry, description: str, *, folder: str
     parser = Parser(
         prog=f"seqdefer {command} {entry.name}",
         description=f"{entry.summary[:1].upper()}{entry.summary[1:]}. {description}",
-        epilog=f"{DEFAULTS_NOTE} Presets other than {DEFAULT_PRESET} change them.",
+        epilog=f"{DEFAULTS_NOTE} Presets other than {DEFAULT_PRESET} and --recipe published change them.",
     )
-    words = f"sizes to start from ({DEFAULT_PRESET})"
+    words = f"sizes of data to start from; the paper's method is --recipe published ({DEFAULT_PRESET})"
     parser.add_argument("--preset", default=DEFAULT_PRESET, metavar="|".join(presets), help=words)
     words = "how rejectors are made: our way, or as published in the paper (ours)"
     parser.add_argument("--recipe", default="ours", metavar="|".join(entry.recipes), help=words)

@@ -44,13 +44,15 @@ def fit(arguments: list[str]) -> int:
     require_served(entry)
     chosen = _fit_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
-    folder = chosen.out or Path("models") / entry.name
+    folder = chosen.out or Path("models") / f"{entry.name}{'' if chosen.recipe == 'ours' else f'-{chosen.recipe}'}"
     how = {"method": chosen.method, "device": chosen.device, "labelling": chosen_executor(chosen)}
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
     assert model.calibration is not None
     _print_calibration(model.calibration, as_json=chosen.json)
+    assert model.pairing is not None
     name, inputs = shlex.quote(str(folder)), model.calibration.inputs
+    print(f"\nfitted by the recipe {model.pairing.recipe}", file=sys.stderr)
     if inputs < FEW_INPUTS:
         more = f"more inputs make them more precise: seqdefer calibrate {name} --data FILE"
         print(f"\nbudgets were measured on {inputs} inputs only; {more}", file=sys.stderr)
@@ -68,7 +70,7 @@ def _fit_parser(entry: TaskEntry) -> Parser:
         entry,
         "Fit one rejector, measure which threshold spends which budget, and write a folder for seqdefer generate. "
         "All data is used for learning: none is kept for a report. Interrupted work resumes where it stopped.",
-        folder=f"models/{entry.name}",
+        folder=f"models/{entry.name}; -published is added for that recipe",
         printed="what budgets spend as JSON instead of a table",
     )
     words = f"{', '.join(all_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"

@@ -58,7 +58,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
         entry,
         "Fit every rejector, evaluate every method, and write results.json, report.html and the fitted rejectors. "
         "An interrupted run resumes where it stopped.",
-        folder=f"runs/{entry.name}-PRESET",
+        folder=f"runs/{entry.name}-PRESET; -published is added for that recipe",
         printed="the results as JSON instead of a table",
     )
     group = parser.add_argument_group("evaluation")

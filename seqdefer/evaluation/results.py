@@ -116,6 +116,12 @@ class Results:
     notes: tuple[str, ...] = ()
     provenance: Provenance = field(default_factory=Provenance)
     recipe: str = "ours"
+    recipe_changes: tuple[str, ...] = ()  # options that differ from the recipe's
+
+    @property
+    def recipe_in_words(self) -> str:
+        """The recipe, with what was changed: a changed recipe of the paper is no longer the paper's."""
+        return ", changed: ".join(filter(None, [self.recipe, ", ".join(self.recipe_changes)]))
 
     def headroom(self, name: str) -> tuple[float, float] | None:
         """Return `headroom_of` a method; None where a seed lacks it, or what a free expert would give."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from seqdefer.errors import ContractError, OptionError, unknown
 from seqdefer.hyperparameters import STRATEGIES, TREE_KINDS, Settings
@@ -77,6 +78,18 @@ def experiment_settings(
     if preset != "quick":
         return settings
     return replace(settings, seeds=3, instances=entry.quick_instances)
+
+
+def recipe_changes(entry: TaskEntry, options: Any, settings: ExperimentSettings) -> tuple[str, ...]:
+    """Return the names of options and settings that differ from those of the recipe."""
+    recipe = get_recipe(entry, settings.recipe)
+    changed = [name for name, value in recipe.options.items() if getattr(options, name) != value]
+    changed += [
+        one.name for one in fields(LearningSettings) if getattr(settings, one.name) != getattr(recipe, one.name)
+    ]
+    if settings.recipe != "ours" and any(get_method(name).is_ours for name in settings.methods or ()):
+        changed.append("methods")
+    return tuple(changed)
 
 
 def get_recipe(entry: TaskEntry, name: str) -> Recipe:

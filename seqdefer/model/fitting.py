@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.experiment import Experiment
-from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.evaluation.settings import ExperimentSettings, recipe_changes
 from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
@@ -59,7 +59,8 @@ def fit_model(
     splits.make_by_engine("train", "validation")
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     served = served_of(task)
-    model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served))
+    recipe = ", changed: ".join(filter(None, [settings.recipe, ", ".join(recipe_changes(entry, options, settings))]))
+    model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served, recipe))
     validation = splits.validation
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.
     labelled = validation if get_method(method).learns_from in ("ends", "hand_offs") else None

@@ -38,6 +38,7 @@ class Pairing:
     options: Mapping[str, Any]
     predictor: str  # fingerprint
     expert: str  # fingerprint, "" where it has none
+    recipe: str = ""  # how its rejector was made, "" where that is not known
 
 
 def read_pairing(folder: Path) -> Pairing:
@@ -102,13 +103,13 @@ def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Se
     return served
 
 
-def pairing_of(task: str, options: Any, served: Served) -> Pairing:
+def pairing_of(task: str, options: Any, served: Served, recipe: str = "") -> Pairing:
     """Describe a pair. Files and folders get absolute paths: the model may be used from elsewhere."""
     plain = dataclasses.asdict(options)
     for field in dataclasses.fields(options):
         if field.metadata.get("is_path"):
             plain[field.name] = _absolute(plain[field.name])
-    return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint)
+    return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint, recipe)
 
 
 def _absolute(value: str | None) -> str | None:

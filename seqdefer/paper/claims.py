@@ -30,6 +30,9 @@ class Claim:
     reason: str  # the likely reason where it does not hold
 
 
+ONE_RUN = "One run does not show how runs differ; give --seeds 2 or more."
+
+
 def judge(studies: Iterable[Study]) -> list[Judgement]:
     """Judge every claim on every task and recipe for which the studies have contrasts."""
     known, judgements = list(studies), []
@@ -38,8 +41,9 @@ def judge(studies: Iterable[Study]) -> list[Judgement]:
         for task in dict.fromkeys(task for study in its_studies for task in study.tasks):
             for study in its_studies:
                 if contrasts := claim.contrasts(study, task):
-                    verdict = verdict_of(contrasts)
-                    reason = "" if verdict == "holds" else _reason(claim, task, study.recipe)
+                    verdict = verdict_of(contrasts) if study.seeds > 1 else "undecided"
+                    reason = ONE_RUN if study.seeds == 1 else _reason(claim, task, study.recipe)
+                    reason = "" if verdict == "holds" else reason
                     judgements.append(
                         Judgement(claim.name, claim.statement, task, study.recipe, verdict, tuple(contrasts), reason)
                     )

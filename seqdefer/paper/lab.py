@@ -37,7 +37,7 @@ from seqdefer.methods.registry import get_method, methods_for
 from seqdefer.paper.plan import ablated_settings
 from seqdefer.progress import Clock
 from seqdefer.rejectors.checkpoints import Rejector
-from seqdefer.rejectors.losses import rule_of_thumb
+from seqdefer.rejectors.losses import hand_off_grid, rule_of_thumb
 from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
 from seqdefer.types import HandOffTable
@@ -107,6 +107,8 @@ class Lab:
             labels=labels,
         )  # fmt: skip
         self.splits.test_rows()  # raises for too few examples before anything is labelled
+        if settings.hand_offs is not None:
+            hand_off_grid(task.spec.length, settings.hand_offs)  # raises for too many
 
     def cell(self, variant: Variant, method: str, seed: int) -> MeasuredCell:
         """Return a cell; measure it where it is not stored."""
@@ -227,9 +229,10 @@ class Lab:
 
     @cached_property
     def tested_on(self) -> str:
-        """A fingerprint of the test data, equal for all recipes."""
-        test = self.task.split("test")
-        return fingerprint(test.targets, test.ids)
+        """A fingerprint of the test data and of who writes, equal for all recipes."""
+        task, test = self.task, self.task.split("test")
+        expert = task.expert.fingerprint or task.describe().get("expert", "")
+        return fingerprint(test.targets, test.ids, task.predictor.writer, expert)
 
     def _stored(self, key: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
         """Load stored tensors, or make and store them; add the seconds that making them took to the stage."""

@@ -7,8 +7,8 @@ OUT/STUDY.tex           both recipes beside each other, and .pdf, .svg; verdicts
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from seqdefer.errors import DataError, InputError, OptionError, unknown
@@ -21,6 +21,11 @@ from seqdefer.paper.render.figures import require_matplotlib
 from seqdefer.paper.render.files import write_judgements, write_studies
 from seqdefer.paper.studies import Studies, join_studies, study_of_task
 from seqdefer.progress import Clock, Meter, Silent
+
+
+class LeftOutWarning(UserWarning):
+    """A study of an earlier command does not belong beside those of this one."""
+
 
 OnWritten = Callable[[Sequence[Study] | Judgements, list[Path]], None]
 Made = dict[str, dict[str, Study]]  # by name of the study and recipe
@@ -45,6 +50,9 @@ def reproduce(
     if not any(wanted.values()):
         known = ", ".join(plan.tasks_of(name))
         raise OptionError(f"{name} does not use the task {', '.join(choices.tasks or ())}; its tasks: {known}")
+    used = {task for tasks in wanted.values() for task in tasks}
+    for task in choices.options.keys() - used:
+        raise OptionError(f"--set {task}: this command does not run the task {task}, only {', '.join(sorted(used))}")
     if choices.figures:  # fail before hours of work, not after
         require_matplotlib()
     labs.prepare(task for tasks in wanted.values() for task in tasks)
@@ -80,11 +88,22 @@ def _load_studies(folder: Path, preset: str, seeds: int, labs: Labs) -> dict[tup
     found = {}
     for name in STUDIES:
         for recipe in BOTH:
-            with suppress(DataError, InputError):
-                study = load_study(folder / recipe / f"{name}.json")
+            path = folder / recipe / f"{name}.json"
+            if not path.is_file():
+                continue
+            try:
+                study = load_study(path)
                 is_same = (study.name, study.recipe, study.preset, study.seeds) == (name, recipe, preset, seeds)
                 if is_same and labs.made(study):
                     found[name, recipe] = study
+                    continue
+                reason = "it is of other data, models, settings or seeds"
+            except (DataError, InputError) as error:
+                reason = str(error)
+            if recipe not in labs.choices.recipes:  # others are made again now
+                warnings.warn(
+                    f"{path} is left out: {reason}; make it again: --recipe {recipe}", LeftOutWarning, stacklevel=3
+                )
     return found
 
 

@@ -359,6 +359,9 @@ def hand_off_grid(length: int, size: int) -> Tensor:
     tensor([ 0,  5, 10, 15, 20])
     """
     if not 2 <= size <= length + 1:
-        raise OptionError(f"cannot place {size} hand-offs over a length of {length}; choose from 2 to {length + 1}")
+        raise OptionError(
+            f"cannot choose from {size} hand-offs: a sequence of {length} tokens has {length + 1}; give from 2 to "
+            f"{length + 1} (--hand-offs)"
+        )
     steps = size - 1
     return (2 * torch.arange(size) * length + steps) // (2 * steps)  # rounded to nearest, in exact integers

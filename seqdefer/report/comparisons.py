@@ -16,7 +16,7 @@ HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
 def methods_section(results: Results) -> Markup:
     table = _MethodTable.of(results)
     spread = "Mean (standard deviation) over the seeds. " if table.has_spread else ""
-    mark = " The bar is ours, the vertical mark the paper's." if table.has_paper else ""
+    mark = " The bar is measured, the vertical mark is the paper's." if table.has_paper else ""
     headroom = "Headroom: what an expert that costs nothing would improve (OptimalFree)."
     words = f"{spread}AUDC: lower is better. {headroom} Bold: best of its block.{mark}"
     return section("Methods", element("p", words), scrolling(table.draw(), "Methods"))

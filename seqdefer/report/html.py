@@ -97,7 +97,7 @@ def _header(page: ReportCurves) -> Markup:
     results = page.results
     n_seeds = len(results.seeds)
     facts = [
-        f"recipe {results.recipe}",
+        f"recipe {results.recipe_in_words}",
         f"preset {results.preset}",
         f"{n_seeds} seed" + "s" * (n_seeds != 1),
         f"sequences of up to {results.length} tokens",

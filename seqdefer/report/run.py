@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from seqdefer.environment import choose_device
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import Results, save_results
-from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.evaluation.settings import ExperimentSettings, recipe_changes
 from seqdefer.interfaces import TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
@@ -36,6 +37,7 @@ def run_task(
     labels = open_labels(labelling or ExecutorSettings(), entry, options, task, folder, device)
     experiment = Experiment(task, settings, folder, clock, labels=labels)
     results = experiment.run(preset=preset, command=command)
+    results = replace(results, recipe_changes=recipe_changes(entry, options, settings))
     save_results(results, folder)
     (folder / EXAMPLES_FILE).unlink(missing_ok=True)  # drawings of an earlier run
     if experiment.drawn:

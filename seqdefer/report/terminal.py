@@ -19,12 +19,13 @@ from seqdefer.report.svg import names_by_block
 
 
 def results_table(results: Results) -> Table:
-    runs, what = len(results.seeds), escape(f"{results.task}, recipe {results.recipe}")
+    runs, what = len(results.seeds), escape(f"{results.task}, recipe {results.recipe_in_words}")
     table = Table(
         title=f"{what}: mean (std) over {runs} run{'s' * (runs > 1)}; lower AUDC is better",
         box=box.SIMPLE_HEAD,
         caption=escape(
-            f"AUDC: area under the curve of loss, {results.units.loss}, against deferred {results.units.deferred}"
+            f"AUDC: area under the curve of loss, {results.units.loss}, against deferred {results.units.deferred}. "
+            "Headroom: what an expert that costs nothing would improve (OptimalFree, the paper's Optimal)."
         ),
     )
     table.add_column("method", no_wrap=True)

@@ -106,7 +106,10 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "seeds not a number": (["--seeds", "three"], "invalid int value: 'three'"),
     "no seeds": (["--seeds", "0"], "--seeds is 0; it must be at least 1"),
     "instances too many": (["--instances", "10000"], "1 seeds x 10000"),
-    "hand-offs 0": (["--hand-offs", "0"], "cannot place 0 hand-offs over a length of 6; choose from 2 to 7"),
+    "hand-offs 0": (
+        ["--hand-offs", "0"],
+        "cannot choose from 0 hand-offs: a sequence of 6 tokens has 7; give from 2 to 7 (--hand-offs)",
+    ),
     "noise negative": (["--noise", "-0.5"], "--noise is -0.5; it must be between 0 and 1000 degrees"),
     "split seed too large": (["--split-seed", str(2**63)], f"it must be at most {2**63 - 1}"),
     "stride too large": (["--stride", str(10**27)], "it must be at most 10080"),

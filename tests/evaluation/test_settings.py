@@ -14,7 +14,7 @@ from seqdefer.engine.drafts import draft
 from seqdefer.environment import choose_device
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.evaluation.experiment import Experiment
-from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
+from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings, recipe_changes
 from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, INPUTS, Settings
 from seqdefer.methods.registry import all_methods
 from seqdefer.recipes import RECIPE_NAMES, LearningSettings
@@ -39,7 +39,7 @@ def test_settings_are_checked_first(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("hand_offs", [-1, 0, 1, 7])
 def test_hand_offs_out_of_range(hand_offs: int, tmp_path: Path) -> None:
     """0 once meant all of them."""
-    with pytest.raises(OptionError, match="choose from 2 to 6"):
+    with pytest.raises(OptionError, match="give from 2 to 6"):
         Experiment(ToyTask(n=4), replace(TINY, hand_offs=hand_offs), tmp_path)
 
 
@@ -110,6 +110,24 @@ def test_settings_are_those_of_the_recipe(name: str, recipe: str) -> None:
     assert settings.recipe == recipe
     for field in fields(LearningSettings):
         assert getattr(settings, field.name) == getattr(record, field.name)
+
+
+def test_changes_of_a_recipe_are_named() -> None:
+    entry = load_task("weather")
+    for recipe in RECIPE_NAMES:
+        options = replace(entry.presets["paper"], **entry.recipes[recipe].options)
+        settings = experiment_settings(entry, "paper", recipe=recipe)
+        assert recipe_changes(entry, options, settings) == ()
+        assert recipe_changes(entry, replace(options, noise=3.0), replace(settings, seeds=2, instances=7)) == ()
+        assert recipe_changes(entry, options, replace(settings, alpha=3.0, psi="mean_absolute_error")) == (
+            "psi",
+            "alpha",
+        )
+    papers = experiment_settings(entry, "paper", recipe="published")
+    options = replace(entry.presets["paper"], **entry.recipes["published"].options)
+    assert recipe_changes(entry, replace(options, facts=True), papers) == ("facts",)
+    assert recipe_changes(entry, options, replace(papers, methods=("OneTimeModel", "OneTimeCost"))) == ("methods",)
+    assert recipe_changes(entry, options, replace(papers, methods=("OneTimeModel",))) == ()
 
 
 def test_the_published_recipe_runs_the_papers_methods() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from toy_studies import (
 )
 
 from seqdefer.paper.records import Judgements, load_judgements
-from seqdefer.paper.reproduce import Choices, Made, reproduce
+from seqdefer.paper.reproduce import Choices, LeftOutWarning, Made, reproduce
 from seqdefer.recipes import IN_WORDS
 from seqdefer.storage.shards import DamagedShardWarning
 from tests.evaluation.test_experiment import FITTED
@@ -228,6 +229,7 @@ OTHER_TESTS = {
     "other examples": replace(TINY, options={"solve": {"test_seed": "9"}}),
     "fewer instances": replace(TINY, instances=11),
     "fewer runs": replace(TINY, seeds=1),
+    "another expert": replace(TINY, options={"solve": {"expert": "another"}}),
 }
 
 
@@ -242,8 +244,16 @@ def test_recipes_on_other_test_data_are_not_shown_together(change: str, tmp_path
             if not isinstance(records, Judgements):
                 shown.append([study.recipe for study in records])
 
-        reproduce("table-handoffs", tmp_path, replace(choices, tasks=("solve",), recipes=(recipe,)), written=note)
+        wanted = replace(choices, tasks=("solve",), recipes=(recipe,))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            reproduce("table-handoffs", tmp_path, wanted, written=note)
         (recipes,) = shown
+        other = {"ours": "published", "published": "ours"}[recipe]
+        is_beside = (tmp_path / other / "table-handoffs.json").is_file()
+        left_out = [str(one.message) for one in said if issubclass(one.category, LeftOutWarning)]
+        assert len(left_out) == (is_beside and other not in recipes)
+        assert all(f"--recipe {other}" in one and "other data" in one for one in left_out)
         return recipes, {one.recipe for one in load_judgements(tmp_path / "verdicts.json").judgements}
 
     assert shown_after(TINY, "published") == (["published"], {"published"})

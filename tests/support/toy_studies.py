@@ -43,6 +43,7 @@ class ToyOptions:
     slips: int = 5  # of 8 tokens, where the predictor may err
     blind: bool = False  # rejectors see no features
     by_token: bool = True  # False: the expert only completes
+    expert: str = ""  # another name of the expert
 
 
 class Toy(ToyTask):
@@ -54,6 +55,8 @@ class Toy(ToyTask):
         self.predictor.fingerprint += f"-{options.slips}"
         if not options.by_token:
             self.expert = completing(Toy(name, replace(options, by_token=True)))  # type: ignore[assignment]
+        if options.expert:
+            self.expert.fingerprint = options.expert
 
     def split(self, name: SplitName) -> Examples:
         if name == "test" and self.options.test_seed:

@@ -197,7 +197,7 @@ def layout_verdicts(judgements: Judgements) -> Grid:
         Column("Recipe", align="left"),
         Column("Verdict", align="left"),
         Column("Difference in points of % improvement [95 % interval]", align="left", width=0.28),
-        Column("Likely reason", align="left", width=0.18),
+        Column("Likely reason, from our runs", align="left", width=0.18),
     )
     claims: dict[str, list[Judgement]] = {}
     for judgement in judgements.judgements:

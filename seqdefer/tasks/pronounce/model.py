@@ -213,7 +213,7 @@ class PronouncePredictor(Predictor[_State]):
     def __init__(self, model: Pronouncer) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = model.head.weight.device
-        self.fingerprint = fingerprint(*model.state_dict().values())
+        self.fingerprint = self.writer = fingerprint(*model.state_dict().values())
 
     def start(self, inputs: Tensor) -> tuple[_State, Tensor]:
         encoded, hidden = self.model.encode(inputs)

@@ -104,7 +104,7 @@ class TextPredictor(_Writer, Predictor[Reading]):
         if shown not in FEATURE_SETS:
             raise unknown("choice of what rejectors see", shown, FEATURE_SETS)
         self.shown = shown
-        self.fingerprint = fingerprint(self.fingerprint, shown)
+        self.writer, self.fingerprint = self.fingerprint, fingerprint(self.fingerprint, shown)
 
     def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
         """Return proposals whose features are the hidden state, the second likeliest token and its log p."""

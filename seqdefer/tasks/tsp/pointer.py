@@ -113,6 +113,7 @@ class TourPredictor(Predictor[TourState]):
         self.batch_size = 512 if self.device.type == "cpu" else 4096  # as many N x N tables as a cache holds
         self.summary = f"pointer network of {model.hidden}"
         self.fingerprint = fingerprint(*model.state_dict().values(), facts)
+        self.writer = fingerprint(*model.state_dict().values())
 
     def start(self, inputs: Tensor) -> tuple[TourState, Tensor]:
         cities = inputs.float()

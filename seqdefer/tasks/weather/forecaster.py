@@ -136,6 +136,7 @@ class WeatherPredictor(Predictor[_State]):
         self.model, self.facts = model.eval().requires_grad_(False), facts
         self.device = model.head.weight.device
         self.fingerprint = fingerprint(*model.state_dict().values(), passes, facts, seed)
+        self.writer = fingerprint(*model.state_dict().values())
         generator = torch.Generator().manual_seed(seed)
         kept = 1.0 - model.rate
         masks = torch.bernoulli(torch.full((2, passes, model.hidden), kept), generator=generator) / kept
