@@ -6,7 +6,7 @@ names both in its entry (`TaskEntry.recipes`); docs/recipes.md is made from them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -24,6 +24,11 @@ from seqdefer.hyperparameters import (
 RecipeName = Literal["ours", "published"]
 RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
 IN_WORDS = {"published": "as published", "ours": "ours"}
+
+
+def recipe_in_words(recipe: str, changes: Sequence[str]) -> str:
+    """Return the name of a recipe with what was changed: a changed recipe of the paper is no longer the paper's."""
+    return f"{recipe}, changed: {', '.join(changes)}" if changes else recipe
 
 
 @dataclass(frozen=True, kw_only=True)

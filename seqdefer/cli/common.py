@@ -201,8 +201,12 @@ def chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any, 
 
 def run_folder(entry: TaskEntry, chosen: argparse.Namespace) -> Path:
     """Return the folder of a run: as given, or by task, preset and recipe."""
-    recipe = "" if chosen.recipe == "ours" else f"-{chosen.recipe}"
-    return Path(chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}{recipe}")
+    return Path(chosen.out or Path("runs") / f"{entry.name}-{chosen.preset}{recipe_suffix(chosen)}")
+
+
+def recipe_suffix(chosen: argparse.Namespace) -> str:
+    """Return what the names of folders end with where the recipe is not ours."""
+    return "" if chosen.recipe == "ours" else f"-{chosen.recipe}"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from seqdefer.cli.common import (
     add_learning,
     add_task_options,
     chosen_settings,
+    recipe_suffix,
     task_of,
     task_parser,
     work_in,
@@ -44,7 +45,7 @@ def fit(arguments: list[str]) -> int:
     require_served(entry)
     chosen = _fit_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
-    folder = chosen.out or Path("models") / f"{entry.name}{'' if chosen.recipe == 'ours' else f'-{chosen.recipe}'}"
+    folder = chosen.out or Path("models") / f"{entry.name}{recipe_suffix(chosen)}"
     how = {"method": chosen.method, "device": chosen.device, "labelling": chosen_executor(chosen)}
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)

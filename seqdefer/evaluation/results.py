@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from seqdefer.errors import DataError, InputError
+from seqdefer.recipes import recipe_in_words
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
 
@@ -120,8 +121,7 @@ class Results:
 
     @property
     def recipe_in_words(self) -> str:
-        """The recipe, with what was changed: a changed recipe of the paper is no longer the paper's."""
-        return ", changed: ".join(filter(None, [self.recipe, ", ".join(self.recipe_changes)]))
+        return recipe_in_words(self.recipe, self.recipe_changes)
 
     def headroom(self, name: str) -> tuple[float, float] | None:
         """Return `headroom_of` a method; None where a seed lacks it, or what a free expert would give."""

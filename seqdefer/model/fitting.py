@@ -22,6 +22,7 @@ from seqdefer.methods.registry import get_method, preferred_methods, require_app
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import WORK_FOLDER, pairing_of
 from seqdefer.progress import Clock, Meter, Silent
+from seqdefer.recipes import recipe_in_words
 
 
 @runtime_checkable
@@ -54,12 +55,13 @@ def fit_model(
     method = method or preferred_methods(task)[0]
     require_applicable(task, [method])
     labels = open_labels(labelling or ExecutorSettings(), entry, options, task, work, device)
-    experiment = Experiment(task, replace(settings, methods=(method,), seeds=1), work, clock, labels=labels)
+    settings = replace(settings, methods=(method,), seeds=1)
+    experiment = Experiment(task, settings, work, clock, labels=labels)
     splits = experiment.splits
     splits.make_by_engine("train", "validation")
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     served = served_of(task)
-    recipe = ", changed: ".join(filter(None, [settings.recipe, ", ".join(recipe_changes(entry, options, settings))]))
+    recipe = recipe_in_words(settings.recipe, recipe_changes(entry, options, settings))
     model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served, recipe))
     validation = splits.validation
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.

@@ -41,8 +41,9 @@ def judge(studies: Iterable[Study]) -> list[Judgement]:
         for task in dict.fromkeys(task for study in its_studies for task in study.tasks):
             for study in its_studies:
                 if contrasts := claim.contrasts(study, task):
-                    verdict = verdict_of(contrasts) if study.seeds > 1 else "undecided"
-                    reason = ONE_RUN if study.seeds == 1 else _reason(claim, task, study.recipe)
+                    verdict, reason = verdict_of(contrasts), _reason(claim, task, study.recipe)
+                    if study.seeds == 1:
+                        verdict, reason = "undecided", ONE_RUN
                     reason = "" if verdict == "holds" else reason
                     judgements.append(
                         Judgement(claim.name, claim.statement, task, study.recipe, verdict, tuple(contrasts), reason)

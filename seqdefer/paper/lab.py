@@ -220,19 +220,21 @@ class Lab:
         parts = [task.split("train"), task.split("validation"), task.split("test")]
         data = [tensor for part in parts for tensor in (part.inputs, part.targets, part.ids)]
         losses = [task.loss_unit, task.token_rule, *(task.loss_key(part) for part in parts)]
-        expert = task.expert.fingerprint or task.describe().get("expert", "")
         # The maximum length need not show in data or models.
         sizes = (task.spec.length, task.spec.end, self.settings.instances, self.settings.rollouts)
         return fingerprint(
-            __version__, CELL_FORMAT, task.name, *data, *losses, task.predictor.fingerprint, expert, *sizes
+            __version__, CELL_FORMAT, task.name, *data, *losses, task.predictor.fingerprint, self._expert, *sizes
         )
 
     @cached_property
     def tested_on(self) -> str:
         """A fingerprint of the test data and of who writes, equal for all recipes."""
         task, test = self.task, self.task.split("test")
-        expert = task.expert.fingerprint or task.describe().get("expert", "")
-        return fingerprint(test.targets, test.ids, task.predictor.writer, expert)
+        return fingerprint(test.targets, test.ids, task.predictor.writer, self._expert)
+
+    @property
+    def _expert(self) -> str:
+        return self.task.expert.fingerprint or self.task.describe().get("expert", "")
 
     def _stored(self, key: Any, make: Callable[[], dict[str, Tensor]], stage: str) -> dict[str, Tensor]:
         """Load stored tensors, or make and store them; add the seconds that making them took to the stage."""

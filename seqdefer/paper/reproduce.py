@@ -51,7 +51,7 @@ def reproduce(
         known = ", ".join(plan.tasks_of(name))
         raise OptionError(f"{name} does not use the task {', '.join(choices.tasks or ())}; its tasks: {known}")
     used = {task for tasks in wanted.values() for task in tasks}
-    for task in choices.options.keys() - used:
+    for task in sorted(choices.options.keys() - used):
         raise OptionError(f"--set {task}: this command does not run the task {task}, only {', '.join(sorted(used))}")
     if choices.figures:  # fail before hours of work, not after
         require_matplotlib()

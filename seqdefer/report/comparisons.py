@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Results, Summary
 from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, percent, scrolling, section
-from seqdefer.report.style import BLOCKS, decimals_for
+from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
 from seqdefer.report.svg import names_by_block, tick_labels, ticks
 
 HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
@@ -17,8 +17,7 @@ def methods_section(results: Results) -> Markup:
     table = _MethodTable.of(results)
     spread = "Mean (standard deviation) over the seeds. " if table.has_spread else ""
     mark = " The bar is measured, the vertical mark is the paper's." if table.has_paper else ""
-    headroom = "Headroom: what an expert that costs nothing would improve (OptimalFree)."
-    words = f"{spread}AUDC: lower is better. {headroom} Bold: best of its block.{mark}"
+    words = f"{spread}AUDC: lower is better. {HEADROOM} Bold: best of its block.{mark}"
     return section("Methods", element("p", words), scrolling(table.draw(), "Methods"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from seqdefer.evaluation.results import Block
 
+HEADROOM = "Headroom: what an expert that costs nothing would improve (OptimalFree, the paper's Optimal)."
 BLOCKS: Mapping[Block, str] = {  # in the order of the paper's table; the last is drawn on top
     "reference": "Reference",
     "whole": "Whole sequence",

@@ -14,7 +14,7 @@ from rich.text import Text
 from seqdefer.budgets.calibration import Calibration
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Results, Summary
-from seqdefer.report.style import BLOCKS
+from seqdefer.report.style import BLOCKS, HEADROOM
 from seqdefer.report.svg import names_by_block
 
 
@@ -25,7 +25,7 @@ def results_table(results: Results) -> Table:
         box=box.SIMPLE_HEAD,
         caption=escape(
             f"AUDC: area under the curve of loss, {results.units.loss}, against deferred {results.units.deferred}. "
-            "Headroom: what an expert that costs nothing would improve (OptimalFree, the paper's Optimal)."
+            f"{HEADROOM}"
         ),
     )
     table.add_column("method", no_wrap=True)

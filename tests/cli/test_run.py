@@ -22,7 +22,8 @@ from seqdefer.tasks.weather.task import ENTRY
 def test_results_go_to_stdout_and_to_the_folder(done: tuple[Path, str, str]) -> None:
     folder, out, err = done
     assert json.loads(out) == json.loads((folder / "results.json").read_text())
-    assert err.split() == ["report:", str(folder / "report.html"), "results:", str(folder / "results.json")]
+    # A stage that takes more than half a minute says so first: machines differ.
+    assert err.split()[-4:] == ["report:", str(folder / "report.html"), "results:", str(folder / "results.json")]
     results = load_results(folder)
     assert (results.task, results.preset, len(results.seeds)) == ("weather", "quick", 1)
     assert "TokenwiseModel" in (folder / "report.html").read_text()

@@ -17,7 +17,7 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings, recipe_changes
 from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, INPUTS, Settings
 from seqdefer.methods.registry import all_methods
-from seqdefer.recipes import RECIPE_NAMES, LearningSettings
+from seqdefer.recipes import RECIPE_NAMES, LearningSettings, recipe_in_words
 from seqdefer.registry import find_tasks, load_task
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.checkpoints import draft_networks
@@ -123,6 +123,10 @@ def test_changes_of_a_recipe_are_named() -> None:
             "psi",
             "alpha",
         )
+    ours = experiment_settings(entry, "paper")
+    assert recipe_changes(entry, replace(entry.presets["paper"], facts=False), ours) == ("facts",)
+    assert recipe_in_words("ours", ()) == "ours"
+    assert recipe_in_words("published", ("facts", "alpha")) == "published, changed: facts, alpha"
     papers = experiment_settings(entry, "paper", recipe="published")
     options = replace(entry.presets["paper"], **entry.recipes["published"].options)
     assert recipe_changes(entry, replace(options, facts=True), papers) == ("facts",)

@@ -207,6 +207,7 @@ def test_a_method_by_token_is_the_default(place: Path, folders: dict[str, Path],
     model = fit_model(TEXT, options, experiment_settings(TEXT, "quick"), tmp_path, device="cpu")
     assert model.rejector.notes["method"] == "TokenwiseModel"
     assert model.generate(TEXTS[:2], 1.0).share == 1
+    assert json.loads((tmp_path / "deferral.json").read_text())["recipe"] == "ours"
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from itertools import permutations
 import made_up
 import pytest
 
-from seqdefer.paper.claims import CLAIMS, Claim, judge, verdict_of
+from seqdefer.paper.claims import CLAIMS, ONE_RUN, Claim, judge, verdict_of
 from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
 
@@ -218,6 +218,13 @@ def test_each_recipe_is_judged_by_its_own_study(claim: Claim) -> None:
         assert [(one.task, one.recipe, one.verdict) for one in found] == [
             (task, study.recipe, expected[study.recipe]) for task in tasks for study in studies
         ]
+
+
+@each_claim
+def test_one_run_decides_nothing(claim: Claim) -> None:
+    for rule in (ABOVE, BELOW):
+        found = judged(claim, replace(study_of(claim, lambda *_, rule=rule: rule), seeds=1))
+        assert {(one.verdict, one.reason) for one in found.values()} == {("undecided", ONE_RUN)}
 
 
 def test_a_reason_may_depend_on_the_recipe() -> None:
