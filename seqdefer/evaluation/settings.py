@@ -82,9 +82,10 @@ def experiment_settings(
 
 def recipe_changes(entry: TaskEntry, options: Any, settings: ExperimentSettings) -> tuple[str, ...]:
     """Return the names of options and settings that differ from those of the recipe."""
-    recipe, defaults = get_recipe(entry, settings.recipe), next(iter(entry.presets.values()))
+    recipe = get_recipe(entry, settings.recipe)
     names = dict.fromkeys(name for one in entry.recipes.values() for name in one.options)
-    usual = {name: recipe.options.get(name, getattr(defaults, name)) for name in names}
+    defaults = next(iter(entry.presets.values()), None)
+    usual = {name: recipe.options[name] if name in recipe.options else getattr(defaults, name) for name in names}
     changed = [name for name, value in usual.items() if getattr(options, name) != value]
     changed += [
         one.name for one in fields(LearningSettings) if getattr(settings, one.name) != getattr(recipe, one.name)
