@@ -70,6 +70,11 @@ class Predictor(ABC, Generic[State]):
         reads many tokens in one pass."""
         return _append_all(self.append, state, tokens)
 
+    def join(self, states: Sequence[State]) -> State:
+        """Return one state with the rows of all, in order; they may have read different numbers of tokens. Without it,
+        rows that stand at different positions run one batch after the other."""
+        raise NotImplementedError
+
 
 class Expert(ABC):
     """Stronger and more expensive writer. The least it can do is to complete a prefix (a solver, a person).
@@ -217,12 +222,17 @@ class Policy(ABC, Generic[State]):
         """Return the state before the first token, from the context (B, C)."""
 
     @abstractmethod
-    def decide(self, state: State, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, State]:
-        """Return scores (B,), whether to defer (bool (B,)), and the state for the next position."""
+    def decide(self, state: State, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor, State]:
+        """Return scores (B,), whether to defer (bool (B,)), and the state for the next position. `position` is one for
+        all rows, or int64 (B,)."""
 
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
         """Return the state of `rows` (int64 indices), in that order."""
+
+    def join(self, states: Sequence[State]) -> State:
+        """Return one state with the rows of all, in order. Without it, rows at different positions are not batched."""
+        raise NotImplementedError
 
 
 class TokenRejector(ABC, Generic[State]):
@@ -237,12 +247,16 @@ class TokenRejector(ABC, Generic[State]):
         """Return the state before the first token, from the context (B, C)."""
 
     @abstractmethod
-    def score(self, state: State, position: int, proposal: Proposal) -> tuple[Tensor, State]:
-        """Return scores (B,) of deferring at `position`, and the state for the next one."""
+    def score(self, state: State, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, State]:
+        """Return scores (B,) of deferring at `position` (one for all rows, or int64 (B,)), and the next state."""
 
     @abstractmethod
     def select(self, state: State, rows: Tensor) -> State:
         """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
+
+    def join(self, states: Sequence[State]) -> State:
+        """Return one state with the rows of all, in order. Without it, rows at different positions are not batched."""
+        raise NotImplementedError
 
 
 class DraftRejector(ABC):

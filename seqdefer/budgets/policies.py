@@ -5,7 +5,7 @@ Whole and one-time decisions are made once per draft: see `hand_off_rules`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Threshold(Policy[tuple[Any, Tensor]]):
         return self.rejector.start(context), own.expand(len(context))
 
     def decide(
-        self, state: tuple[Any, Tensor], position: int, proposal: Proposal
+        self, state: tuple[Any, Tensor], position: int | Tensor, proposal: Proposal
     ) -> tuple[Tensor, Tensor, tuple[Any, Tensor]]:
         inner, thresholds = state
         scores, inner = self.rejector.score(inner, position, proposal)
@@ -45,3 +45,6 @@ class Threshold(Policy[tuple[Any, Tensor]]):
 
     def select(self, state: tuple[Any, Tensor], rows: Tensor) -> tuple[Any, Tensor]:
         return self.rejector.select(state[0], rows), state[1][rows]
+
+    def join(self, states: Sequence[tuple[Any, Tensor]]) -> tuple[Any, Tensor]:
+        return self.rejector.join([inner for inner, _ in states]), torch.cat([own for _, own in states])

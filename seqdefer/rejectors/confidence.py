@@ -65,11 +65,14 @@ class Confidence(TokenRule):
     def start(self, context: Tensor) -> Tensor:
         return context[:, :0]  # no memory
 
-    def score(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    def score(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         return _read(proposal, self.measure), state
 
     def select(self, state: Tensor, rows: Tensor) -> Tensor:
         return state[rows]
+
+    def join(self, states: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(states))
 
 
 class DraftConfidence(DraftRule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,16 +18,19 @@ class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
     """Base of the token-level networks. The state is one tensor (B, S), so that a batch branches by indexing."""
 
     @abstractmethod
-    def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, position: int | Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (B,) and the next state, from standardised steps (B, sizes.step)."""
 
-    def score(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    def score(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         scores: Tensor
         scores, state = self(state, position, self._steps(self.sizes.step_inputs(proposal)))
         return scores, state
 
     def select(self, state: Tensor, rows: Tensor) -> Tensor:
         return state[rows]
+
+    def join(self, states: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(states))
 
 
 class LSTMRejector(TokenNetwork):
@@ -45,7 +49,7 @@ class LSTMRejector(TokenNetwork):
     def start(self, context: Tensor) -> Tensor:
         return torch.tanh(self.begin(self._context(context)))
 
-    def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, position: int | Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         states = state.split(self.sizes.units, 1)
         following = []
         for layer, cell in enumerate(self.cells):
@@ -67,7 +71,7 @@ class MLPRejector(TokenNetwork):
     def start(self, context: Tensor) -> Tensor:
         return self._context(context)
 
-    def forward(self, state: Tensor, position: int, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, position: int | Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         where = torch.zeros(len(state), self.sizes.length, device=state.device)
-        where[:, position] = 1.0
+        where[torch.arange(len(state), device=state.device), position] = 1.0
         return self.body(torch.cat([state, steps, where], 1)).squeeze(1), state

@@ -208,6 +208,9 @@ class FunctionPredictor(Predictor[_Written]):
     def select(self, state: _Written, rows: Tensor) -> _Written:
         return _Written(state.inputs[rows], tuple(state.prefixes[row] for row in rows.tolist()))
 
+    def join(self, states: Sequence[_Written]) -> _Written:
+        return _Written(torch.cat([one.inputs for one in states]), sum((one.prefixes for one in states), start=()))
+
 
 def blank_prefixes(examples: Examples, spec: SequenceSpec) -> Sequences:
     """Return empty prefixes, which make `complete` the expert alone; of floats where the targets are floats."""

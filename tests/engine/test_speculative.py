@@ -1,0 +1,58 @@
+"""The speculative loop writes what the interleaved loop writes, whatever it guesses and whoever joins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from oracles import Hashing
+
+from seqdefer.budgets.policies import Threshold
+from seqdefer.engine.interleaved import roll_out
+from seqdefer.engine.speculative import speculate
+from seqdefer.rejectors.base import Sizes
+from seqdefer.rejectors.confidence import Confidence
+from seqdefer.rejectors.token import LSTMRejector, MLPRejector
+from seqdefer.tasks.weather.task import WeatherTask
+from seqdefer.testing import ToyTask
+from seqdefer.types import Rollout
+
+TOYS = {
+    "lengths differ": ToyTask(n=16),
+    "all of one length": ToyTask(n=8, length=4, ends=False),
+    "one token": ToyTask(n=6, length=1),
+    "two words": ToyTask(n=16, length=6, vocabulary=3, seed=1),
+    "long": ToyTask(n=12, length=17, vocabulary=3, seed=2),
+}
+each_toy = pytest.mark.parametrize("task", TOYS.values(), ids=TOYS)
+
+
+def network(kind: str, task: ToyTask) -> Any:
+    torch.manual_seed(1)
+    _, context = task.predictor.start(task.split("test").inputs)
+    features = task.predictor.propose(task.predictor.start(task.split("test").inputs)[0]).features
+    sizes = Sizes(context.shape[1], features.shape[1], task.spec.length, 8, 2, 0.0)
+    return {"lstm": LSTMRejector, "mlp": MLPRejector}[kind](sizes, task.predictor.fingerprint).eval()
+
+
+def same(found: Rollout, expected: Rollout) -> None:
+    assert torch.equal(found.sequences.lengths, expected.sequences.lengths)
+    assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
+    assert torch.equal(found.authors, expected.authors)
+    assert torch.allclose(found.scores, expected.scores.float(), atol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [None, 1, 3])
+@pytest.mark.parametrize("ahead", [1, 2, 3, 8, 30])
+@each_toy
+def test_writes_what_the_interleaved_loop_writes(task: ToyTask, ahead: int, at_once: int | None) -> None:
+    examples = task.split("test")
+    expected_scores = roll_out(task.predictor, task.expert, examples, Threshold(Confidence(), 9e9), task.spec).scores
+    for threshold in (-9e9, *expected_scores.flatten().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist(), 9e9):
+        policy = Threshold(Confidence(), threshold)
+        expected = roll_out(task.predictor, task.expert, examples, policy, task.spec)
+        found, _ = speculate(
+            task.predictor, task.expert, examples, policy, task.spec, ahead=ahead, at_once=at_once
+        )
+        same(found, expected)
