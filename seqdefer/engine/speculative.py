@@ -203,17 +203,19 @@ def speculate(
     """Do what `roll_out` does; `at_once` rows at a time, where others take the place of those that end.
 
     With `at_once`, rows have the thresholds of the policy in common."""
-    examples = examples.to(predictor.device)
-    loop = SpeculativeLoop(
-        StatePredictorRows(predictor, ahead), StateExpertRows(expert), policy, spec, ahead=ahead
-    )
+    loop = SpeculativeLoop(StatePredictorRows(predictor, ahead), StateExpertRows(expert), policy, spec, ahead=ahead)
+    return run_all(loop, examples.to(predictor.device), at_once), loop.work
+
+
+def run_all(loop: SpeculativeLoop, examples: Examples, at_once: int | None = None) -> Rollout:
+    """Write all rows, `at_once` at a time."""
     rows, n, at_once = list[RowWritten](), len(examples), at_once or len(examples)
     while loop.rows or len(rows) < n:
         free = min(at_once - len(loop.rows), n - len(rows))
         if free:
-            rows += loop.admit(examples.select(torch.arange(len(rows), len(rows) + free, device=predictor.device)))
+            rows += loop.admit(examples.select(torch.arange(len(rows), len(rows) + free, device=examples.ids.device)))
         loop.turn()
-    return _collect(rows, spec), loop.work
+    return _collect(rows, loop.spec)
 
 
 def _collect(rows: list[RowWritten], spec: SequenceSpec) -> Rollout:

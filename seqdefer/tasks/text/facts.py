@@ -15,13 +15,15 @@ NO_TOKEN = -2  # equals no token and no padding
 
 
 def facts_of(inputs: Tensor, prefix: Tensor, likeliest: Tensor, log_probs: Tensor) -> Tensor:
-    """Return facts (B, F) about the token proposed after `prefix` (B, T) for `inputs` (B, S), padded with PADDING.
+    """Return facts (B, F) about the token proposed after `prefix` (B, T) for `inputs` (B, S), both padded with PADDING
+    on the right.
 
     likeliest (B, 2): the proposed token and the runner-up; log_probs (B, 2): theirs.
     """
     length = (inputs != PADDING).sum(1, keepdim=True).clamp(min=1)  # (B, 1)
-    n, n_written = prefix.shape
-    last = prefix[:, -1:] if n_written else inputs.new_full((n, 1), NO_TOKEN)
+    n_written = (prefix != PADDING).sum(1, keepdim=True)  # (B, 1)
+    started = torch.nn.functional.pad(prefix, (1, 0), value=NO_TOKEN)
+    last = started.gather(1, n_written)
     tokens = torch.cat([last, likeliest], 1)  # (B, 3)
     found = inputs[:, None] == tokens[..., None]  # (B, 3, S)
     together = found[:, 0, :-1] & found[:, 1, 1:]  # the last token and the proposed one
@@ -31,7 +33,7 @@ def facts_of(inputs: Tensor, prefix: Tensor, likeliest: Tensor, log_probs: Tenso
     in_document, in_prefix = _log_count(found), _log_count(prefix[:, None] == likeliest[..., None])
     rarity = likeliest.clamp(min=0).log1p()  # vocabularies are sorted by token frequency
     of_token = torch.stack([in_document[:, 1:], in_prefix, rarity], 2).flatten(1)  # (B, 6)
-    position = log_probs.new_full((n, 1), n_written)
+    position = n_written.to(log_probs)
     columns = [log_probs[:, 1:], length.log(), in_document[:, :1], of_token]
     return torch.cat([*columns, first / length, _log_count(together[:, None]), position], 1)
 

@@ -26,7 +26,6 @@ from seqdefer.tasks.text.batches import AdaptiveBatch
 from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
-from seqdefer.tasks.text.passes import ForwardPass
 from seqdefer.tasks.text.reading import Reader, Reading
 from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert, RemoteTokenExpert
 from seqdefer.types import Examples, Proposal
@@ -65,18 +64,18 @@ class _Writer(ABC):
         return 1 if self.device.type == "cpu" else max(1, self.batch_size // EXPECTED_BRANCHES)
 
     @abstractmethod
-    def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
-        """Return the proposals of a pass whose rows have read `n_read` tokens."""
+    def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
+        """Return proposals from the hidden states (R, H) and logits (R, V) of a position; `is_first` (bool (R,)) marks
+        rows that have read no token."""
 
     def start_reading(self, inputs: Tensor) -> Reading:
         check_inputs(inputs, self.model.n_tokens)
         return Reading.of(inputs, self.device)
 
-    def next_tokens(self, logits: Tensor, n_read: int) -> Tensor:
-        """Return the likeliest tokens (R,), or the forced first token."""
-        if n_read == 0 and self.model.first_token is not None:
-            return torch.full_like(logits[:, 0], self.model.first_token, dtype=torch.long)
-        return logits.argmax(1)
+    def next_tokens(self, logits: Tensor, is_first: Tensor) -> Tensor:
+        """Return the likeliest tokens (R,), or the forced token where it is the first (bool (R,))."""
+        likeliest = logits.argmax(1)
+        return likeliest if self.model.first_token is None else likeliest.masked_fill(is_first, self.model.first_token)
 
     def unify_ends(self, tokens: Tensor) -> Tensor:
         """Replace every end token of the model by the pair's."""
@@ -106,18 +105,17 @@ class TextPredictor(_Writer, Predictor[Reading]):
         self.shown = shown
         self.writer, self.fingerprint = self.fingerprint, fingerprint(self.fingerprint, shown)
 
-    def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
+    def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
         """Return proposals whose features are the hidden state, the second likeliest token and its log p."""
-        log_probs = run.logits[:, : self.n_tokens].float().log_softmax(1)
+        log_probs = logits[:, : self.n_tokens].float().log_softmax(1)
         best, likeliest = log_probs.topk(2, 1)
-        tokens = self.next_tokens(log_probs, n_read)
+        tokens = self.next_tokens(log_probs, is_first)
         # Finite even if a model allows a single token and the second has log p = -inf.
-        features = torch.cat([run.hidden.float(), likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)], 1)
-        if n_read == 0 and self.model.first_token is not None:  # certain
-            zero = torch.zeros_like(log_probs[:, 0])
-            return Proposal(tokens, features, zero, zero)
+        features = torch.cat([hidden.float(), likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)], 1)
         uncertainty = -log_probs.gather(1, tokens[:, None]).squeeze(1)
         entropy = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=-1e4))  # 0 x log 0 is 0
+        if self.model.first_token is not None:  # a forced token is certain
+            uncertainty, entropy = uncertainty.masked_fill(is_first, 0), entropy.masked_fill(is_first, 0)
         return Proposal(self.unify_ends(tokens), features, uncertainty, entropy.clamp(min=0))
 
     def start(self, inputs: Tensor) -> tuple[Reading, Tensor]:
@@ -127,13 +125,16 @@ class TextPredictor(_Writer, Predictor[Reading]):
         return reading, torch.cat(parts[self.shown], 1)
 
     def propose(self, state: Reading) -> Proposal:
-        proposal = state.proposal()
+        return self.show(state.proposal(), state.inputs, state.tokens)
+
+    def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal:
+        """Replace the features of `to_proposal` by what rejectors see. Tokens (R, T) are padded with PADDING."""
         hidden, second, log_prob = proposal.features.split([proposal.features.shape[1] - 2, 1, 1], 1)
         parts = [hidden] if self.shown != "facts" else []
         if self.shown != "states":
             likeliest = torch.cat([proposal.tokens[:, None], second.long()], 1)
             log_probs = torch.cat([-proposal.uncertainty[:, None], log_prob], 1)
-            parts.append(facts_of(state.inputs, state.tokens, likeliest, log_probs))
+            parts.append(facts_of(inputs, tokens, likeliest, log_probs))
         return replace(proposal, features=torch.cat(parts, 1))
 
     def append(self, state: Reading, tokens: Tensor) -> Reading:
@@ -157,9 +158,9 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
         super().__init__(model, end=end, n_tokens=n_tokens)
         self.reads_along = self.device.type == "cuda"
 
-    def to_proposal(self, run: ForwardPass, n_read: int) -> Proposal:
-        tokens = self.unify_ends(self.next_tokens(run.logits[:, : self.n_tokens], n_read))
-        return Proposal(tokens, run.hidden, tokens)  # an expert's uncertainty is not used
+    def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
+        tokens = self.unify_ends(self.next_tokens(logits[:, : self.n_tokens], is_first))
+        return Proposal(tokens, hidden, tokens)  # an expert's uncertainty is not used
 
     def start(self, examples: Examples) -> Reading:
         return self.start_reading(examples.inputs)

@@ -103,13 +103,13 @@ class _NewBlock:
 
 
 class Reader:
-    """Reads with a network. `to_proposal` turns a pass and the number of tokens read into proposals.
+    """Reads with a network. `to_proposal` turns hidden states, logits and which rows have read nothing into proposals.
 
     `batch` limits the rows of a pass.
     """
 
     def __init__(
-        self, network: Network, to_proposal: Callable[[ForwardPass, int], Proposal], batch: AdaptiveBatch
+        self, network: Network, to_proposal: Callable[[Tensor, Tensor, Tensor], Proposal], batch: AdaptiveBatch
     ) -> None:
         self.network, self.to_proposal, self.batch = network, to_proposal, batch
         self._tokens_per_pass = INPUT_TOKENS_PER_PASS["cpu" if network.device.type == "cpu" else "gpu"]
@@ -145,7 +145,8 @@ class Reader:
 
     def _block(self, reading: Reading, run: ForwardPass) -> Block:
         n_read = reading.tokens.shape[1]
-        return Block(run.cache, self.to_proposal(run, n_read), run.context, n_read)
+        is_first = torch.full((len(run.hidden),), n_read == 0, device=run.hidden.device)
+        return Block(run.cache, self.to_proposal(run.hidden, run.logits, is_first), run.context, n_read)
 
 
 def _cache_of(reading: Reading, rows: Tensor) -> tuple[KeyValueCache, Tensor, int]:

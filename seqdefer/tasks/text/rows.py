@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.tasks.text.passes import PADDING, DecoderOnly, EncoderDecoder, Network
+from seqdefer.engine.rows import ExpertRows, PredictorRows
+from seqdefer.tasks.text.pairs import TextExpert, TextPredictor
+from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, Network
+from seqdefer.types import Examples, Proposal
 
 ROOM = 64  # columns that a cache grows by, at least
 
@@ -41,8 +44,9 @@ class _Buffer:
         """Return the tensor with at least so many rows and columns; grow it where it is smaller."""
         old = self.tensor
         if old is None or old.shape[0] < rows or old.shape[2] < columns:
-            n_rows = rows if old is None else max(rows, min(2 * old.shape[0], 2 * rows))
-            n_columns = columns if old is None else max(columns, old.shape[2])
+            n_rows, n_columns = (0, 0) if old is None else (old.shape[0], old.shape[2])
+            n_rows = n_rows if n_rows >= rows else max(rows, 2 * n_rows)
+            n_columns = n_columns if n_columns >= columns else columns + ROOM
             grown = like.new_zeros(n_rows, like.shape[1], n_columns, like.shape[3])
             if old is not None:
                 grown[: old.shape[0], :, : old.shape[2]] = old
@@ -67,7 +71,7 @@ class _Layer:
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         last = self.rows.stop if isinstance(self.rows, slice) else int(self.rows.max()) + 1
         self.keys, self.values = (
-            self._write(buffer.room_for(last, self.reach + ROOM, new), new)
+            self._write(buffer.room_for(last, self.reach, new), new)
             for buffer, new in zip(self.buffers, (keys, values), strict=True)
         )
         return self.keys, self.values
@@ -275,3 +279,126 @@ def _relative(attention: Any, positions: Tensor, reach: int) -> Iterator[None]:
         yield
     finally:
         del attention.compute_bias
+
+
+class TextPredictorRows(PredictorRows):
+    """Rows of a text predictor."""
+
+    def __init__(self, predictor: TextPredictor) -> None:
+        self.predictor, self.rows = predictor, ModelRows(predictor.model.network)
+        self.inputs = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
+        self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)  # (n, W), padded
+        self.counts = torch.zeros(0, dtype=torch.long, device=predictor.device)
+        self.proposals: list[Proposal] = []  # of all rows, after each of the last tokens
+
+    def admit(self, inputs: Tensor) -> Tensor:
+        self.predictor.start_reading(inputs)  # checks them
+        inputs = inputs.to(self.predictor.device)
+        said, context = self.rows.admit(inputs)
+        new = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
+        proposal = self.predictor.to_proposal(said.hidden[:, 0], said.logits[:, 0], new)
+        self.inputs, self.counts = _stack(self.inputs, inputs), torch.cat([self.counts, torch.zeros_like(new).long()])
+        self.tokens = _stack(self.tokens, inputs[:, :0])
+        self.proposals = [_join_proposals(self.proposals[-1], proposal) if self.proposals else proposal]
+        length = (inputs != PADDING).sum(1, keepdim=True).float().log()
+        parts = {"states": [context], "facts": [length], "both": [context, length]}
+        return torch.cat(parts[self.predictor.shown], 1)
+
+    def propose(self) -> Proposal:
+        return self.predictor.show(self.proposals[-1], self.inputs, self.tokens)
+
+    def append(self, tokens: Tensor) -> None:
+        every, tokens = torch.arange(len(self.rows), device=tokens.device), tokens[:, None]
+        said = self.rows.read(every, tokens, torch.ones_like(every))
+        if int(self.counts.max()) == self.tokens.shape[1]:
+            self.tokens = torch.nn.functional.pad(self.tokens, (0, ROOM), value=PADDING)
+        self.tokens[every, self.counts] = tokens[:, 0]
+        self.counts = self.counts + 1
+        self.proposals.append(
+            self.predictor.to_proposal(said.hidden[:, 0], said.logits[:, 0], torch.zeros_like(every, dtype=torch.bool))
+        )
+
+    def go_back(self, steps: Tensor) -> None:
+        self.rows.go_back(steps)
+        self.counts = self.counts - steps
+        columns = torch.arange(self.tokens.shape[1], device=steps.device)
+        self.tokens = self.tokens.masked_fill(columns >= self.counts[:, None], PADDING)
+        self.proposals = self.proposals[-1:]  # the last token is read next, and makes new ones
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows.keep(rows)
+        self.inputs, self.tokens, self.counts = self.inputs[rows], self.tokens[rows], self.counts[rows]
+        self.proposals = [self.proposals[-1].select(rows)] if self.proposals else []
+
+
+class TextExpertRows(ExpertRows):
+    """Rows of a text expert. A row reads its input when it first asks."""
+
+    def __init__(self, expert: TextExpert) -> None:
+        self.expert, self.rows = expert, ModelRows(expert.model.network)
+        self.inputs: list[Tensor] = []  # of each row
+        self.places: list[int | None] = []  # of each row, its row among those that have asked
+        self.named: list[list[Any]] = []  # of each row that has asked: its next token, after each of the last tokens
+
+    def admit(self, examples: Examples) -> None:
+        self.inputs += [line[line != PADDING] for line in examples.inputs]
+        self.places += [None] * len(examples)
+
+    def read(self, rows: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
+        new = [row for row in rows.tolist() if self.places[row] is None]
+        if new:
+            inputs = torch.nn.utils.rnn.pad_sequence([self.inputs[row] for row in new], True, PADDING)
+            said, _ = self.rows.admit(inputs)
+            first = self._names(said, torch.ones(len(new), 1, dtype=torch.bool, device=self.expert.device))
+            for row, token in zip(new, first[:, 0].tolist(), strict=True):
+                self.places[row] = len(self.named)
+                self.named.append([token])
+        own = [self.places[row] for row in rows.tolist()]
+        before = torch.tensor([self.named[place][-1] for place in own], device=tokens.device)[:, None]
+        if not tokens.shape[1]:
+            return before
+        at = torch.tensor(own, device=tokens.device)
+        said = self.rows.read(at, tokens, counts)
+        after = self._names(said, torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device))
+        named = torch.cat([before, after], 1)
+        for place, line, count in zip(own, named.tolist(), counts.tolist(), strict=True):
+            self.named[place] = line[: count + 1]
+        return named.to(tokens.dtype)
+
+    def _names(self, said: ReadTokens, is_first: Tensor) -> Tensor:
+        (n, length), expert = is_first.shape, self.expert
+        flat = expert.to_proposal(said.hidden.flatten(0, 1), said.logits.flatten(0, 1), is_first.flatten())
+        return flat.tokens.view(n, length)
+
+    def go_back(self, steps: Tensor) -> None:
+        back = [0] * len(self.named)
+        for place, n in zip(self.places, steps.tolist(), strict=True):
+            if n:
+                assert place is not None
+                back[place] = n
+                del self.named[place][len(self.named[place]) - n :]
+        self.rows.go_back(torch.tensor(back, dtype=torch.long, device=steps.device))
+
+    def keep(self, rows: Tensor) -> None:
+        kept = rows.tolist()
+        self.inputs = [self.inputs[row] for row in kept]
+        asked = [place for row in kept if (place := self.places[row]) is not None]
+        self.rows.keep(torch.tensor(asked, dtype=torch.long, device=rows.device))
+        self.named = [self.named[place] for place in asked]
+        numbers = iter(range(len(asked)))
+        self.places = [None if self.places[row] is None else next(numbers) for row in kept]
+
+
+def _stack(old: Tensor, new: Tensor) -> Tensor:
+    """Put rows under others, padded to one width."""
+    width = max(old.shape[1], new.shape[1])
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(one, (0, width - one.shape[1]), value=PADDING) for one in (old, new)])
+
+
+def _join_proposals(one: Proposal, other: Proposal) -> Proposal:
+    assert one.entropy is not None and other.entropy is not None
+    return Proposal(
+        torch.cat([one.tokens, other.tokens]), torch.cat([one.features, other.features]),
+        torch.cat([one.uncertainty, other.uncertainty]), torch.cat([one.entropy, other.entropy]),
+    )  # fmt: skip

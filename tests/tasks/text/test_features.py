@@ -65,7 +65,7 @@ def test_facts_are_finite_if_a_single_token_is_possible() -> None:
     predictor = TextPredictor(tiny_text_model("t5", 1, 1), shown="both")
     logits = torch.full((2, 60), -torch.inf).index_fill(1, torch.tensor([5]), 0.0)
     run = ForwardPass(KeyValueCache((), (), None, 1), torch.zeros(2, 16), logits)
-    proposal = predictor.to_proposal(run, 1)
+    proposal = predictor.to_proposal(run.hidden, run.logits, torch.zeros(len(run.hidden), dtype=torch.bool))
     assert proposal.tokens.tolist() == [5, 5]
     assert bool(proposal.features.isfinite().all())
     assert bool(proposal.uncertainty.isfinite().all())

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import FAMILIES, tiny_text_model
+from tiny_models import FAMILIES, LENGTH, documents, tiny_pair, tiny_text_model
 
+from seqdefer.budgets.policies import Threshold
+from seqdefer.engine.interleaved import roll_out
+from seqdefer.engine.speculative import SpeculativeLoop, run_all
+from seqdefer.rejectors.confidence import Confidence
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.tasks.text.rows import ModelRows
+from seqdefer.tasks.text.rows import ModelRows, TextExpertRows, TextPredictorRows
+from seqdefer.types import SequenceSpec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,3 +63,23 @@ def test_rows_say_what_whole_passes_say(family: str) -> None:
             rows.keep(kept)
             known[:] = [known[row] for row in kept.tolist()]
             admit(2)
+
+
+@pytest.mark.parametrize("at_once", [2, 7])
+@pytest.mark.parametrize("ahead", [1, 3, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead: int, at_once: int) -> None:
+    pair, examples = tiny_pair(family), documents(7)
+    spec = SequenceSpec(LENGTH, pair.predictor.end)
+    alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
+    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
+        policy = Threshold(Confidence(), threshold)
+        expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
+        loop = SpeculativeLoop(
+            TextPredictorRows(pair.predictor), TextExpertRows(pair.expert), policy, spec, ahead=ahead
+        )
+        found = run_all(loop, examples, at_once)
+        assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
+        assert torch.equal(found.authors, expected.authors)
+        assert torch.allclose(found.scores, expected.scores, atol=1e-4)
+        assert (loop.work.expert_passes == 0) == (threshold == 9e9)
