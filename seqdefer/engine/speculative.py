@@ -47,12 +47,21 @@ class SpeculativeLoop:
     """Rows that are written together. `admit` adds some at any time between two turns, `drop` ends some.
 
     `policy` decides for all rows; the policy that a row is admitted with starts its state, so that rows may have
-    thresholds of their own. In a turn the predictor writes `ahead` tokens of every row."""
+    thresholds of their own. In a turn the predictor writes `ahead` tokens of every row, and the expert is asked at the
+    first `asks` deferred positions of each: where guesses are often wrong, reading on would be for nothing."""
 
     def __init__(
-        self, predictor: PredictorRows, expert: ExpertRows, policy: Policy[Any], spec: SequenceSpec, *, ahead: int = 8
+        self,
+        predictor: PredictorRows,
+        expert: ExpertRows,
+        policy: Policy[Any],
+        spec: SequenceSpec,
+        *,
+        ahead: int = 8,
+        asks: int | None = None,
     ) -> None:
         self.predictor, self.expert, self.policy, self.spec, self.ahead = predictor, expert, policy, spec, ahead
+        self.asks = asks
         self.policies: StateRows[Any] = StateRows(policy.select, policy.join, ahead)
         self.rows: list[RowWritten] = []
         self.work, self._n_admitted = Work(), 0
@@ -126,11 +135,15 @@ class SpeculativeLoop:
             return tokens.index(self.spec.end) + 1
         return room
 
-    def _settle(
-        self, tokens: Tensor, scores: list[list[float]], defer: list[list[bool]], ends: list[int]
-    ) -> list[int]:
+    def _settle(self, tokens: Tensor, scores: list[list[float]], defer: list[list[bool]], ends: list[int]) -> list[int]:
         """Ask the expert at the deferred positions; write all rows as far as they are right. Return how many tokens."""
-        asked = [[step for step in range(end) if line[step]] for line, end in zip(defer, ends, strict=True)]
+        every = [[step for step in range(end) if line[step]] for line, end in zip(defer, ends, strict=True)]
+        asked = [steps[: self.asks] for steps in every]
+        # A question that waits ends the row for this turn: the predictor comes back to it.
+        ends = [
+            every[place][len(steps)] if len(steps) < len(every[place]) else end
+            for place, (steps, end) in enumerate(zip(asked, ends, strict=True))
+        ]
         named = self._read(tokens, asked)
         settled = []
         for place, row in enumerate(self.rows):
@@ -143,7 +156,9 @@ class SpeculativeLoop:
             row.tokens += guesses
             row.authors += [EXPERT if line else PREDICTOR for line in defer[place][:n]]
             row.scores += scores[place][:n]
-            row.is_over = len(row.tokens) == self.spec.length or (self.spec.end is not None and guesses[-1] == self.spec.end)
+            row.is_over = len(row.tokens) == self.spec.length or (
+                self.spec.end is not None and guesses[-1] == self.spec.end
+            )
             settled.append(n)
         return settled
 

@@ -52,7 +52,5 @@ def test_writes_what_the_interleaved_loop_writes(task: ToyTask, ahead: int, at_o
     for threshold in (-9e9, *expected_scores.flatten().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist(), 9e9):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(task.predictor, task.expert, examples, policy, task.spec)
-        found, _ = speculate(
-            task.predictor, task.expert, examples, policy, task.spec, ahead=ahead, at_once=at_once
-        )
+        found, _ = speculate(task.predictor, task.expert, examples, policy, task.spec, ahead=ahead, at_once=at_once)
         same(found, expected)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from seqdefer.engine.rows import ExpertRows, PredictorRows
 from seqdefer.tasks.text.pairs import TextExpert, TextPredictor
-from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, Network
+from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network
 from seqdefer.types import Examples, Proposal
 
 ROOM = 64  # columns that a cache grows by, at least
@@ -111,10 +111,11 @@ class ModelRows:
         inputs = inputs.to(self.network.device)
         lengths = (inputs != PADDING).sum(1)
         if isinstance(self.network, EncoderDecoder):
-            start = inputs.new_full((new, 1), self.network.start)
-            context = self._add_sources(inputs, slice(n, n + new))
-            self.lengths = torch.cat([self.lengths, torch.zeros_like(lengths)])
-            return self._pass(torch.arange(n, n + new, device=inputs.device), start, torch.ones_like(lengths)), context
+            run = self.network.prefill(inputs, inputs[:, :0])
+            self._add(run.cache, inputs != PADDING, slice(n, n + new))
+            self.lengths = torch.cat([self.lengths, torch.ones_like(lengths)])  # the start token
+            assert run.context is not None
+            return ReadTokens(run.hidden[:, None], run.logits[:, None]), run.context
         self.lengths = torch.cat([self.lengths, torch.zeros_like(lengths)])
         said = self._pass(torch.arange(n, n + new, device=inputs.device), inputs.clamp(min=0), lengths)
         given = (inputs != PADDING)[:, :, None]
@@ -159,9 +160,7 @@ class ModelRows:
         back = order.argsort()
         return ReadTokens(said.hidden[back], said.logits[back])
 
-    def _run(
-        self, where: slice | Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, reach: int
-    ) -> ReadTokens:
+    def _run(self, where: slice | Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, reach: int) -> ReadTokens:
         model = self.network.model
         if not self.layers:
             self.layers = [_Layer() for _ in range(_n_layers(model))]
@@ -194,23 +193,19 @@ class ModelRows:
             cache.layers.append(wrapped)
         return cache
 
-    def _add_sources(self, inputs: Tensor, where: slice) -> Tensor:
-        """Encode the inputs and keep their keys and values; return the context."""
-        network = self.network
-        assert isinstance(network, EncoderDecoder)
-        run = network.prefill(inputs, inputs[:, :0])
+    def _add(self, cache: KeyValueCache, given: Tensor, where: slice) -> None:
+        """Put the keys and values of new rows, of their inputs and of the start token, at `where`."""
         if not self.sources:
-            self.sources = [_Layer() for _ in run.cache.source]
-        n_columns = inputs.shape[1]
-        mask = torch.zeros(where.stop, max(n_columns, self.source_mask.shape[1]), dtype=torch.bool, device=inputs.device)
-        mask[: where.start, : self.source_mask.shape[1]] = self.source_mask
-        mask[where.start :, :n_columns] = inputs != PADDING
+            self.sources, self.layers = [_Layer() for _ in cache.source], [_Layer() for _ in cache.own]
+        n_columns, before = given.shape[1], self.source_mask
+        mask = torch.zeros(where.stop, max(n_columns, before.shape[1]), dtype=torch.bool, device=given.device)
+        mask[: where.start, : before.shape[1]] = before
+        mask[where.start :, :n_columns] = given
         self.source_mask = mask
-        for layer, (keys, values) in zip(self.sources, run.cache.source, strict=True):
-            for buffer, new in zip(layer.buffers, (keys, values), strict=True):
-                buffer.room_for(where.stop, mask.shape[1], new)[where, :, : new.shape[2]] = new
-        assert run.context is not None
-        return run.context
+        for layer, both in zip((*self.sources, *self.layers), (*cache.source, *cache.own), strict=True):
+            for buffer, new in zip(layer.buffers, both, strict=True):
+                room = buffer.room_for(where.stop, max(new.shape[2], mask.shape[1] * (layer in self.sources)), new)
+                room[where, :, : new.shape[2]] = new
 
     def _source(self, own: Any, where: slice | Tensor) -> tuple[Any, Tensor, Tensor]:
         mask = self.source_mask[where]
@@ -228,7 +223,11 @@ class ModelRows:
 
 def _n_layers(model: Any) -> int:
     config = model.config
-    return int(getattr(config, "num_decoder_layers", None) or getattr(config, "decoder_layers", None) or config.num_hidden_layers)
+    return int(
+        getattr(config, "num_decoder_layers", None)
+        or getattr(config, "decoder_layers", None)
+        or config.num_hidden_layers
+    )
 
 
 def _to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
