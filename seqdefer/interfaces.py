@@ -143,6 +143,18 @@ class NextTokenExpert(Expert, Generic[State]):
         """Return the state after several tokens (B, T), equal to appending them one by one."""
         return _append_all(self.append, state, tokens)
 
+    def read(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
+        """Let all rows read a chunk (B, T), T possibly 0. Return the tokens that the expert names before the first and
+        after each of its tokens, (B, T + 1), and the state after all of them. Override it where many tokens are read in
+        one pass or call."""
+        every, named = torch.arange(len(tokens), device=tokens.device), []
+        for column in tokens.unbind(1):
+            answer, state = self.next(state, every)
+            named.append(answer)
+            state = self.append(state, column)
+        answer, state = self.next(state, every)
+        return torch.stack([*named, answer], 1), state
+
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)
         tokens = prefixes.tokens.clone()  # (B, L)

@@ -52,6 +52,7 @@ def check_expert(expert: Expert, examples: Examples, spec: SequenceSpec, *, draf
             _check_ignores_prefix(expert, own, answers)
         if isinstance(expert, NextTokenExpert):
             _check_next(expert, examples, path, answers, spec)
+            _check_read(expert, examples, path)
 
 
 def _keep(path: Sequences, kept: int) -> Sequences:
@@ -154,6 +155,32 @@ def _check_next(
             what = f"{type_name(expert)}.append or select changed the state it was given"
             require_same(_next(expert, old, indices_of(rows))[0], named, what, NEW_STATE)
         rows = rows[stay]
+
+
+def _check_read(expert: NextTokenExpert[Any], examples: Examples, path: Sequences) -> None:
+    """Require that chunks of all sizes are answered as their tokens are one by one."""
+    who, every = f"{type_name(expert)}.read", indices_of(examples.ids)
+    tokens = path.tokens[:, : int(path.lengths.min()) - 1]
+    one_by_one, expected = _read(expert, expert.start(examples), tokens[:, :0]), []
+    for position in range(tokens.shape[1] + 1):
+        expected.append(_next(expert, one_by_one[1], every)[0])
+        if position < tokens.shape[1]:
+            one_by_one = (expected[-1], expert.append(one_by_one[1], tokens[:, position]))
+    for size in {1, 3, tokens.shape[1]} - {0}:
+        parts, state = [], expert.start(examples)
+        for chunk in tokens.split(size, 1):
+            named, state = _read(expert, state, chunk)
+            parts.append(named[:, :-1])
+        if expert.deterministic and parts:
+            answers = torch.cat([*parts, named[:, -1:]], 1)
+            what = f"{who} of chunks of {size} tokens"
+            require_same(answers, torch.stack(expected, 1), what, "name the tokens that next names")
+
+
+def _read(expert: NextTokenExpert[Any], state: Any, tokens: Tensor) -> tuple[Tensor, Any]:
+    answer, who = expert.read(state, tokens), f"{type_name(expert)}.read"
+    require_tuple(answer, 2, who, "a pair: tokens (B, T + 1), state")
+    return require_tensor(answer[0], f"{who}: tokens", "token", len(tokens), tokens.shape[1] + 1), answer[1]
 
 
 def _next(expert: NextTokenExpert[Any], state: Any, rows: Tensor) -> tuple[Tensor, Any]:

@@ -170,6 +170,10 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
         state = self.reader.catch_up(state, read)
         return state.proposal(rows).tokens.to(rows.device), state
 
+    def read(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
+        named, state = self.reader.read(state, tokens)
+        return named.to(tokens.device), state
+
     def append(self, state: Reading, tokens: Tensor) -> Reading:
         return state.append(tokens[:, None])
 

@@ -132,8 +132,9 @@ class Network(ABC):
         """Read inputs (R, S), padded on the right with PADDING, and tokens (R, T), T possibly 0."""
 
     @abstractmethod
-    def extend(self, cache: KeyValueCache, tokens: Tensor) -> ForwardPass:
-        """Read tokens (R, T), T at least 1, after those in the cache."""
+    def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
+        """Read tokens (R, T), T at least 1, after those in the cache. With `says_all`, hidden states and logits are
+        those of all T positions: (R, T, H), (R, T, V)."""
 
     def limit(self) -> int | None:
         """Return the number of positions the model has, or None if it has no limit."""
@@ -156,7 +157,7 @@ class Network(ABC):
         return cache
 
     @contextmanager
-    def _last_position(self) -> Iterator[list[Tensor]]:
+    def _last_position(self, *, says_all: bool = False) -> Iterator[list[Tensor]]:
         """Restrict the output layer, the slowest one of small models, to the last position; yield its full inputs.
 
         A hook on the layer keeps what models add to it, such as a bias, a scale or a clip of the logits.
@@ -165,6 +166,8 @@ class Network(ABC):
 
         def cut(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             seen.append(arguments[0])
+            if says_all:
+                return arguments
             last = arguments[0][:, -1:].contiguous()  # torch multiplies a view row by row
             return (last, *arguments[1:])
 
@@ -173,6 +176,14 @@ class Network(ABC):
             yield seen
         finally:
             handle.remove()
+
+
+def _said(
+    cache: KeyValueCache, hidden: Tensor, logits: Tensor, says_all: bool, context: Tensor | None = None
+) -> ForwardPass:
+    if says_all:
+        return ForwardPass(cache, hidden, logits, context)
+    return ForwardPass(cache, hidden[:, -1], logits[:, -1], context)
 
 
 def _layers(cache: Any, width: int) -> tuple[Layer, ...]:
@@ -200,17 +211,23 @@ class EncoderDecoder(Network):
         empty = self.cache_classes.EncoderDecoderCache(self._wrap(()), self._wrap(()))
         return self._decode(empty, states, mask, torch.cat([start, tokens], 1), context)
 
-    def extend(self, cache: KeyValueCache, tokens: Tensor) -> ForwardPass:
+    def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         wrapped = self.cache_classes.EncoderDecoderCache(self._wrap(cache.own), self._wrap(cache.source))
         keys = cache.source[0][0]
         # The model takes the input's keys and values from the cache; of the states it uses only the shape.
         states = keys.new_zeros(1, 1, 1).expand(len(keys), keys.shape[2], self.model.config.hidden_size)
-        return self._decode(wrapped, states, cache.mask, tokens, None)
+        return self._decode(wrapped, states, cache.mask, tokens, None, says_all)
 
     def _decode(
-        self, wrapped: Any, states: Tensor, mask: Tensor | None, tokens: Tensor, context: Tensor | None
+        self,
+        wrapped: Any,
+        states: Tensor,
+        mask: Tensor | None,
+        tokens: Tensor,
+        context: Tensor | None,
+        says_all: bool = False,
     ) -> ForwardPass:
-        with self._last_position() as seen:
+        with self._last_position(says_all=says_all) as seen:
             output = self.model(
                 encoder_outputs=(states,),
                 attention_mask=None if mask is None else mask.long(),
@@ -222,7 +239,7 @@ class EncoderDecoder(Network):
         own = _layers(wrapped.self_attention_cache, wrapped.self_attention_cache.get_seq_length())
         source = _layers(wrapped.cross_attention_cache, states.shape[1])
         cache = KeyValueCache(own, source, mask, base=1)
-        return ForwardPass(cache, seen[-1][:, -1], output.logits[:, -1], context)
+        return _said(cache, seen[-1], output.logits, says_all, context)
 
     def _encode(self, inputs: Tensor) -> Tensor:
         given = inputs != PADDING
@@ -248,12 +265,12 @@ class DecoderOnly(Network):
         context = (hidden[:, :base] * given[:, :, None]).sum(1, dtype=torch.float32) / given.sum(1, keepdim=True)
         return replace(run, context=context)
 
-    def extend(self, cache: KeyValueCache, tokens: Tensor) -> ForwardPass:
+    def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         self.check_width(cache.width + tokens.shape[1])
-        return self._read(self._wrap(cache.own), tokens, cache.mask, cache.base, cache.width)[0]
+        return self._read(self._wrap(cache.own), tokens, cache.mask, cache.base, cache.width, says_all)[0]
 
     def _read(
-        self, wrapped: Any, tokens: Tensor, mask: Tensor | None, base: int, width: int
+        self, wrapped: Any, tokens: Tensor, mask: Tensor | None, base: int, width: int, says_all: bool = False
     ) -> tuple[ForwardPass, Tensor]:
         """Return the pass and the hidden states of all its positions."""
         end = width + tokens.shape[1]
@@ -263,10 +280,10 @@ class DecoderOnly(Network):
             options["attention_mask"] = attended.long()
             if self.takes_positions:
                 options["position_ids"] = (attended.long().cumsum(1) - 1).clamp(min=0)[:, width:]
-        with self._last_position() as seen:
+        with self._last_position(says_all=says_all) as seen:
             output = self.model(input_ids=tokens, past_key_values=wrapped, use_cache=True, **options)
         cache = KeyValueCache(_layers(output.past_key_values, end), (), mask, base)
-        return ForwardPass(cache, seen[-1][:, -1], output.logits[:, -1]), seen[-1]
+        return _said(cache, seen[-1], output.logits, says_all), seen[-1]
 
 
 def pad_left(inputs: Tensor) -> Tensor:

@@ -100,6 +100,7 @@ class _NewBlock:
     rows: Tensor  # int64 (R,) of the reading
     index: Tensor  # int64 (R,) of the block
     block: Block
+    named: Tensor  # (R, T): the tokens proposed after each token of the pass, or after the last one
 
 
 class Reader:
@@ -121,32 +122,53 @@ class Reader:
         place = reading.where[rows, 0]
         n_read = torch.tensor([*(block.n_read for block in reading.blocks), UNREAD])[place]  # index -1 is UNREAD
         behind = rows[(n_read != UNREAD) & (n_read < reading.tokens.shape[1])]
-        if len(behind):  # keep the order of rows within a block
-            behind = behind[(reading.where[behind] * torch.tensor([2**32, 1])).sum(1).argsort()]
+        behind = _by_block(reading, behind)
         new: list[_NewBlock] = []
         for group in group_by_length(rows[n_read == UNREAD], reading.lengths, self._tokens_per_pass):
             new += self.batch.map(group, partial(self._prefill, reading))
         new += self.batch.map(behind, partial(self._extend, reading))
         return _with_blocks(reading, new) if new else reading
 
+    def read(self, reading: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
+        """Let all rows read a chunk (B, T) in one pass. Return the tokens proposed before the first and after each of
+        its tokens, (B, T + 1), and the reading."""
+        reading = self.catch_up(reading)
+        before = reading.proposal().tokens[:, None]
+        if not tokens.shape[1]:
+            return before, reading
+        reading = reading.append(tokens)
+        rows = _by_block(reading, torch.arange(len(tokens)))
+        new = self.batch.map(rows, partial(self._extend, reading, says_all=True))
+        after = torch.cat([each.named for each in new])[rows.argsort().to(before.device)]
+        return torch.cat([before, after], 1), _with_blocks(reading, new)
+
     def _prefill(self, reading: Reading, rows: Tensor) -> _NewBlock:
         there = rows.to(reading.tokens.device)
         inputs = reading.inputs[there, : int(reading.lengths[rows].max())]
         run = self.network.prefill(inputs, reading.tokens[there])
-        return _NewBlock(rows, torch.arange(len(rows)), self._block(reading, run))
+        return self._new_block(reading, rows, torch.arange(len(rows)), run)
 
-    def _extend(self, reading: Reading, rows: Tensor) -> _NewBlock:
+    def _extend(self, reading: Reading, rows: Tensor, *, says_all: bool = False) -> _NewBlock:
         cache, index, n_read = _cache_of(reading, rows)
         there = rows.to(reading.tokens.device)
         tokens = reading.tokens[there, n_read:]
         if len(cache) > len(rows):  # unused rows read zeros
             tokens = tokens.new_zeros(len(cache), tokens.shape[1]).index_copy(0, index.to(there), tokens)
-        return _NewBlock(rows, index, self._block(reading, self.network.extend(cache, tokens)))
+        return self._new_block(reading, rows, index, self.network.extend(cache, tokens, says_all=says_all))
 
-    def _block(self, reading: Reading, run: ForwardPass) -> Block:
-        n_read = reading.tokens.shape[1]
-        is_first = torch.full((len(run.hidden),), n_read == 0, device=run.hidden.device)
-        return Block(run.cache, self.to_proposal(run.hidden, run.logits, is_first), run.context, n_read)
+    def _new_block(self, reading: Reading, rows: Tensor, index: Tensor, run: ForwardPass) -> _NewBlock:
+        n_read, n = reading.tokens.shape[1], len(run.hidden)
+        hidden, logits = run.hidden.flatten(0, -2), run.logits.flatten(0, -2)
+        proposal = self.to_proposal(hidden, logits, torch.full((len(hidden),), n_read == 0, device=hidden.device))
+        named, last = proposal.tokens.view(n, -1), torch.arange(1, n + 1, device=hidden.device) * (len(hidden) // n) - 1
+        if len(hidden) > n:
+            proposal = proposal.select(last)
+        return _NewBlock(rows, index, Block(run.cache, proposal, run.context, n_read), named[index.to(named.device)])
+
+
+def _by_block(reading: Reading, rows: Tensor) -> Tensor:
+    """Sort rows by their blocks, and keep their order within a block."""
+    return rows[(reading.where[rows] * torch.tensor([2**32, 1])).sum(1).argsort()]
 
 
 def _cache_of(reading: Reading, rows: Tensor) -> tuple[KeyValueCache, Tensor, int]:
