@@ -22,6 +22,9 @@ from seqdefer.recipes import RECIPES, Recipe
 from seqdefer.renames import names_moved
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
+if TYPE_CHECKING:
+    from seqdefer.engine.rows import ExpertRows, PredictorRows
+
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
 EXPECTED_BRANCHES = 4  # rows that an example is expected to grow into when it branches
@@ -74,6 +77,10 @@ class Predictor(ABC, Generic[State]):
         """Return one state with the rows of all, in order; they may have read different numbers of tokens. Without it,
         rows that stand at different positions run one batch after the other."""
         raise NotImplementedError
+
+    def rows(self) -> PredictorRows | None:
+        """Return rows that stand at their own positions, where the model has a faster way than states; else None."""
+        return None
 
 
 class Expert(ABC):
@@ -142,6 +149,15 @@ class NextTokenExpert(Expert, Generic[State]):
     def extend(self, state: State, tokens: Tensor) -> State:
         """Return the state after several tokens (B, T), equal to appending them one by one."""
         return _append_all(self.append, state, tokens)
+
+    def join(self, states: Sequence[State]) -> State:
+        """Return one state with the rows of all, in order; they may have read different numbers of tokens. Without it,
+        rows that stand at different positions run one batch after the other."""
+        raise NotImplementedError
+
+    def rows(self) -> ExpertRows | None:
+        """Return rows that stand at their own positions, where the expert has a faster way than states; else None."""
+        return None
 
     def read(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         """Let all rows read a chunk (B, T), T possibly 0. Return the tokens that the expert names before the first and

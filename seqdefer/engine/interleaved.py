@@ -33,7 +33,7 @@ class HandOff(Policy[Tensor]):
     def start(self, context: Tensor) -> Tensor:
         return self.kept.to(context.device)
 
-    def decide(self, state: Tensor, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, Tensor]:
+    def decide(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor, Tensor]:
         defer = position >= state
         return defer.float(), defer, state
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
+from seqdefer.interfaces import NextTokenExpert, Predictor
 from seqdefer.types import Examples, Proposal
 
 State = TypeVar("State")
@@ -38,12 +38,22 @@ class PredictorRows(ABC):
         """Every row reads one of `tokens` (n,)."""
 
     @abstractmethod
-    def go_back(self, steps: Tensor) -> None:
-        """Every row forgets its last `steps` (n,) tokens."""
+    def go_back(self, steps: Sequence[int]) -> None:
+        """Every row forgets its last `steps` tokens. The next step reads one of every row."""
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
         """Keep `rows` (int64 indices, none twice), in that order; the others leave."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens that a row of an expert reads next, and where it asks for the expert's: `asked` are places, rising; 0 is
+    before the first of the tokens (only where the row has read nothing), n after n of them."""
+
+    row: int
+    tokens: Sequence[Any]
+    asked: Sequence[int]
 
 
 class ExpertRows(ABC):
@@ -54,13 +64,12 @@ class ExpertRows(ABC):
         """Add rows that have read nothing yet."""
 
     @abstractmethod
-    def read(self, rows: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
-        """Let `rows` (R,) read the first `counts` (R,) of `tokens` (R, T). Return the tokens that the expert names before
-        the first and after each of them, (R, T + 1); those past `counts` mean nothing."""
+    def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        """Read chunks of different rows, in one pass where possible. Return the expert's tokens at the places asked."""
 
     @abstractmethod
-    def go_back(self, steps: Tensor) -> None:
-        """Every row forgets the last `steps` (n,) tokens that it has read."""
+    def go_back(self, steps: Sequence[int]) -> None:
+        """Every row forgets the last `steps` tokens that it has read; no more than its last chunk had."""
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
@@ -103,12 +112,13 @@ class StateRows(Generic[State]):
         order = torch.cat([batch.rows for batch in self.batches]).argsort()
         return [torch.cat(parts)[order] for parts in zip(*answers, strict=True)]
 
-    def go_back(self, steps: Tensor) -> None:
+    def go_back(self, steps: Sequence[int]) -> None:
         batches = []
         for batch in self.batches:
-            for n in steps[batch.rows].unique().tolist():
-                members = (steps[batch.rows] == n).nonzero().squeeze(1)
-                is_all = len(members) == len(batch.rows)
+            back = [steps[row] for row in batch.rows.tolist()]
+            for n in sorted(set(back)):
+                is_all = back.count(n) == len(back)
+                members = torch.tensor([place for place, m in enumerate(back) if m == n], device=batch.rows.device)
                 kept = batch.states[: len(batch.states) - n]
                 states = kept if is_all else [self.select(state, members) for state in kept[-1:]]
                 batches.append(_Batch(batch.rows[members], states))
@@ -165,59 +175,86 @@ class StatePredictorRows(PredictorRows):
     def append(self, tokens: Tensor) -> None:
         self.states.advance(lambda state, rows: self.predictor.append(state, tokens[rows]))
 
-    def go_back(self, steps: Tensor) -> None:
+    def go_back(self, steps: Sequence[int]) -> None:
         self.states.go_back(steps)
 
     def keep(self, rows: Tensor) -> None:
         self.states.keep(rows)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A row of a state."""
+@dataclass
+class _ExpertRow:
+    """A row of a state, and the tokens that it has read since."""
 
     state: Any
-    row: int
+    place: int
+    since: list[Any]
+    after: tuple[Any, int] | None = None  # the state after those tokens, and the row's place in it
 
 
 class StateExpertRows(ExpertRows):
-    """Rows of any expert that names next tokens. Rows that have read equally much since they were last one batch read
-    together."""
+    """Rows of any expert that names next tokens. Rows whose states can be joined read together, those of shorter chunks
+    with padding; others one batch after the other. A row that goes back reads its chunk again."""
 
     def __init__(self, expert: NextTokenExpert[Any]) -> None:
-        self.expert = expert
-        self.places: list[list[_Place]] = []  # of each row, after each token of its last chunk
+        self.expert, self.device = expert, torch.device("cpu")
+        self.rows: list[_ExpertRow] = []
 
     def admit(self, examples: Examples) -> None:
         state = self.expert.start(examples)
-        self.places += [[_Place(state, row)] for row in range(len(examples))]
+        self.device = examples.inputs.device
+        self.rows += [_ExpertRow(state, place, []) for place in range(len(examples))]
 
-    def read(self, rows: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
-        named = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=tokens.dtype, device=tokens.device)
+    def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        read_before = []
+        for chunk in chunks:
+            row = self.rows[chunk.row]
+            if row.after is not None:
+                row.state, row.place, row.since, row.after = *row.after, [], None
+            read_before.append(len(row.since))
+            row.since = [*row.since, *chunk.tokens]
+        rows = [self.rows[chunk.row] for chunk in chunks]
+        named = self._read_joined(rows) or self._read_in_groups(rows)
+        return [
+            [line[before + place] for place in chunk.asked]
+            for line, before, chunk in zip(named, read_before, chunks, strict=True)
+        ]
+
+    def _read_joined(self, rows: Sequence[_ExpertRow]) -> list[list[Any]] | None:
+        try:
+            state = self.expert.join([self._select([row]) for row in rows])
+        except NotImplementedError:
+            return None
+        return self._read_batch(rows, state)
+
+    def _read_in_groups(self, rows: Sequence[_ExpertRow]) -> list[list[Any]]:
         groups: dict[tuple[int, int], list[int]] = {}
-        for index, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
-            groups.setdefault((id(self.places[row][-1].state), count), []).append(index)
-        for (_, count), members in groups.items():
-            here = torch.tensor(members, device=tokens.device)
-            own = rows[here].tolist()
-            last = [self.places[row][-1] for row in own]
-            state = self.expert.select(last[0].state, torch.tensor([one.row for one in last], device=tokens.device))
-            every = torch.arange(len(own), device=tokens.device)
-            passed = [state]
-            for position in range(count + 1):
-                answer, state = self.expert.next(state, every)
-                named[here, position] = answer.to(named)
-                passed[-1] = state
-                if position < count:
-                    state = self.expert.append(state, tokens[here, position])
-                    passed.append(state)
-            for place, row in enumerate(own):
-                self.places[row] = [_Place(one, place) for one in passed]
+        for place, row in enumerate(rows):
+            groups.setdefault((id(row.state), len(row.since)), []).append(place)
+        named: list[list[Any]] = [[] for _ in rows]
+        for places in groups.values():
+            group = [rows[place] for place in places]
+            for place, line in zip(places, self._read_batch(group, self._select(group)), strict=True):
+                named[place] = line
         return named
 
-    def go_back(self, steps: Tensor) -> None:
-        for places, n in zip(self.places, steps.tolist(), strict=True):
-            del places[len(places) - n :]
+    def _select(self, rows: Sequence[_ExpertRow]) -> Any:
+        return self.expert.select(rows[0].state, torch.tensor([row.place for row in rows], device=self.device))
+
+    def _read_batch(self, rows: Sequence[_ExpertRow], state: Any) -> list[list[Any]]:
+        longest = max(len(row.since) for row in rows)
+        tokens = torch.tensor([[*row.since, *[0] * (longest - len(row.since))] for row in rows], device=self.device)
+        named, state = self.expert.read(state, tokens)
+        for place, row in enumerate(rows):
+            if len(row.since) == longest:
+                row.after = state, place
+        answers: list[list[Any]] = named.tolist()
+        return answers
+
+    def go_back(self, steps: Sequence[int]) -> None:
+        for row, n in zip(self.rows, steps, strict=True):
+            if n:
+                row.since, row.after = row.since[:-n], None
 
     def keep(self, rows: Tensor) -> None:
-        self.places = [self.places[row] for row in rows.tolist()]
+        self.rows = [self.rows[row] for row in rows.tolist()]

@@ -1,29 +1,37 @@
 """Speculative deferral: the tokens of the interleaved loop, in another order of work.
 
 The predictor runs ahead. At a deferred position it goes on with its own token, as a guess. One pass of the expert then
-reads what each row has written since its last one, and names its own token at every deferred position. Where it differs
-from the guess, it is written and the row goes back to it; elsewhere the guess was right. Rows therefore stand at their
-own positions; a row that ends leaves at once, and another may take its place between two passes.
+reads what the rows with open questions have written since they last asked, and names its token at every question. Where
+it differs from the guess, it is written and the row goes back to it; elsewhere the guess was right. Rows therefore
+stand at their own positions; a row that ends leaves at once, and another may take its place between two turns.
 
 Without deferral the expert never runs. With deferral everywhere this is lossless speculative decoding.
+
+    loop = speculative_loop(predictor, expert, policy, spec)
+    rows = loop.admit(examples)
+    while loop.rows:
+        loop.turn()
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqdefer.engine.rows import ExpertRows, PredictorRows, StateExpertRows, StatePredictorRows, StateRows
+from seqdefer.engine.pace import AT_MOST, Pace, Turn
+from seqdefer.engine.rows import Chunk, ExpertRows, PredictorRows, StateExpertRows, StatePredictorRows, StateRows
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 
 @dataclass
 class Work:
-    """What a loop has cost so far."""
+    """What a loop has done so far."""
 
     predictor_steps: int = 0  # batches
     expert_passes: int = 0  # batches
@@ -43,12 +51,33 @@ class RowWritten:
     n_read: int = 0  # tokens that the expert has read
 
 
+@dataclass
+class _Guesses:
+    """What a row wrote in a turn, none of it settled."""
+
+    row: RowWritten
+    tokens: list[Any]
+    scores: list[float]
+    questions: list[int]  # deferred positions of this turn
+    asked: list[int] = field(default_factory=list)  # the first of them
+
+    @property
+    def unread(self) -> list[Any]:
+        """The tokens before the last question asked that the expert has not read."""
+        return [*self.row.tokens[self.row.n_read :], *self.tokens[: self.asked[-1]]]
+
+    @property
+    def chunk_places(self) -> list[int]:
+        """The questions as places in the chunk."""
+        begin = len(self.row.tokens) - self.row.n_read
+        return [begin + step for step in self.asked]
+
+
 class SpeculativeLoop:
     """Rows that are written together. `admit` adds some at any time between two turns, `drop` ends some.
 
     `policy` decides for all rows; the policy that a row is admitted with starts its state, so that rows may have
-    thresholds of their own. In a turn the predictor writes `ahead` tokens of every row, and the expert is asked at the
-    first `asks` deferred positions of each: where guesses are often wrong, reading on would be for nothing."""
+    thresholds of their own. `pace` says how far a turn goes."""
 
     def __init__(
         self,
@@ -56,65 +85,78 @@ class SpeculativeLoop:
         expert: ExpertRows,
         policy: Policy[Any],
         spec: SequenceSpec,
-        *,
-        ahead: int = 8,
-        asks: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        self.predictor, self.expert, self.policy, self.spec, self.ahead = predictor, expert, policy, spec, ahead
-        self.asks = asks
-        self.policies: StateRows[Any] = StateRows(policy.select, policy.join, ahead)
+        self.predictor, self.expert, self.policy, self.spec = predictor, expert, policy, spec
+        self.pace = Pace() if pace is None else pace
+        self.policies: StateRows[Any] = StateRows(policy.select, policy.join, AT_MOST)
         self.rows: list[RowWritten] = []
-        self.work, self._n_admitted = Work(), 0
+        self.work, self._n_admitted, self._device = Work(), 0, torch.device("cpu")
 
+    @torch.no_grad()
     def admit(self, examples: Examples, policy: Policy[Any] | None = None) -> list[RowWritten]:
         context = self.predictor.admit(examples.inputs)
+        self._device = context.device
         self.policies.admit((policy or self.policy).start(context), len(examples), context.device)
         self.expert.admit(examples)
         new = [RowWritten(self._n_admitted + place) for place in range(len(examples))]
         self._n_admitted += len(new)
         self.rows += new
-        self.device = context.device
         return new
 
-    def drop(self, numbers: set[int]) -> None:
-        """End rows by their numbers."""
-        for row in self.rows:
-            row.is_over |= row.number in numbers
+    def drop(self, rows: list[RowWritten]) -> None:
+        """End rows."""
+        for row in rows:
+            row.is_over = True
         self._keep_going()
 
     @torch.no_grad()
     def turn(self) -> list[RowWritten]:
-        """Write up to `ahead` more tokens of every row. Return the rows, some of which are now over and leave."""
-        turned, begin = self.rows, [len(row.tokens) for row in self.rows]
-        ahead = min(self.ahead, self.spec.length - min(begin))
-        tokens, scores, defer = self._run_ahead(torch.tensor(begin, device=self.device), ahead)
-        ends = [self._end_of(line, start) for line, start in zip(tokens.tolist(), begin, strict=True)]
-        settled = self._settle(tokens, scores.tolist(), defer.tolist(), ends)
-        steps = [start + ahead - len(row.tokens) for row, start in zip(turned, begin, strict=True)]
-        self.work.taken_back += sum(end - count for end, count in zip(ends, settled, strict=True))
+        """Write more tokens of every row. Return the rows, some of which are now over and have left."""
+        start, turned, turn = time.perf_counter(), self.rows, Turn(rows=len(self.rows))
+        begin = [len(row.tokens) for row in turned]
+        guesses, steps = self._run_ahead(begin, turn)
+        self._ask(guesses, turn)
+        turn.written = sum(len(row.tokens) for row in turned) - sum(begin)
+        self.work.taken_back += sum(len(one.tokens) for one in guesses) - turn.written
         going = self._keep_going()
         if self.rows:
-            back = torch.tensor([steps[place] for place in going], device=self.device)
+            kept = [(begin[place], turned[place]) for place in going]
+            back = [before + steps - len(row.tokens) for before, row in kept]
             self.predictor.go_back(back)
             self.policies.go_back(back)
-            last = torch.tensor([row.tokens[-1] for row in self.rows], dtype=tokens.dtype, device=self.device)
-            self.predictor.append(last)
+            self.predictor.append(self._tensor([row.tokens[-1] for row in self.rows]))
+        turn.seconds = time.perf_counter() - start
+        self.pace.note(turn)
         return turned
 
-    def _run_ahead(self, begin: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Write `ahead` tokens of every row, all of them guesses. Return tokens, scores, defer: (n, ahead), on the CPU.
+    def _tensor(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, device=self._device)
+
+    # -- the predictor ---------------------------------------------------------------------------------------------
+
+    def _run_ahead(self, begin: list[int], turn: Turn) -> tuple[list[_Guesses], int]:
+        """Write tokens of every row, all of them guesses. Return them, and the number of steps.
 
         The last ones are not read yet: the expert may change them."""
-        columns: list[tuple[Tensor, Tensor, Tensor]] = []
-        for step in range(ahead):
+        start, length = time.perf_counter(), self.spec.length
+        positions, columns = self._tensor(begin), list[tuple[Tensor, Tensor, Tensor]]()
+        most = min(self.pace.most_steps(), length - min(begin))
+        progress = _Progress(self, len(begin))
+        for step in range(most):
             proposal = self.predictor.propose()
-            positions = (begin + step).clamp(max=self.spec.length - 1)
-            columns.append((proposal.tokens, *self._decide(positions, proposal)))
-            if step + 1 < ahead:
-                self.predictor.append(proposal.tokens)
-        self.work.predictor_steps += ahead
-        tokens, scores, defer = (torch.stack(parts, 1).cpu() for parts in zip(*columns, strict=True))
-        return tokens, scores.float(), defer
+            here = (positions + step).clamp(max=length - 1)
+            columns.append((proposal.tokens, *self._decide(here, proposal)))
+            if step + 1 == most or not self.pace.goes_on(progress.useful(here, *columns[-1])):
+                break
+            self.predictor.append(proposal.tokens)
+        tokens, scores, defer = (torch.stack(parts, 1).tolist() for parts in zip(*columns, strict=True))
+        turn.steps, turn.step_seconds = len(columns), time.perf_counter() - start
+        self.work.predictor_steps += len(columns)
+        guesses = [self._own(*parts) for parts in zip(self.rows, tokens, scores, defer, strict=True)]
+        turn.proposed = sum(len(one.tokens) for one in guesses)
+        turn.deferred = sum(len(one.questions) for one in guesses)
+        return guesses, len(columns)
 
     def _decide(self, positions: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         scores = torch.zeros(len(positions), device=positions.device)
@@ -128,76 +170,69 @@ class SpeculativeLoop:
         self.policies.advance(decide)
         return scores, defer
 
-    def _end_of(self, tokens: list[Any], begin: int) -> int:
-        """Return how many of a row's guesses belong to its sequence."""
-        room = min(len(tokens), self.spec.length - begin)
-        if self.spec.end in tokens[:room]:
-            return tokens.index(self.spec.end) + 1
-        return room
+    def _own(self, row: RowWritten, tokens: list[Any], scores: list[float], defer: list[bool]) -> _Guesses:
+        """Return the guesses that belong to a row's sequence."""
+        tokens = tokens[: self.spec.length - len(row.tokens)]
+        if self.spec.end in tokens:
+            tokens = tokens[: tokens.index(self.spec.end) + 1]
+        return _Guesses(row, tokens, scores, [step for step in range(len(tokens)) if defer[step]])
 
-    def _settle(self, tokens: Tensor, scores: list[list[float]], defer: list[list[bool]], ends: list[int]) -> list[int]:
-        """Ask the expert at the deferred positions; write all rows as far as they are right. Return how many tokens."""
-        every = [[step for step in range(end) if line[step]] for line, end in zip(defer, ends, strict=True)]
-        asked = [steps[: self.asks] for steps in every]
-        # A question that waits ends the row for this turn: the predictor comes back to it.
-        ends = [
-            every[place][len(steps)] if len(steps) < len(every[place]) else end
-            for place, (steps, end) in enumerate(zip(asked, ends, strict=True))
-        ]
-        named = self._read(tokens, asked)
-        settled = []
-        for place, row in enumerate(self.rows):
-            guesses, start = tokens[place, : ends[place]].tolist(), len(row.tokens)
-            wrong = next((step for step in asked[place] if named[place][step] != guesses[step]), None)
-            if wrong is not None:
-                guesses = [*guesses[:wrong], named[place][wrong]]
-                row.n_read = start + wrong
-            n = len(guesses)
-            row.tokens += guesses
-            row.authors += [EXPERT if line else PREDICTOR for line in defer[place][:n]]
-            row.scores += scores[place][:n]
-            row.is_over = len(row.tokens) == self.spec.length or (
-                self.spec.end is not None and guesses[-1] == self.spec.end
-            )
-            settled.append(n)
-        return settled
+    # -- the expert ------------------------------------------------------------------------------------------------
 
-    def _read(self, tokens: Tensor, asked: list[list[int]]) -> list[dict[int, Any]]:
-        """Let the rows that ask read up to their last question. Return the expert's token at each question; rows whose
-        guess was wrong have gone back to it."""
-        named: list[dict[int, Any]] = [{} for _ in asked]
-        places = [place for place, steps in enumerate(asked) if steps]
-        if not places:
-            return named
-        chunks = [self._unread(tokens, place, asked[place][-1]) for place in places]
-        counts = torch.tensor([len(chunk) for chunk in chunks], device=self.device)
-        padded = torch.zeros(len(chunks), int(counts.max()), dtype=tokens.dtype)
-        for line, chunk in zip(padded, chunks, strict=True):
-            line[: len(chunk)] = chunk
-        answers = self.expert.read(torch.tensor(places, device=self.device), padded.to(self.device), counts).cpu()
-        self.work.expert_passes += 1
-        self.work.tokens_read += int(counts.sum())
-        back = [0] * len(asked)
-        for place, chunk, line in zip(places, chunks, answers.to(tokens.dtype).tolist(), strict=True):
-            row, steps = self.rows[place], asked[place]
-            first = len(row.tokens) - row.n_read  # the place of this turn's first position among the answers
-            named[place] = {step: line[first + step] for step in steps}
-            row.n_read += len(chunk)
-            wrong = next((step for step in steps if named[place][step] != tokens[place, step].item()), None)
-            back[place] = 0 if wrong is None else row.n_read - len(row.tokens) - wrong
-        self.expert.go_back(torch.tensor(back, device=self.device))
-        return named
+    def _ask(self, guesses: list[_Guesses], turn: Turn) -> None:
+        """Ask the expert at open questions, and settle all rows."""
+        asking = [(place, one) for place, one in enumerate(guesses) if one.questions]
+        for _, one in asking:
+            self._choose_questions(one, len(asking))
+        answers: list[list[Any]] = [[] for _ in guesses]
+        if asking:
+            chunks = [Chunk(place, one.unread, one.chunk_places) for place, one in asking]
+            start = time.perf_counter()
+            for (place, _), answer in zip(asking, self.expert.read(chunks), strict=True):
+                answers[place] = answer
+            turn.pass_seconds = time.perf_counter() - start
+            turn.passes, turn.chunks = 1, len(chunks)
+            turn.tokens_read = sum(len(chunk.tokens) for chunk in chunks)
+            self.work.expert_passes += 1
+            self.work.tokens_read += turn.tokens_read
+        back = [self._settle(one, answer, turn) for one, answer in zip(guesses, answers, strict=True)]
+        if any(back):
+            self.expert.go_back(back)
 
-    def _unread(self, tokens: Tensor, place: int, last: int) -> Tensor:
-        """Return the tokens before position `last` of this turn that the expert has not read."""
-        row = self.rows[place]
-        return torch.cat([torch.tensor(row.tokens[row.n_read :], dtype=tokens.dtype), tokens[place, :last]])
+    def _choose_questions(self, one: _Guesses, rows: int) -> None:
+        """Choose how far the expert reads. A question that waits ends the row for this turn: the predictor comes back
+        to it."""
+        for number, step in enumerate(one.questions):
+            gap = step - one.questions[number - 1] if number else 0
+            if not self.pace.reads_on(number, gap, rows):
+                one.tokens = one.tokens[:step]
+                return
+            one.asked.append(step)
+
+    def _settle(self, one: _Guesses, answers: list[Any], turn: Turn) -> int:
+        """Write a row as far as it is right. Return how many tokens of its chunk the expert has read for nothing."""
+        row, begin, back = one.row, len(one.row.tokens), 0
+        row.n_read += len(one.unread) if one.asked else 0
+        for step, answer in zip(one.asked, answers, strict=True):
+            turn.asked += 1
+            if answer != one.tokens[step]:
+                one.tokens = [*one.tokens[:step], answer]
+                back = row.n_read - (begin + step)
+                row.n_read -= back
+                break
+            turn.agreed += 1
+        row.tokens += one.tokens
+        n, deferred = len(one.tokens), set(one.questions)
+        row.authors += [EXPERT if step in deferred else PREDICTOR for step in range(n)]
+        row.scores += one.scores[:n]
+        row.is_over = len(row.tokens) == self.spec.length or row.tokens[-1] == self.spec.end
+        return back
 
     def _keep_going(self) -> list[int]:
         """Let rows that are over leave; return the places of the others."""
         going = [place for place, row in enumerate(self.rows) if not row.is_over]
         if len(going) < len(self.rows):
-            kept = torch.tensor(going, dtype=torch.long, device=self.device)
+            kept = torch.tensor(going, dtype=torch.long, device=self._device)
             self.predictor.keep(kept)
             self.policies.keep(kept)
             self.expert.keep(kept)
@@ -205,40 +240,57 @@ class SpeculativeLoop:
         return going
 
 
-def speculate(
+class _Progress:
+    """How many tokens the next step of a turn is expected to gain. On a GPU, looking at decisions would hold up the
+    work that follows, so usual ones are assumed."""
+
+    def __init__(self, loop: SpeculativeLoop, n: int) -> None:
+        self.spec, self.pace = loop.spec, loop.pace
+        self.weights = torch.ones(n) if loop._device.type == "cpu" else None
+        self.expected = float(n)
+
+    def useful(self, positions: Tensor, tokens: Tensor, scores: Tensor, defer: Tensor) -> float:
+        agreement = self.pace.agreement
+        if self.weights is None:
+            self.expected *= 1 - self.pace.share * (1 - agreement)
+            return self.expected
+        self.weights[defer] *= agreement
+        self.weights[self.spec.is_end(tokens) | (positions + 1 >= self.spec.length)] = 0
+        return float(self.weights.sum())
+
+
+def speculative_loop(
     predictor: Predictor[Any],
     expert: NextTokenExpert[Any],
-    examples: Examples,
     policy: Policy[Any],
     spec: SequenceSpec,
-    *,
-    ahead: int = 8,
-    at_once: int | None = None,
-) -> tuple[Rollout, Work]:
-    """Do what `roll_out` does; `at_once` rows at a time, where others take the place of those that end.
-
-    With `at_once`, rows have the thresholds of the policy in common."""
-    loop = SpeculativeLoop(StatePredictorRows(predictor, ahead), StateExpertRows(expert), policy, spec, ahead=ahead)
-    return run_all(loop, examples.to(predictor.device), at_once), loop.work
+    pace: Pace | None = None,
+) -> SpeculativeLoop:
+    """Return a loop without rows."""
+    own, asked = predictor.rows() or StatePredictorRows(predictor, AT_MOST), expert.rows() or StateExpertRows(expert)
+    return SpeculativeLoop(own, asked, policy, spec, pace)
 
 
 def run_all(loop: SpeculativeLoop, examples: Examples, at_once: int | None = None) -> Rollout:
-    """Write all rows, `at_once` at a time."""
+    """Write all rows, `at_once` at a time: others take the place of those that end."""
     rows, n, at_once = list[RowWritten](), len(examples), at_once or len(examples)
     while loop.rows or len(rows) < n:
         free = min(at_once - len(loop.rows), n - len(rows))
         if free:
             rows += loop.admit(examples.select(torch.arange(len(rows), len(rows) + free, device=examples.ids.device)))
         loop.turn()
-    return _collect(rows, loop.spec)
+    return collect(rows, loop.spec)
 
 
-def _collect(rows: list[RowWritten], spec: SequenceSpec) -> Rollout:
-    def padded(lists: list[list[Any]]) -> Tensor:
+def collect(rows: list[RowWritten], spec: SequenceSpec) -> Rollout:
+    """Return rows that are over as a rollout, on the CPU."""
+
+    def padded(lists: Iterator[list[Any]]) -> Tensor:
         return torch.tensor([[*one, *[0] * (spec.length - len(one))] for one in lists])
 
     lengths = torch.tensor([len(row.tokens) for row in rows])
-    tokens = padded([row.tokens for row in rows])
     return Rollout(
-        Sequences(tokens, lengths), padded([row.authors for row in rows]), padded([row.scores for row in rows]).float()
+        Sequences(padded(row.tokens for row in rows), lengths),
+        padded(row.authors for row in rows),
+        padded(row.scores for row in rows).float(),
     )

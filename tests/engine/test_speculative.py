@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import Hashing
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
-from seqdefer.engine.speculative import speculate
+from seqdefer.engine.pace import FixedPace, Pace
+from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
-from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import ToyTask
 from seqdefer.types import Rollout
 
@@ -52,5 +51,7 @@ def test_writes_what_the_interleaved_loop_writes(task: ToyTask, ahead: int, at_o
     for threshold in (-9e9, *expected_scores.flatten().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist(), 9e9):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(task.predictor, task.expert, examples, policy, task.spec)
-        found, _ = speculate(task.predictor, task.expert, examples, policy, task.spec, ahead=ahead, at_once=at_once)
-        same(found, expected)
+        loop = speculative_loop(task.predictor, task.expert, policy, task.spec, FixedPace(ahead))
+        same(run_all(loop, examples, at_once), expected)
+        loop = speculative_loop(task.predictor, task.expert, policy, task.spec, Pace())
+        same(run_all(loop, examples, at_once), expected)

@@ -28,6 +28,7 @@ from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
 from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert, RemoteTokenExpert
+from seqdefer.tasks.text.rows import TextExpertRows, TextPredictorRows
 from seqdefer.types import Examples, Proposal
 
 FEATURE_SETS = ("facts", "states", "both")
@@ -146,6 +147,9 @@ class TextPredictor(_Writer, Predictor[Reading]):
     def select(self, state: Reading, rows: Tensor) -> Reading:
         return state.select(rows)
 
+    def rows(self) -> TextPredictorRows:
+        return TextPredictorRows(self)
+
 
 class TextExpert(_Writer, NextTokenExpert[Reading]):
     """An expert that names the likeliest next token.
@@ -182,6 +186,9 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
 
     def select(self, state: Reading, rows: Tensor) -> Reading:
         return state.select(rows)
+
+    def rows(self) -> TextExpertRows:
+        return TextExpertRows(self)
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,9 @@ class Network(ABC):
         self.cache_classes = import_module("transformers.cache_utils")
 
     @abstractmethod
-    def prefill(self, inputs: Tensor, tokens: Tensor) -> ForwardPass:
-        """Read inputs (R, S), padded on the right with PADDING, and tokens (R, T), T possibly 0."""
+    def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
+        """Read inputs (R, S), padded on the right with PADDING, and tokens (R, T), T possibly 0. With `says_all`, hidden
+        states and logits are those before the first token and after each: (R, T + 1, H), (R, T + 1, V)."""
 
     @abstractmethod
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
@@ -201,7 +202,7 @@ class EncoderDecoder(Network):
         self.start, self.encoder_cache = start, encoder_cache
         self.encoder = model.get_encoder()
 
-    def prefill(self, inputs: Tensor, tokens: Tensor) -> ForwardPass:
+    def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         self.check_width(inputs.shape[1])
         states = self.encoder_cache.get(inputs, self._encode)  # (R, S, H)
         given = inputs != PADDING
@@ -209,7 +210,7 @@ class EncoderDecoder(Network):
         mask = None if bool(given.all()) else given
         start = inputs.new_full((len(inputs), 1), self.start)
         empty = self.cache_classes.EncoderDecoderCache(self._wrap(()), self._wrap(()))
-        return self._decode(empty, states, mask, torch.cat([start, tokens], 1), context)
+        return self._decode(empty, states, mask, torch.cat([start, tokens], 1), context, says_all)
 
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         wrapped = self.cache_classes.EncoderDecoderCache(self._wrap(cache.own), self._wrap(cache.source))
@@ -255,14 +256,16 @@ class DecoderOnly(Network):
         super().__init__(model)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def prefill(self, inputs: Tensor, tokens: Tensor) -> ForwardPass:
+    def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         base = inputs.shape[1]
         self.check_width(base + tokens.shape[1])
         prompt = pad_left(inputs)
         given = prompt != PADDING
         mask = None if bool(given.all()) else given
-        run, hidden = self._read(self._wrap(()), torch.cat([prompt.clamp(min=0), tokens], 1), mask, base, 0)
+        run, hidden = self._read(self._wrap(()), torch.cat([prompt.clamp(min=0), tokens], 1), mask, base, 0, says_all)
         context = (hidden[:, :base] * given[:, :, None]).sum(1, dtype=torch.float32) / given.sum(1, keepdim=True)
+        if says_all:
+            run = replace(run, hidden=run.hidden[:, base - 1 :], logits=run.logits[:, base - 1 :])
         return replace(run, context=context)
 
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:

@@ -8,75 +8,96 @@ from tiny_models import FAMILIES, LENGTH, documents, tiny_pair, tiny_text_model
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
-from seqdefer.engine.speculative import SpeculativeLoop, run_all
+from seqdefer.engine.pace import FixedPace, Pace
+from seqdefer.engine.rows import Chunk
+from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
+from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.tasks.text.rows import ModelRows, TextExpertRows, TextPredictorRows
 from seqdefer.types import SequenceSpec
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_say_what_whole_passes_say(family: str) -> None:
-    """Rows read chunks of their own lengths, go back, leave and come, in any order."""
-    network = tiny_text_model(family, 2, seed=0).network
-    random = torch.Generator().manual_seed(0)
+def test_rows_say_what_whole_passes_say(family: str, is_packed: bool) -> None:
+    """Rows begin late, read chunks of their own lengths, step together, go back, leave and come, in any order."""
+    network, random = tiny_text_model(family, 2, seed=0).network, torch.Generator().manual_seed(0)
+    rows, known = ModelRows(network), list[tuple[list[int], list[int]]]()
+    if is_packed and not rows.is_packed:
+        pytest.skip("this family has no packed passes")
+    rows.is_packed = is_packed
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randint(5, 40, shape, generator=random)
+    def draw(least: int, most: int) -> list[int]:
+        n = int(torch.randint(least, most + 1, (), generator=random))
+        return torch.randint(5, 40, (n,), generator=random).tolist()
 
-    rows, known = ModelRows(network), list[tuple[torch.Tensor, list[int]]]()
-
-    def check(row: int, hidden: torch.Tensor, logits: torch.Tensor, n: int) -> None:
+    def check(row: int, n: int, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         given, tokens = known[row]
-        run = network.prefill(given[None], torch.tensor([tokens[:n]], dtype=torch.long))
+        run = network.prefill(torch.tensor([given]), torch.tensor([tokens[:n]], dtype=torch.long).view(1, n))
         assert torch.allclose(run.logits[0], logits, atol=2e-5)
         assert torch.allclose(run.hidden[0], hidden, atol=2e-5)
 
+    def inputs(n: int) -> torch.Tensor:
+        drawn = [torch.tensor(draw(3, 8)) for _ in range(n)]
+        known.extend((line.tolist(), []) for line in drawn)
+        return torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True, padding_value=PADDING)
+
     def admit(n: int) -> None:
-        lengths = [int(torch.randint(3, 9, (), generator=random)) for _ in range(n)]
-        inputs = torch.full((n, max(lengths)), PADDING)
-        for line, length in zip(inputs, lengths, strict=True):
-            line[:length] = draw(length)
-        said, context = rows.admit(inputs)
-        for place in range(n):
-            known.append((inputs[place, : lengths[place]], []))
-            check(len(known) - 1, said.hidden[place, 0], said.logits[place, 0], 0)
-            run = network.prefill(known[-1][0][None], torch.zeros(1, 0, dtype=torch.long))
+        first = len(known)
+        said, context = rows.admit(inputs(n))
+        for place, row in enumerate(range(first, first + n)):
+            check(row, 0, said.hidden[place], said.logits[place])
+            run = network.prefill(torch.tensor([known[row][0]]), torch.zeros(1, 0, dtype=torch.long))
             assert torch.allclose(run.context[0], context[place], atol=2e-5)
 
     admit(3)
-    for turn in range(6):
-        some = torch.randperm(len(known), generator=random)[: 1 + turn % len(known)]
-        counts = torch.randint(1, 4, (len(some),), generator=random)
-        tokens = draw(len(some), int(counts.max()))
-        said = rows.read(some, tokens, counts)
-        for place, row in enumerate(some.tolist()):
-            for step in range(int(counts[place])):
-                known[row][1].append(int(tokens[place, step]))
-                check(row, said.hidden[place, step], said.logits[place, step], len(known[row][1]))
-        steps = torch.tensor([int(torch.randint(0, 1 + min(2, len(one[1])), (), generator=random)) for one in known])
+    rows.add(inputs(2))
+    for turn in range(8):
+        chunks = []
+        for row in torch.randperm(len(known), generator=random)[: 1 + turn % len(known)].tolist():
+            tokens, is_new = draw(1, 4), rows.places[row] is None
+            asked = [place for place in range(0 if is_new else 1, len(tokens) + 1) if place % 2 == turn % 2]
+            chunks.append(Chunk(row, tokens, asked or [len(tokens)]))
+        said, place = rows.read(chunks), 0
+        for chunk in chunks:
+            before = len(known[chunk.row][1])
+            known[chunk.row][1].extend(chunk.tokens)
+            for n in chunk.asked:
+                check(chunk.row, before + n, said.hidden[place], said.logits[place])
+                place += 1
+        assert place == len(said.logits)
+        last = {chunk.row: len(chunk.tokens) for chunk in chunks}
+        steps = [min(last.get(row, 0), len(draw(0, 2))) for row in range(len(known))]
         rows.go_back(steps)
-        for (_, written), n in zip(known, steps.tolist(), strict=True):
+        for (_, written), n in zip(known, steps, strict=True):
             del written[len(written) - n :]
-        if turn in (1, 3):
-            kept = torch.randperm(len(known), generator=random)[:-1]
+        if turn in (2, 5):
+            kept = torch.randperm(len(known), generator=random)[:-1].tolist()
             rows.keep(kept)
-            known[:] = [known[row] for row in kept.tolist()]
+            known[:] = [known[row] for row in kept]
             admit(2)
+    begun = [row for row in range(len(known)) if rows.places[row] is not None]
+    rows.keep(begun)
+    known[:] = [known[row] for row in begun]
+    tokens = torch.randint(5, 40, (len(known),), generator=random)
+    said = rows.step(tokens)
+    for row, token in enumerate(tokens.tolist()):
+        known[row][1].append(token)
+        check(row, len(known[row][1]), said.hidden[row], said.logits[row])
 
 
 @pytest.mark.parametrize("at_once", [2, 7])
-@pytest.mark.parametrize("ahead", [1, 3, 8])
+@pytest.mark.parametrize("ahead", [1, 3, 8, None])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead: int, at_once: int) -> None:
+def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead: int | None, at_once: int) -> None:
     pair, examples = tiny_pair(family), documents(7)
     spec = SequenceSpec(LENGTH, pair.predictor.end)
     alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
     for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
-        loop = SpeculativeLoop(
-            TextPredictorRows(pair.predictor), TextExpertRows(pair.expert), policy, spec, ahead=ahead
+        loop = speculative_loop(
+            pair.predictor, pair.expert, policy, spec, Pace() if ahead is None else FixedPace(ahead)
         )
         found = run_all(loop, examples, at_once)
         assert torch.equal(found.sequences.tokens, expected.sequences.tokens)

@@ -1,0 +1,121 @@
+"""How far the predictor runs ahead of the expert, and how far the expert reads, by what their work takes.
+
+A step of the predictor gains a token of every row without an open question, and one of a row with q open questions with
+probability g^q, where g is how often the expert agrees with a guess. The step pays as long as it gains tokens faster
+than turns do on average. The time to read tokens is left out of that average: what stands is read once in any case.
+
+Reading on to a row's next question pays where it saves more of a turn's fixed time than it takes. On a GPU a pass over
+many tokens takes hardly longer than one over few, so all are asked; on a CPU mostly the first alone.
+
+Times are measured as the work goes on. What is written does not depend on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEMORY = 0.95  # weight of what was seen before, per turn
+AT_MOST = 16
+
+
+@dataclass
+class Turn:
+    """What one turn did and took."""
+
+    rows: int = 0
+    steps: int = 0  # of the predictor
+    step_seconds: float = 0.0
+    passes: int = 0  # of the expert
+    chunks: int = 0  # rows that read
+    tokens_read: int = 0
+    pass_seconds: float = 0.0
+    asked: int = 0  # questions whose answer counted
+    agreed: int = 0
+    proposed: int = 0  # tokens, and those deferred among them
+    deferred: int = 0
+    written: int = 0
+    seconds: float = 0.0
+
+
+class Pace:
+    """Decides for a loop, and learns from its turns."""
+
+    def __init__(self) -> None:
+        self._seen = dict.fromkeys(vars(Turn()), 0.0)
+        self._passes = [0.0] * 5  # weighted sums of 1, n, n^2, t, n t over passes of n tokens that took t seconds
+
+    def note(self, turn: Turn) -> None:
+        for name, value in vars(turn).items():
+            self._seen[name] = MEMORY * self._seen[name] + value
+        if turn.passes:
+            n, t = turn.tokens_read, turn.pass_seconds
+            sums = zip(self._passes, (1, n, n * n, t, n * t), strict=True)
+            self._passes = [MEMORY * old + new for old, new in sums]
+
+    @property
+    def agreement(self) -> float:
+        """How often the expert's token is the guess."""
+        return (self._seen["agreed"] + 1) / (self._seen["asked"] + 2)
+
+    @property
+    def share(self) -> float:
+        """How many of the proposed tokens are deferred."""
+        return (self._seen["deferred"] + 1) / (self._seen["proposed"] + 2)
+
+    def most_steps(self) -> int:
+        return AT_MOST
+
+    def goes_on(self, useful: float) -> bool:
+        """Tell whether one more step of the predictor pays that is expected to gain `useful` tokens."""
+        seen = self._seen
+        if not seen["steps"]:
+            return False
+        fixed_seconds = seen["seconds"] - self.token_seconds * seen["tokens_read"]
+        return useful * fixed_seconds * seen["steps"] >= seen["written"] * seen["step_seconds"]
+
+    def reads_on(self, answered: int, gap: int, rows: int) -> bool:
+        """Tell whether a row should read `gap` more tokens to ask one more question after `answered` others, where
+        `rows` rows share the pass."""
+        if not answered:
+            return True
+        seen = self._seen
+        steps = seen["step_seconds"] / max(seen["steps"], 1.0)
+        fixed = self.pass_seconds + steps
+        return self.agreement**answered * fixed / rows >= gap * self.token_seconds
+
+    @property
+    def pass_seconds(self) -> float:
+        """What a pass of the expert takes besides its tokens."""
+        return self._fit_passes()[0]
+
+    @property
+    def token_seconds(self) -> float:
+        """What each token adds to a pass."""
+        return self._fit_passes()[1]
+
+    def _fit_passes(self) -> tuple[float, float]:
+        """Return the line through the times of passes, both numbers at least 0."""
+        one, n, n2, t, nt = self._passes
+        if not one:
+            return 0.0, 0.0
+        spread = one * n2 - n * n
+        slope = (one * nt - n * t) / spread if spread > 1e-3 * n * n else 0.0
+        slope = min(max(slope, 0.0), t / n if n else 0.0)
+        return max((t - slope * n) / one, 0.0), slope
+
+
+class FixedPace(Pace):
+    """Runs ahead `ahead` tokens, and asks at the first `asks` deferred positions of each row; None: at all."""
+
+    def __init__(self, ahead: int, asks: int | None = None) -> None:
+        super().__init__()
+        self.ahead, self.asks = ahead, asks
+
+    def most_steps(self) -> int:
+        return self.ahead
+
+    def goes_on(self, useful: float) -> bool:
+        return True
+
+    def reads_on(self, answered: int, gap: int, rows: int) -> bool:
+        return self.asks is None or answered < self.asks

@@ -1,0 +1,184 @@
+"""Caches of keys and values that are written in place, and attention of rows that are packed into one.
+
+A layer's buffers (P, H, W, D) grow as rows and columns are needed. Before a pass, `Layer.place` says where its new
+columns go. In a packed pass all tokens are one row of the model's batch; `Packing` says which belong to which row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROOM = 64  # columns that a cache grows by, at least
+PACKED = "seqdefer_packed"  # the name of our attention among those of transformers
+
+
+class _Buffer:
+    """One tensor (P, H, W, D), with P rows and W columns of room."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def room_for(self, rows: int, columns: int, like: Tensor) -> Tensor:
+        """Return the tensor with at least so many rows and columns; grow it where it is smaller."""
+        old = self.tensor
+        if old is None or old.shape[0] < rows or old.shape[2] < columns:
+            n_rows, n_columns = (0, 0) if old is None else (old.shape[0], old.shape[2])
+            n_rows = n_rows if n_rows >= rows else max(rows, 2 * n_rows)
+            n_columns = n_columns if n_columns >= columns else columns + ROOM
+            grown = like.new_zeros(n_rows, like.shape[1], n_columns, like.shape[3])
+            if old is not None:
+                grown[: old.shape[0], :, : old.shape[2]] = old
+            self.tensor = grown
+        assert self.tensor is not None
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the new columns of a pass go, and what comes back."""
+
+    rows: slice | Tensor  # places of the rows in the caches, rising
+    n_rows: int  # the last place and one
+    index: Tensor  # (R, T) or, packed, (T,): the place of each token's row
+    columns: Tensor  # of the same shape
+    reach: int  # columns that are seen
+    is_packed: bool = False
+
+
+class Layer:
+    """Keys and values of one layer: new columns go to their places, and all that rows may see come back."""
+
+    def __init__(self) -> None:
+        self.buffers = _Buffer(), _Buffer()
+        self.target = Target(slice(0), 0, torch.zeros(0), torch.zeros(0), 0)
+        self.keys = self.values = torch.zeros(0)
+
+    def place(self, target: Target) -> None:
+        self.target = target
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        target = self.target
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            columns = new.transpose(1, 2)  # (R, T, H, D)
+            room = buffer.room_for(target.n_rows, target.reach, new)
+            room[target.index, :, target.columns] = columns[0] if target.is_packed else columns
+        if not target.is_packed:  # otherwise `_attend` looks into the buffers itself
+            keys, values = (tensor[target.rows, :, : target.reach] for tensor in self.tensors)
+        return keys, values
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        keys, values = (buffer.tensor for buffer in self.buffers)
+        assert keys is not None
+        assert values is not None
+        return keys, values
+
+    def write(self, rows: slice, columns: int, both: tuple[Tensor, Tensor]) -> None:
+        """Put keys and values (R, H, T, D) at the first columns of `rows`; make room for `columns`."""
+        for buffer, new in zip(self.buffers, both, strict=True):
+            room = buffer.room_for(rows.stop, max(new.shape[2], columns), new)
+            room[rows, :, : new.shape[2]] = new
+
+    def show(self, rows: slice | Tensor, columns: int) -> None:
+        """Let a pass see the first columns of `rows`, without an update."""
+        self.keys, self.values = (tensor[rows, :, :columns] for tensor in self.tensors)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        for buffer in self.buffers:
+            if buffer.tensor is not None:
+                buffer.tensor[target] = buffer.tensor[source]
+
+
+def as_cache(layers: list[Layer], classes: Any) -> Any:
+    """Return the layers as transformers expects them. It asks for their length, which differs from row to row, only to
+    derive masks and positions; these are given."""
+    cache = classes.DynamicCache()
+    for layer in layers:
+        wrapped = classes.DynamicLayer()
+        wrapped.keys, wrapped.values, wrapped.is_initialized = layer.keys, layer.values, True
+        wrapped.update, wrapped.get_seq_length = layer.update, lambda: 0
+        cache.layers.append(wrapped)
+    return cache
+
+
+# -- packed passes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens of one row in a packed pass."""
+
+    place: int  # of the row in the caches
+    start: int  # of its tokens in the pass
+    stop: int
+    begin: int  # columns before them
+
+    @property
+    def reach(self) -> int:
+        """The columns that the last token sees."""
+        return self.begin + self.stop - self.start
+
+    def mask(self) -> Tensor | None:
+        """Return what each token sees, bool (T, reach); None for one token, which sees all."""
+        n = self.stop - self.start
+        return None if n == 1 else torch.ones(n, self.reach, dtype=torch.bool).tril(self.begin)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    layers: list[Layer]
+    segments: list[tuple[Segment, Tensor | None]]  # with their masks
+
+
+_packing: ContextVar[_Packing] = ContextVar("packing")
+
+
+def can_pack(model: Any) -> bool:
+    """Tell whether the attention of a model can be replaced: it has a name, no window and nothing added to it."""
+    config, attention = model.config, import_module("transformers").AttentionInterface
+    has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    is_plain = not (has_window or getattr(config, "attn_logit_softcapping", None))
+    if config.is_encoder_decoder or not is_plain or not getattr(model, "_supports_attention_backend", False):
+        return False
+    attention.register(PACKED, _attend)
+    return True
+
+
+@contextmanager
+def packed(model: Any, layers: list[Layer], segments: list[Segment]) -> Iterator[None]:
+    """Let each segment's tokens attend to the cache of their own row."""
+    token = _packing.set(_Packing(layers, [(one, one.mask()) for one in segments]))
+    before, model.config._attn_implementation = model.config._attn_implementation, PACKED
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        _packing.reset(token)
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """Return the attention of a packed pass, (1, T, H, D), of query (1, H, T, D)."""
+    packing = _packing.get()
+    keys, values = packing.layers[module.layer_idx].tensors
+    parts = [
+        nn.functional.scaled_dot_product_attention(
+            query[:, :, one.start : one.stop],
+            keys[one.place : one.place + 1, :, : one.reach],
+            values[one.place : one.place + 1, :, : one.reach],
+            attn_mask=mask,
+            scale=options.get("scaling"),
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
+        for one, mask in packing.segments
+    ]
+    return torch.cat(parts, 2).transpose(1, 2), None
