@@ -15,7 +15,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import NextTokenExpert, Predictor
+from seqdefer.engine.pace import AT_MOST
+from seqdefer.errors import ContractError
+from seqdefer.interfaces import Expert, NextTokenExpert, Predictor
 from seqdefer.types import Examples, Proposal
 
 State = TypeVar("State")
@@ -54,10 +56,14 @@ class Chunk:
     row: int
     tokens: Sequence[Any]
     asked: Sequence[int]
+    guesses: Sequence[Any] = ()  # what the predictor wrote at these places
 
 
 class ExpertRows(ABC):
-    """Rows of an expert that names next tokens. Only the rows that ask read."""
+    """Rows of an expert that names next tokens. Only the rows that ask read. `tokens_read` counts all tokens so far,
+    those of inputs too where a model reads them as it reads others."""
+
+    tokens_read: int = 0
 
     @abstractmethod
     def admit(self, examples: Examples) -> None:
@@ -214,6 +220,7 @@ class StateExpertRows(ExpertRows):
             read_before.append(len(row.since))
             row.since = [*row.since, *chunk.tokens]
         rows = [self.rows[chunk.row] for chunk in chunks]
+        self.tokens_read += sum(len(row.since) for row in rows)
         named = self._read_joined(rows) or self._read_in_groups(rows)
         return [
             [line[before + place] for place in chunk.asked]
@@ -243,7 +250,8 @@ class StateExpertRows(ExpertRows):
 
     def _read_batch(self, rows: Sequence[_ExpertRow], state: Any) -> list[list[Any]]:
         longest = max(len(row.since) for row in rows)
-        tokens = torch.tensor([[*row.since, *[0] * (longest - len(row.since))] for row in rows], device=self.device)
+        lines = [[*row.since, *[0] * (longest - len(row.since))] for row in rows]
+        tokens = torch.tensor(lines, device=self.device, dtype=None if longest else torch.long)
         named, state = self.expert.read(state, tokens)
         for place, row in enumerate(rows):
             if len(row.since) == longest:
@@ -258,3 +266,18 @@ class StateExpertRows(ExpertRows):
 
     def keep(self, rows: Tensor) -> None:
         self.rows = [self.rows[row] for row in rows.tolist()]
+
+
+def rows_of_predictor(predictor: Predictor[Any]) -> PredictorRows:
+    """Return a predictor's rows, without any row."""
+    return predictor.rows() or StatePredictorRows(predictor, AT_MOST)
+
+
+def rows_of_expert(expert: Expert) -> ExpertRows:
+    """Return an expert's rows, without any row."""
+    if not isinstance(expert, NextTokenExpert):
+        raise ContractError(
+            f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
+            "only completes; use a one-time or whole policy"
+        )
+    return expert.rows() or StateExpertRows(expert)

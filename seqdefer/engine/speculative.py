@@ -24,9 +24,19 @@ import torch
 from torch import Tensor
 
 from seqdefer.engine.pace import AT_MOST, Pace, Turn
-from seqdefer.engine.rows import Chunk, ExpertRows, PredictorRows, StateExpertRows, StatePredictorRows, StateRows
+from seqdefer.engine.rows import (
+    Chunk,
+    ExpertRows,
+    PredictorRows,
+    StateRows,
+    rows_of_expert,
+    rows_of_predictor,
+)
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
+
+
+SHOWN_SECONDS = 0.05  # a turn without open questions ends after these: what is settled can be shown
 
 
 @dataclass
@@ -66,11 +76,10 @@ class _Guesses:
         """The tokens before the last question asked that the expert has not read."""
         return [*self.row.tokens[self.row.n_read :], *self.tokens[: self.asked[-1]]]
 
-    @property
-    def chunk_places(self) -> list[int]:
-        """The questions as places in the chunk."""
+    def chunk(self, place: int) -> Chunk:
         begin = len(self.row.tokens) - self.row.n_read
-        return [begin + step for step in self.asked]
+        guesses = [self.tokens[step] for step in self.asked]
+        return Chunk(place, self.unread, [begin + step for step in self.asked], guesses)
 
 
 class SpeculativeLoop:
@@ -149,6 +158,8 @@ class SpeculativeLoop:
             columns.append((proposal.tokens, *self._decide(here, proposal)))
             if step + 1 == most or not self.pace.goes_on(progress.useful(here, *columns[-1])):
                 break
+            if progress.is_settled and time.perf_counter() - start > SHOWN_SECONDS:
+                break
             self.predictor.append(proposal.tokens)
         tokens, scores, defer = (torch.stack(parts, 1).tolist() for parts in zip(*columns, strict=True))
         turn.steps, turn.step_seconds = len(columns), time.perf_counter() - start
@@ -186,13 +197,13 @@ class SpeculativeLoop:
             self._choose_questions(one, len(asking))
         answers: list[list[Any]] = [[] for _ in guesses]
         if asking:
-            chunks = [Chunk(place, one.unread, one.chunk_places) for place, one in asking]
-            start = time.perf_counter()
+            chunks = [one.chunk(place) for place, one in asking]
+            start, read_before = time.perf_counter(), self.expert.tokens_read
             for (place, _), answer in zip(asking, self.expert.read(chunks), strict=True):
                 answers[place] = answer
             turn.pass_seconds = time.perf_counter() - start
             turn.passes, turn.chunks = 1, len(chunks)
-            turn.tokens_read = sum(len(chunk.tokens) for chunk in chunks)
+            turn.tokens_read = self.expert.tokens_read - read_before
             self.work.expert_passes += 1
             self.work.tokens_read += turn.tokens_read
         back = [self._settle(one, answer, turn) for one, answer in zip(guesses, answers, strict=True)]
@@ -241,13 +252,13 @@ class SpeculativeLoop:
 
 
 class _Progress:
-    """How many tokens the next step of a turn is expected to gain. On a GPU, looking at decisions would hold up the
+    """How many tokens the next step of a turn is expected to gain, and whether no question is open. On a GPU, looking at decisions would hold up the
     work that follows, so usual ones are assumed."""
 
     def __init__(self, loop: SpeculativeLoop, n: int) -> None:
         self.spec, self.pace = loop.spec, loop.pace
         self.weights = torch.ones(n) if loop._device.type == "cpu" else None
-        self.expected = float(n)
+        self.expected, self.is_settled = float(n), loop._device.type == "cpu"
 
     def useful(self, positions: Tensor, tokens: Tensor, scores: Tensor, defer: Tensor) -> float:
         agreement = self.pace.agreement
@@ -255,6 +266,7 @@ class _Progress:
             self.expected *= 1 - self.pace.share * (1 - agreement)
             return self.expected
         self.weights[defer] *= agreement
+        self.is_settled &= not bool(defer.any())
         self.weights[self.spec.is_end(tokens) | (positions + 1 >= self.spec.length)] = 0
         return float(self.weights.sum())
 
@@ -267,8 +279,7 @@ def speculative_loop(
     pace: Pace | None = None,
 ) -> SpeculativeLoop:
     """Return a loop without rows."""
-    own, asked = predictor.rows() or StatePredictorRows(predictor, AT_MOST), expert.rows() or StateExpertRows(expert)
-    return SpeculativeLoop(own, asked, policy, spec, pace)
+    return SpeculativeLoop(rows_of_predictor(predictor), rows_of_expert(expert), policy, spec, pace)
 
 
 def run_all(loop: SpeculativeLoop, examples: Examples, at_once: int | None = None) -> Rollout:

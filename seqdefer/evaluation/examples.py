@@ -35,7 +35,7 @@ def draw_examples(splits: Splits, rejectors: Mapping[str, Rejector]) -> str:
     for budget in DRAWN_BUDGETS:
         threshold = NEAREST.choose(spending, budget).threshold
         setting = torch.full((len(examples),), threshold, dtype=torch.float64)
-        rollouts[budget] = deferral_of(rejector).plan(task, examples, setting).run().rollout
+        rollouts[budget] = deferral_of(rejector).write(task, examples, setting).rollout
     return task.draw(examples, rollouts)
 
 

@@ -3,7 +3,7 @@
 deferral = deferral_of(rejector)
 deferral.sweep(test_data, rows)                        # for a deferral curve
 deferral.spending(task, examples)                      # for a calibration
-deferral.plan(pair, examples, settings).run()          # for a request
+deferral.write(pair, examples, settings)               # for a request
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
 from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
 from seqdefer.engine.drafts import draft
+from seqdefer.engine.pace import Pace
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, SplitName, Task, TokenRejector
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LabelledData
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.plans import HandOffPlan, Pair, Plan, TokenPlan, scored_hand_offs
+from seqdefer.methods.plans import HandOffPlan, Pair, Plan, PlanResult, TokenPlan, scored_hand_offs, write_all
 from seqdefer.progress import Progress
 from seqdefer.types import Examples, HandOffTable, Sequences
 
@@ -49,15 +50,22 @@ class DeferralRunner(ABC):
         """Tell what every setting does to `examples`. Where they are labelled, one-time deferral runs no model."""
 
     @abstractmethod
-    def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
-        """Plan a batch; options as in `Plan`."""
+    def plan(self, pair: Pair, **options: Any) -> Plan:
+        """Return a plan without rows; options as in `seqdefer.methods.plans`."""
+
+    def write(
+        self, pair: Pair, examples: Examples, settings: Tensor, *, at_once: int | None = None, may_defer: bool = True
+    ) -> PlanResult:
+        """Write rows at `settings` (n,), `at_once` at a time (default: all)."""
+        at_once = at_once or len(examples)
+        return write_all(self.plan(pair), examples, settings, pair.spec, at_once=at_once, may_defer=may_defer)
 
 
 class TokenDeferral(DeferralRunner):
     """Token-level deferral: decisions change the prefix, so what settings do is found by rollouts."""
 
     def __init__(self, rejector: TokenRejector[Any]) -> None:
-        self.rejector = rejector
+        self.rejector, self.pace = rejector, Pace()
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         assert data.trees is not None
@@ -86,8 +94,8 @@ class TokenDeferral(DeferralRunner):
         joined = (torch.cat([getattr(one, name).cpu() for one in swept], 1) for name in ("deferred", "lengths", "loss"))
         return TokenSpending(TokenSweep(thresholds.cpu(), *joined))
 
-    def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
-        return TokenPlan(pair, self.rejector, examples, settings, **options)
+    def plan(self, pair: Pair, **options: Any) -> Plan:
+        return TokenPlan(pair, self.rejector, pace=self.pace, **options)
 
 
 class HandOffDeferral(DeferralRunner):
@@ -117,8 +125,8 @@ class HandOffDeferral(DeferralRunner):
             table, _ = hand_off_table(task, examples, drafted, kept=kept, progress=progress)
         return HandOffSpending(scored_hand_offs(self.rejector, drafted, task.spec.length), table)
 
-    def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
-        return HandOffPlan(pair, self.rejector, examples, settings, **options)
+    def plan(self, pair: Pair, **options: Any) -> Plan:
+        return HandOffPlan(pair, self.rejector, **options)
 
 
 def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> DeferralRunner:

@@ -1,23 +1,22 @@
-"""Plans: how one batch of inputs runs at the settings of its rows, whoever asks (Python, evaluation, server).
+"""Plans: how rows are written at their settings, whoever asks (Python, evaluation, server).
 
-    plan = TokenPlan(pair, rejector, examples, settings)
-    for step in plan.steps():        # as soon as each position is written
-        print(step.position, step.tokens, step.authors)
-    result = plan.run()              # or all at once
+    plan = TokenPlan(pair, rejector)
+    rows = plan.admit(examples, settings)      # more may join at any time
+    while plan.rows:
+        plan.turn()                            # what it writes is settled: row.tokens, row.authors
 
-Token level, each row has its own threshold. One-time, the predictor drafts first; what it wrote before the first
-hand-off can be shown at once, and then the expert completes all rows that are handed off in one call. A batch may run
-with another expert than the pair's (one that falls back to the predictor), and rows may be barred from deferring:
-they only show where they would.
+Token level, each row has its own threshold, and rows stand at their own positions. One-time, rows that were admitted
+together are drafted in one turn, and what comes before their hand-offs is shown; in the next one the expert completes
+those that are handed off in one call. A plan may run with another expert than the pair's, or with its rows (which fall
+back to the predictor where the expert fails). Rows may be barred from deferring: they only show where they would.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,16 +24,12 @@ from torch import Tensor
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.drafts import complete_drafts, draft, is_past
-from seqdefer.engine.interleaved import interleave, roll_out
+from seqdefer.engine.drafts import complete_drafts, draft
+from seqdefer.engine.pace import Pace
+from seqdefer.engine.rows import ExpertRows, rows_of_expert, rows_of_predictor
+from seqdefer.engine.speculative import RowWritten, SpeculativeLoop, Work, collect
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, TokenRejector
-from seqdefer.types import Draft, Examples, Proposal, Rollout, SequenceSpec
-
-DroppedRows = Callable[[], Tensor]  # returns the rows that need nothing more, int64 indices
-
-
-def _no_rows() -> Tensor:
-    return torch.arange(0)
+from seqdefer.types import Draft, Examples, Rollout, SequenceSpec
 
 
 class Pair(Protocol):
@@ -48,16 +43,195 @@ class Pair(Protocol):
     def spec(self) -> SequenceSpec: ...
 
 
-@dataclass(frozen=True)
-class PlanStep:
-    """One position of n rows; tensors (n,), on the CPU."""
+@dataclass(eq=False)
+class PlanRow:
+    """A sequence as far as it is written, and the setting that it is written at."""
 
-    position: int
-    tokens: Tensor
-    authors: Tensor  # int64
-    scores: Tensor
-    active: Tensor  # bool: rows that reach this position
-    wanted: Tensor  # bool: the rejector wants the expert here, whoever then wrote
+    setting: float
+    may_defer: bool
+    written: RowWritten
+    wanted: list[bool] = field(default_factory=list)  # by token: the rejector wants the expert, whoever then wrote
+
+    @property
+    def is_over(self) -> bool:
+        return self.written.is_over
+
+
+class Plan(ABC):
+    """Rows at work. Those that are over have left `rows`."""
+
+    work: Work
+
+    def __init__(self) -> None:
+        self.rows: list[PlanRow] = []
+
+    @abstractmethod
+    def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
+        """Add rows with `settings` (n,) of their own; `may_defer` (bool (n,)): all by default."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Write more of every row."""
+
+    @abstractmethod
+    def drop(self, rows: Sequence[PlanRow]) -> None:
+        """End rows that need nothing more."""
+
+    @abstractmethod
+    def room(self, at_once: int) -> int:
+        """Return how many rows may join now, where `at_once` may run together."""
+
+    def _leave(self) -> None:
+        self.rows = [row for row in self.rows if not row.is_over]
+
+
+class TokenPlan(Plan):
+    """Token-level deferral. `pace` learns how far to run ahead, and may be shared by plans of one pair."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        rejector: TokenRejector[Any],
+        *,
+        expert_rows: ExpertRows | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        super().__init__()
+        self.rejector, self.device = rejector, pair.predictor.device
+        self.loop = SpeculativeLoop(
+            rows_of_predictor(pair.predictor),
+            expert_rows or rows_of_expert(pair.expert),
+            Threshold(rejector),
+            pair.spec,
+            pace,
+        )
+
+    @property
+    def work(self) -> Work:  # type: ignore[override]
+        return self.loop.work
+
+    def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
+        allowed = torch.ones(len(settings), dtype=torch.bool) if may_defer is None else may_defer
+        thresholds = torch.where(allowed, settings, math.inf)
+        written = self.loop.admit(examples.to(self.device), Threshold(self.rejector, thresholds))
+        new = [PlanRow(*parts) for parts in zip(settings.tolist(), allowed.tolist(), written, strict=True)]
+        self.rows += new
+        return new
+
+    def turn(self) -> None:
+        self.loop.turn()
+        for row in self.rows:
+            row.wanted += [score >= row.setting for score in row.written.scores[len(row.wanted) :]]
+        self._leave()
+
+    def drop(self, rows: Sequence[PlanRow]) -> None:
+        self.loop.drop([row.written for row in rows])
+        self._leave()
+
+    def room(self, at_once: int) -> int:
+        return at_once - len(self.rows)
+
+
+@dataclass
+class _Drafted:
+    """Rows that were admitted together; once drafted, with the tokens that each keeps."""
+
+    rows: list[PlanRow]
+    examples: Examples
+    draft: Draft | None = None
+    kept: Tensor = field(default_factory=lambda: torch.arange(0))
+    scores: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+class HandOffPlan(Plan):
+    """Whole and one-time deferral. `watch` is called with the drafts before the expert is asked to complete them."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        rejector: DraftRejector,
+        *,
+        expert: Expert | None = None,
+        watch: Callable[[Draft], None] = lambda _: None,
+    ) -> None:
+        super().__init__()
+        self.pair, self.rejector, self.watch = pair, rejector, watch
+        self.expert = expert or pair.expert
+        self.work, self._batches, self._n_admitted = Work(), list[_Drafted](), 0
+
+    def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
+        allowed = [True] * len(settings) if may_defer is None else may_defer.tolist()
+        numbers = range(self._n_admitted, self._n_admitted + len(settings))
+        new = [
+            PlanRow(setting, may, RowWritten(number))
+            for setting, may, number in zip(settings.tolist(), allowed, numbers, strict=True)
+        ]
+        self._n_admitted += len(new)
+        self._batches.append(_Drafted(new, replace(examples, ids=torch.arange(len(new)))))
+        self.rows += new
+        return new
+
+    def turn(self) -> None:
+        batches, self._batches = self._batches, []
+        for batch in batches:
+            if batch.draft is None:
+                self._write_draft(batch)
+            else:
+                self._hand_off(batch, batch.draft)
+            if any(not row.is_over for row in batch.rows):
+                self._batches.append(batch)
+        self._leave()
+
+    def drop(self, rows: Sequence[PlanRow]) -> None:
+        for row in rows:
+            row.written.is_over = True
+        self._leave()
+
+    def room(self, at_once: int) -> int:
+        return 0 if self.rows else at_once  # the expert completes all rows of a batch in one call
+
+    def _write_draft(self, batch: _Drafted) -> None:
+        spec = self.pair.spec
+        batch.draft = drafted = draft(self.pair.predictor, batch.examples, spec)
+        scored = scored_hand_offs(self.rejector, drafted, spec.length)
+        settings = torch.tensor([row.setting for row in batch.rows], dtype=torch.float64)
+        batch.kept, batch.scores = torch.from_numpy(scored.kept(settings)), torch.from_numpy(scored.by_position())
+        self.work.predictor_steps += int(drafted.sequences.lengths.max())
+        kept = [
+            kept if row.may_defer else spec.length for row, kept in zip(batch.rows, batch.kept.tolist(), strict=True)
+        ]
+        alone = self._completed(batch, drafted, torch.full_like(batch.kept, spec.length))
+        for place, row in enumerate(batch.rows):
+            if not row.is_over:
+                self._show(batch, alone, place, kept[place])
+
+    def _hand_off(self, batch: _Drafted, drafted: Draft) -> None:
+        """Let the expert complete the rows that are not over: those that are handed off."""
+        kept = [
+            self.pair.spec.length if row.is_over else kept for row, kept in zip(batch.rows, batch.kept, strict=True)
+        ]
+        self.watch(drafted)
+        rollout = self._completed(batch, drafted, torch.tensor([int(one) for one in kept]))
+        self.work.expert_passes += 1
+        for place, row in enumerate(batch.rows):
+            if not row.is_over:
+                self._show(batch, rollout, place, self.pair.spec.length)
+
+    def _completed(self, batch: _Drafted, drafted: Draft, kept: Tensor) -> Rollout:
+        return complete_drafts(
+            self.pair.predictor, self.expert, batch.examples, drafted.sequences, kept, batch.scores.float(),
+            self.pair.spec,
+        )  # fmt: skip
+
+    def _show(self, batch: _Drafted, rollout: Rollout, place: int, stop: int) -> None:
+        """Write a row up to `stop` as the rollout has it. It is over where the rollout ends before."""
+        row, length = batch.rows[place].written, int(rollout.sequences.lengths[place])
+        span = slice(len(row.tokens), min(stop, length))
+        row.tokens += rollout.sequences.tokens[place, span].tolist()
+        row.authors += rollout.authors[place, span].tolist()
+        row.scores += rollout.scores[place, span].tolist()
+        batch.rows[place].wanted += [at >= int(batch.kept[place]) for at in range(span.start, span.stop)]
+        row.is_over = stop >= length
 
 
 @dataclass(frozen=True)
@@ -66,118 +240,23 @@ class PlanResult:
 
     rollout: Rollout
     wanted: Tensor  # bool (n, L), False past the end
+    work: Work
 
 
-class Plan(ABC):
-    """A batch to be written. `settings` (n,) are the rows' own; `may_defer` (bool (n,)), all rows by default.
-
-    `watch` is called with what the predictor would write, before the expert is asked: every proposal, or the drafts."""
-
-    def __init__(
-        self,
-        pair: Pair,
-        rejector: Any,
-        examples: Examples,
-        settings: Tensor,
-        *,
-        expert: Expert | None = None,
-        may_defer: Tensor | None = None,
-        watch: Callable[[Proposal | Draft], None] = lambda _: None,
-    ) -> None:
-        self.pair, self.rejector, self.examples, self.settings = pair, rejector, examples, settings
-        self.watch = watch
-        self.expert = pair.expert if expert is None else expert
-        self.may_defer = torch.ones(len(examples), dtype=torch.bool) if may_defer is None else may_defer
-
-    @abstractmethod
-    def steps(self, dropped: DroppedRows = _no_rows) -> Generator[PlanStep, None, None]:
-        """Yield each position as soon as it is written. Rows in `dropped()` need nothing more: the plan asks for them
-        before work that it can then save, and what it still yields for them has no meaning."""
-
-    @abstractmethod
-    def run(self) -> PlanResult:
-        """Write all positions."""
-
-
-class TokenPlan(Plan):
-    """Token-level deferral."""
-
-    rejector: TokenRejector[Any]
-
-    def steps(self, dropped: DroppedRows = _no_rows) -> Generator[PlanStep, None, None]:
-        pair = self.pair
-        steps = interleave(pair.predictor, self.expert, self.examples, self._policy, pair.spec)
-        step = next(steps)
-        while True:
-            scores = step.scores.cpu()
-            parts = (step.tokens.cpu(), step.authors.cpu(), scores, step.active.cpu())
-            yield PlanStep(step.position, *parts, scores >= self.settings)
-            try:
-                step = steps.send(dropped().to(step.rows.device))
-            except StopIteration:
-                return
-
-    def run(self) -> PlanResult:
-        pair = self.pair
-        rollout = _on_cpu(roll_out(pair.predictor, self.expert, self.examples, self._policy, pair.spec))
-        return PlanResult(rollout, (rollout.scores >= self.settings[:, None]) & rollout.sequences.mask())
-
-    @property
-    def _policy(self) -> Threshold:
-        thresholds = torch.where(self.may_defer, self.settings, math.inf)
-        return Threshold(self.rejector, thresholds, watch=self.watch)
-
-
-class HandOffPlan(Plan):
-    """Whole and one-time deferral."""
-
-    rejector: DraftRejector
-
-    @cached_property
-    def drafted(self) -> Draft:
-        """What the predictor writes alone."""
-        drafted = draft(self.pair.predictor, self.examples, self.pair.spec)
-        self.watch(drafted)
-        return drafted
-
-    @cached_property
-    def kept(self) -> Tensor:
-        """Tokens of each draft that stay where its row may defer. int64 (n,)"""
-        return torch.from_numpy(self._scored.kept(self.settings))
-
-    def steps(self, dropped: DroppedRows = _no_rows) -> Generator[PlanStep, None, None]:
-        length = self.pair.spec.length
-        kept = torch.where(self.may_defer, self.kept, length)
-        first = int(kept.min())
-        yield from self._positions(self._completed(torch.full_like(kept, length)), range(first))
-        if first < length:
-            kept[dropped()] = length
-            yield from self._positions(self._completed(kept), range(first, length))
-
-    def run(self) -> PlanResult:
-        length = self.pair.spec.length
-        rollout = self._completed(torch.where(self.may_defer, self.kept, length))
-        return PlanResult(rollout, is_past(self.kept, length) & rollout.sequences.mask())
-
-    @cached_property
-    def _scored(self) -> ScoredHandOffs:
-        return scored_hand_offs(self.rejector, self.drafted, self.pair.spec.length)
-
-    @cached_property
-    def _scores(self) -> Tensor:
-        return torch.from_numpy(self._scored.by_position()).float()
-
-    def _completed(self, kept: Tensor) -> Rollout:
-        predictor, drafts = self.pair.predictor, self.drafted.sequences
-        return complete_drafts(predictor, self.expert, self.examples, drafts, kept, self._scores, self.pair.spec)
-
-    def _positions(self, rollout: Rollout, positions: range) -> Generator[PlanStep, None, None]:
-        mask = rollout.sequences.mask()
-        for position in positions:
-            tokens, authors, scores, active = (
-                part[:, position] for part in (rollout.sequences.tokens, rollout.authors, rollout.scores, mask)
-            )
-            yield PlanStep(position, tokens, authors, scores, active, position >= self.kept)
+def write_all(
+    plan: Plan, examples: Examples, settings: Tensor, spec: SequenceSpec, *, at_once: int, may_defer: bool = True
+) -> PlanResult:
+    """Write all rows, `at_once` at a time."""
+    rows, n = list[PlanRow](), len(examples)
+    while plan.rows or len(rows) < n:
+        free = min(plan.room(at_once), n - len(rows))
+        if free:
+            some = torch.arange(len(rows), len(rows) + free)
+            allowed = torch.full((free,), may_defer)
+            rows += plan.admit(examples.select(some.to(examples.ids.device)), settings[some], allowed)
+        plan.turn()
+    wanted = [[*row.wanted, *[False] * (spec.length - len(row.wanted))] for row in rows]
+    return PlanResult(collect([row.written for row in rows], spec), torch.tensor(wanted), plan.work)
 
 
 def scored_hand_offs(rejector: DraftRejector, drafted: Draft, length: int) -> ScoredHandOffs:
@@ -186,8 +265,3 @@ def scored_hand_offs(rejector: DraftRejector, drafted: Draft, length: int) -> Sc
         rejector.score(drafted), length, hand_offs=rejector.hand_offs, rule=rejector.rule,
         lengths=drafted.sequences.lengths,
     )  # fmt: skip
-
-
-def _on_cpu(rollout: Rollout) -> Rollout:
-    sequences = type(rollout.sequences)(rollout.sequences.tokens.cpu(), rollout.sequences.lengths.cpu())
-    return Rollout(sequences, rollout.authors.cpu(), rollout.scores.cpu())

@@ -18,7 +18,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
 from seqdefer.budgets.rules import Setting, realised_shares
@@ -43,7 +42,7 @@ from seqdefer.progress import Meter, Progress, Silent
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import to_plain
-from seqdefer.types import Examples, Rollout, Sequences
+from seqdefer.types import Examples, Sequences
 
 DEFAULT_BUDGET = 0.2
 CHECKED_BUDGETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
@@ -174,8 +173,7 @@ class DeferringModel:
         batch_size: int = BATCH_SIZE,
     ) -> Generation:
         """Write sequences for all inputs, the expert about `budget` of their tokens; or by a threshold you name."""
-        results = self._run(inputs, self._threshold(budget, threshold), batch_size)
-        rollout = _join([one.rollout for one in results])
+        rollout = self._run(inputs, self._threshold(budget, threshold), batch_size).rollout
         return Generation(self._outputs(rollout.sequences), rollout, self.served.authors)
 
     def decide(
@@ -187,10 +185,9 @@ class DeferringModel:
         batch_size: int = BATCH_SIZE,
     ) -> Decisions:
         """Return where the rejector would defer, without running the expert."""
-        results = self._run(inputs, self._threshold(budget, threshold), batch_size, may_defer=False)
-        alone = _join([one.rollout for one in results])
-        wanted = torch.cat([one.wanted for one in results])
-        return Decisions(self._outputs(alone.sequences), alone.sequences, alone.scores, wanted)
+        result = self._run(inputs, self._threshold(budget, threshold), batch_size, may_defer=False)
+        alone = result.rollout
+        return Decisions(self._outputs(alone.sequences), alone.sequences, alone.scores, result.wanted)
 
     def stream(
         self, one: Any, budget: float = DEFAULT_BUDGET, *, threshold: float | None = None
@@ -200,32 +197,29 @@ class DeferringModel:
         return self._stream(examples, self._threshold(budget, threshold))
 
     def _stream(self, examples: Examples, threshold: float) -> Iterator[StreamedToken]:
-        served, tokens, shown = self.served, list[Any](), ""
-        for step in self.plan(examples, torch.tensor([threshold], dtype=torch.float64)).steps():
-            if not bool(step.active):
-                return
-            tokens.append(step.tokens[0].item())
-            is_last = tokens[-1] == served.spec.end or len(tokens) == served.spec.length
-            added = served.codec.added(tokens, shown, is_last=is_last)
-            shown += added
-            author = served.authors[int(step.authors)]
-            yield StreamedToken(step.position, tokens[-1], added, author, float(step.scores))
+        served, plan, n_shown, shown = self.served, self.plan(), 0, ""
+        (row,) = plan.admit(examples, torch.tensor([threshold], dtype=torch.float64))
+        while plan.rows:
+            plan.turn()
+            tokens = row.written.tokens
+            for position in range(n_shown, len(tokens)):
+                is_last = row.is_over and position + 1 == len(tokens)
+                added = served.codec.added(tokens[: position + 1], shown, is_last=is_last)
+                shown += added
+                author = served.authors[row.written.authors[position]]
+                yield StreamedToken(position, tokens[position], added, author, row.written.scores[position])
+            n_shown = len(tokens)
 
-    def plan(self, examples: Examples, settings: Tensor, **options: Any) -> Plan:
-        """Plan a batch at the settings (n,) of its rows; options as in `seqdefer.methods.plans.Plan`."""
-        return self.deferral.plan(self.served, examples, settings, **options)
+    def plan(self, **options: Any) -> Plan:
+        """Return a plan of this pair, without rows; options as in `seqdefer.methods.plans`."""
+        return self.deferral.plan(self.served, **options)
 
-    def _run(
-        self, inputs: Sequence[Any], threshold: float, batch_size: int, *, may_defer: bool = True
-    ) -> list[PlanResult]:
+    def _run(self, inputs: Sequence[Any], threshold: float, batch_size: int, *, may_defer: bool = True) -> PlanResult:
         if batch_size < 1:
             raise OptionError(f"batch size {batch_size}; it must be at least 1")
-        examples, results = self._encode(inputs), []
-        for rows in torch.arange(len(examples)).split(batch_size):
-            allowed = torch.full((len(rows),), may_defer)
-            settings = torch.full((len(rows),), threshold, dtype=torch.float64)
-            results.append(self.plan(examples.select(rows), settings, may_defer=allowed).run())
-        return results
+        examples = self._encode(inputs)
+        settings = torch.full((len(examples),), threshold, dtype=torch.float64)
+        return self.deferral.write(self.served, examples, settings, at_once=batch_size, may_defer=may_defer)
 
     def _threshold(self, budget: float, threshold: float | None) -> float:
         if threshold is None:
@@ -264,10 +258,3 @@ def _check(served: Served, rejector: Rejector) -> None:
             f"the rejector was fitted for sequences of {rejector.length} tokens, not of {served.spec.length}; "
             "fit one for these"
         )
-
-
-def _join(parts: Sequence[Rollout]) -> Rollout:
-    sequences = [part.sequences for part in parts]
-    tokens, lengths = torch.cat([one.tokens for one in sequences]), torch.cat([one.lengths for one in sequences])
-    authors, scores = torch.cat([part.authors for part in parts]), torch.cat([part.scores for part in parts])
-    return Rollout(Sequences(tokens, lengths), authors, scores)

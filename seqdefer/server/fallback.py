@@ -1,27 +1,29 @@
 """Fallback to the predictor when an expert fails or takes too long, and experts that wait without blocking others.
 
-`FallbackExpert` wraps the expert for one cohort. It changes nothing while the expert works. After the first failure it
-no longer calls the expert and returns what the predictor proposes; `reason` says why.
+`FallbackRows` (token level) and `FallbackExpert` (hand-offs) wrap the expert of a running batch. They change nothing
+while it works. Where it fails, what the predictor wrote takes the place of its answer.
 
 Only one thread at a time may use the models. A remote expert (`Expert.waits`) uses none of them while it waits for its
-response, but the engine calls it in the middle of a step. A cohort with such an expert therefore runs in a
-`CooperativeThread`, which gives other cohorts a turn while it waits.
+response, but the engine calls it in the middle of a turn. A batch with such an expert therefore runs in a
+`CooperativeThread`, which gives others a turn while it waits.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from seqdefer.interfaces import Expert, NextTokenExpert
+from seqdefer.engine.rows import Chunk, ExpertRows, rows_of_expert
+from seqdefer.interfaces import Expert
 from seqdefer.remote.cancellation import CancelScope
-from seqdefer.types import Draft, Examples, Proposal, Sequences, SequenceSpec
+from seqdefer.types import Draft, Examples, Sequences, SequenceSpec
 
 Result = TypeVar("Result")
 
@@ -73,76 +75,111 @@ class ExpertCaller:
                 del item, call, future  # else the last states would live until the next call
 
 
-class FallbackExpert(NextTokenExpert[Any]):
-    """The expert of one cohort, replaced by the predictor after the first failure.
+class _Guard:
+    """Calls an expert until it fails, and keeps the failure until it is taken."""
 
-    The fallback of `next` is `proposed` (B,), the predictor's tokens of the active rows; the fallback of `complete` is
-    `drafted`, the predictor's whole sequences."""
+    def __init__(self, call: ExpertCaller) -> None:
+        self.call = call
+        self._failure: Exception | None = None
 
-    def __init__(self, expert: Expert, call: ExpertCaller) -> None:
-        self.expert, self.call = expert, call
-        self.proposed: Tensor | None = None
-        self.drafted: Sequences | None = None
-        self.error: Exception | None = None
+    def take_failure(self) -> Exception | None:
+        """Return the failure since the last time this was called, if any."""
+        failure, self._failure = self._failure, None
+        return failure
 
-    @property
-    def has_failed(self) -> bool:
-        return self.error is not None
-
-    @property
-    def reason(self) -> str | None:
-        """Why the expert failed, without the text of its exception, which may be confidential."""
-        if self.error is None or isinstance(self.error, ExpertTimeout):
-            return None if self.error is None else str(self.error)
-        return f"the expert failed ({type(self.error).__name__})"
-
-    def note(self, written: Proposal | Draft) -> None:
-        """Keep what the predictor would write, for where the expert fails."""
-        if isinstance(written, Draft):
-            self.drafted = written.sequences
-        else:
-            self.proposed = written.tokens
-
-    def start(self, examples: Examples) -> Any:
-        return self._try(lambda: self._by_token.start(examples), None)
-
-    def next(self, state: Any, rows: Tensor) -> tuple[Tensor, Any]:
-        assert self.proposed is not None
-        return self._try(lambda: self._by_token.next(state, rows), (self.proposed[rows], None))
-
-    def append(self, state: Any, tokens: Tensor) -> Any:
-        return self._try(lambda: self._by_token.append(state, tokens), None)
-
-    def select(self, state: Any, rows: Tensor) -> Any:
-        return self._try(lambda: self._by_token.select(state, rows), None)
-
-    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
-        """Complete the prefixes; `examples.ids` are the indices of the rows in the cohort."""
-        assert self.drafted is not None
-        drafts = self.drafted.select(examples.ids.to(self.drafted.lengths.device))
-        return self._try(lambda: self.expert.complete(examples, prefixes, spec), drafts)
-
-    def _try(self, call: Callable[[], Result], fallback: Result) -> Result:
-        if self.has_failed:
-            return fallback
+    def _try(self, call: Callable[[], Result]) -> Result | None:
+        """Return the expert's answer, or None if it failed."""
         try:
             return self.call(call)
         except Exception as error:
-            self.error = error.with_traceback(None)  # the frames would keep the caches alive
-            self.error.__cause__ = self.error.__context__ = None
-            return fallback
+            self._failure = error.with_traceback(None)  # the frames would keep the caches alive
+            self._failure.__cause__ = self._failure.__context__ = None
+            return None
 
-    @property
-    def _by_token(self) -> NextTokenExpert[Any]:
-        assert isinstance(self.expert, NextTokenExpert)  # the engine asks for one
-        return self.expert
+
+def reason_of(failure: Exception) -> str:
+    """Return why the expert failed, without the text of its exception, which may be confidential."""
+    return str(failure) if isinstance(failure, ExpertTimeout) else f"the expert failed ({type(failure).__name__})"
+
+
+class FallbackExpert(_Guard, Expert):
+    """An expert that completes; where it fails, the predictor's drafts stay as they are."""
+
+    def __init__(self, expert: Expert, call: ExpertCaller) -> None:
+        super().__init__(call)
+        self.expert, self.drafted = expert, Sequences(torch.zeros(0, 0), torch.zeros(0))
+
+    def note(self, drafted: Draft) -> None:
+        """Keep what the predictor wrote, for where the expert fails."""
+        self.drafted = drafted.sequences
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        """Complete the prefixes; `examples.ids` are the places of their drafts."""
+        completed = self._try(lambda: self.expert.complete(examples, prefixes, spec))
+        return self.drafted.select(examples.ids.to(self.drafted.lengths.device)) if completed is None else completed
+
+
+class FallbackRows(_Guard, ExpertRows):
+    """Rows of an expert. Once it fails, all rows at work keep the predictor's guesses; rows that come later ask it
+    again."""
+
+    def __init__(self, expert: Expert, call: ExpertCaller) -> None:
+        super().__init__(call)
+        self.expert, self.inner = expert, rows_of_expert(expert)
+        self.places: list[int | None] = []  # of each row, its place among those that may ask
+        self.n_inner = 0
+
+    def admit(self, examples: Examples) -> None:
+        inner, new = self.inner, list[int | None](range(self.n_inner, self.n_inner + len(examples)))
+        self.places += new
+        self.n_inner += len(new)
+        self._run(lambda: inner.admit(examples))
+
+    def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        inner, answers = self.inner, [list(chunk.guesses) for chunk in chunks]
+        places = {number: self.places[chunk.row] for number, chunk in enumerate(chunks)}
+        asked = {number: replace(chunks[number], row=place) for number, place in places.items() if place is not None}
+        if asked:
+            named = self._run(lambda: inner.read(list(asked.values())))
+            self.tokens_read = inner.tokens_read
+            for number, answer in zip(asked, named or (), strict=False):  # none where the expert failed
+                answers[number] = answer
+        return answers
+
+    def go_back(self, steps: Sequence[int]) -> None:
+        inner, back = self.inner, [0] * self.n_inner
+        for place, n in zip(self.places, steps, strict=True):
+            if place is not None:
+                back[place] = n
+        if any(back):
+            self._run(lambda: inner.go_back(back))
+
+    def keep(self, rows: Tensor) -> None:
+        inner, kept = self.inner, [self.places[row] for row in rows.tolist()]
+        asking = [place for place in kept if place is not None]
+        if self.n_inner:
+            chosen = torch.tensor(asking, dtype=torch.long, device=rows.device)
+            self._run(lambda: inner.keep(chosen))
+        if self.n_inner:  # else that failed
+            numbers = iter(range(len(asking)))
+            self.places, self.n_inner = [None if place is None else next(numbers) for place in kept], len(asking)
+        else:
+            self.places = [None] * len(kept)
+
+    def _run(self, call: Callable[[], Result]) -> Result | None:
+        """Call the expert. After a failure its rows are abandoned: the call may hang, or have stopped half-way."""
+        before = self._failure
+        result = self._try(call)
+        if self._failure is not before:
+            self.inner, self.places, self.n_inner = rows_of_expert(self.expert), [None] * len(self.places), 0
+        return result
 
 
 # -- experts that wait ---------------------------------------------------------------------------------------------
 
 
 class Cancelled(BaseException):
-    """Unwinds work whose cohort was closed."""
+    """Unwinds work whose batch was closed."""
 
 
 class CooperativeThread:
@@ -169,7 +206,7 @@ class CooperativeThread:
         if self._work is None:
             self._work = work
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="seqdefer-cohort", daemon=True)
+            self._thread = threading.Thread(target=self._loop, name="seqdefer-batch", daemon=True)
             self._thread.start()
         self._turn_begins.release()
         self._turn_ends.acquire()
@@ -211,7 +248,7 @@ class CooperativeThread:
 
 
 class WaitingExpertCaller(ExpertCaller):
-    """Calls the expert of one cohort outside its turn. A timeout or `close` cancels the pending call."""
+    """Calls the expert of one batch outside its turn. A timeout or `close` cancels the pending call."""
 
     def __init__(self, seconds: float | None, thread: CooperativeThread) -> None:
         super().__init__(seconds)

@@ -62,8 +62,8 @@ class Limits:
     connections: int = 512  # open at the same time
     queue: int = 256  # requests waiting
     inputs: int = 16  # per request
-    batch: int = 32  # sequences per cohort
-    running: int = 128  # sequences in all cohorts, whose caches are in memory
+    batch: int = 32  # sequences that join the running batch at once
+    running: int = 128  # sequences at work, whose caches are in memory
     expert_seconds: float | None = None  # per call; None: unlimited for a local expert, else half of request_seconds
     grace_seconds: float = 5.0  # for requests in flight at shutdown
 

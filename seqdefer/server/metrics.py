@@ -16,7 +16,7 @@ COUNTERS = {
     "seqdefer_streams_failed_total": "Incomplete streams, by reason: an error code, client_left or unread.",
     "seqdefer_tokens_total": "Tokens sent, by author.",
     "seqdefer_switches_total": "Changes of author within a sequence.",
-    "seqdefer_expert_failures_total": "Cohorts that fell back to the predictor, by reason.",
+    "seqdefer_expert_failures_total": "Failures of the expert, by reason; the predictor took its place.",
 }
 REQUEST_SECONDS = "seqdefer_request_seconds"
 Labels = tuple[tuple[str, str], ...]

@@ -1,8 +1,8 @@
-"""The thread that owns the models, and the queue before it: continuous batching by cohorts.
+"""The thread that owns the models, and the queue before it: continuous batching.
 
-In every iteration the thread starts all queued requests as a new cohort, and advances every cohort by one position. So
-no request waits for another one to finish, and under load cohorts are full batches. The rest of the server runs in an
-event loop. The two meet only in `submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
+Between two turns of the running batch, queued requests join it and finished ones leave. So no request waits for another
+one to finish, and under load the batch is full. The rest of the server runs in an event loop. The two meet only in
+`submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
 """
 
 from __future__ import annotations
@@ -15,19 +15,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.cohorts import (
-    Cohort,
-    EncodedInputs,
-    Event,
-    Failed,
-    Recipient,
-    Token,
-    WriteRequest,
-    encode_inputs,
-)
 from seqdefer.server.fallback import CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
+from seqdefer.server.running import Event, Failed, Member, Recipient, RunningBatch, Token, WriteRequest, encode_inputs
 
 SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
 
@@ -87,25 +78,29 @@ class Ticket:
 
 
 class Scheduler:
-    """The queue, the running cohorts, and the thread that advances them."""
+    """The queue, the running batches, and the thread that advances them."""
 
     def __init__(self, model: DeferringModel, limits: Limits, metrics: Metrics) -> None:
         self.model, self.limits, self.metrics = model, limits, metrics
         self._queue: deque[Ticket] = deque()
-        self._cohorts: list[Cohort] = []
+        self._batches: list[RunningBatch] = []
+        self._shared: RunningBatch | None = None  # the one that requests join
         self._open: set[Ticket] = set()  # used by the loop only: whom to notify at shutdown, even if the thread hangs
         self._changed = threading.Condition()
         self._is_stopping = self._is_closed = False
         self._call = ExpertCaller(limits.expert_seconds)
         self._thread = threading.Thread(target=self._work, name="seqdefer-models", daemon=True)
-        metrics.gauges["seqdefer_cohorts_running"] = ("Batches being written.", lambda: len(self._cohorts))
+        metrics.gauges["seqdefer_sequences_running"] = (
+            "Sequences being written.",
+            lambda: sum(map(len, tuple(self._batches))),
+        )
         metrics.gauges["seqdefer_queue_length"] = ("Requests in the queue.", lambda: len(self._queue))
         metrics.gauges["seqdefer_expert_calls"] = ("Pending calls of a remote expert.", lambda: self.pending_calls)
 
     @property
     def pending_calls(self) -> int:
         """The number of pending calls of a remote expert."""
-        return sum(not cohort.is_ready for cohort in tuple(self._cohorts))
+        return sum(not batch.is_ready for batch in tuple(self._batches))
 
     @property
     def is_working(self) -> bool:
@@ -162,91 +157,108 @@ class Scheduler:
 
     def _work(self) -> None:
         while self._wait_for_work():
-            for tickets in self._admit():
-                self._start(tickets)
-            for cohort in tuple(self._cohorts):
-                if self._is_due(cohort):
-                    self._advance(cohort)
-        for cohort in self._cohorts:
-            cohort.close()
+            self._admit()
+            for batch in tuple(self._batches):
+                if self._is_due(batch):
+                    self._advance(batch)
+        for batch in self._batches:
+            batch.close()
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._is_closed or self._can_admit or any(map(self._is_due, self._cohorts))):
+            while not (self._is_closed or self._can_admit or any(map(self._is_due, self._batches))):
                 self._changed.wait()
             return not self._is_closed
 
     @property
     def _free_rows(self) -> int:
-        return self.limits.running - sum(map(len, self._cohorts))
+        return self.limits.running - sum(map(len, self._batches))
 
     @property
     def _can_admit(self) -> bool:
         return bool(self._queue) and len(self._queue[0].request.inputs) <= self._free_rows
 
     @staticmethod
-    def _is_due(cohort: Cohort) -> bool:
-        return cohort.is_ready or not cohort.is_active
+    def _is_due(batch: RunningBatch) -> bool:
+        return batch.is_ready or not batch.is_active
 
     def _wake(self) -> None:
         """Wake the thread. Any thread may call this."""
         with self._changed:
             self._changed.notify()
 
-    def _admit(self) -> list[list[Ticket]]:
-        """Take requests off the queue, grouped by cohort. At most one batch: encoding delays the running cohorts. With
-        an expert that waits, each request is its own cohort, so that none waits for another's expert or shares its
-        failure."""
-        room, admitted = min(self._free_rows, self.limits.batch), list[Ticket]()
-        with self._changed:
-            while self._queue and len(self._queue[0].request.inputs) <= room:
-                admitted.append(self._queue.popleft())
-                room -= len(admitted[-1].request.inputs)
-        if self.model.served.expert.waits:
-            return [[ticket] for ticket in admitted]
-        return [admitted] if admitted else []
-
-    def _start(self, tickets: Sequence[Ticket]) -> None:
-        """Reject tickets whose inputs fail to encode; start the rest."""
-        members: list[tuple[Recipient, EncodedInputs]] = []
-        for ticket in tickets:
+    def _admit(self) -> None:
+        """Take requests off the queue into the running batch. At most `limits.batch` inputs: to read them delays what
+        runs. With an expert that waits, each request is a batch of its own, so that none waits for another's expert or
+        shares its failure."""
+        room, members = min(self._free_rows, self.limits.batch), list[Member]()
+        while (ticket := self._take(room)) is not None:
+            room -= len(ticket.request.inputs)
             try:
-                members.append((ticket, encode_inputs(self.model.served.codec, ticket.request.inputs)))
+                members.append(Member(ticket, encode_inputs(self.model.served.codec, ticket.request.inputs)))
             except Exception as error:
                 self._fail([ticket], error)
-        if members:
-            self._cohorts.append(self._new_cohort(members))
+        if self.model.served.expert.waits:
+            for member in members:
+                self._start([member])
+        elif members and self._shared in self._batches:
+            self._shared.join(members)
+        elif members:
+            self._shared = self._start(members)
 
-    def _new_cohort(self, members: Sequence[tuple[Recipient, EncodedInputs]]) -> Cohort:
+    def _take(self, room: int) -> Ticket | None:
+        with self._changed:
+            fits = bool(self._queue) and len(self._queue[0].request.inputs) <= room
+            return self._queue.popleft() if fits else None
+
+    def _start(self, members: Sequence[Member]) -> RunningBatch:
+        """Start a batch."""
+        batch = self._new_batch()
+        batch.join(members)
+        self._batches.append(batch)
+        return batch
+
+    def _new_batch(self) -> RunningBatch:
         if not self.model.served.expert.waits:
-            return Cohort(self.model, members, self._call)
+            return RunningBatch(self.model, self._call)
         thread = CooperativeThread(self._wake)
         # The expert's own retries may take longer than a request may, and the predictor needs time to finish.
         seconds = self.limits.expert_seconds or self.limits.request_seconds / 2
-        return Cohort(self.model, members, WaitingExpertCaller(seconds, thread), thread)
+        return RunningBatch(self.model, WaitingExpertCaller(seconds, thread), thread)
 
-    def _advance(self, cohort: Cohort) -> None:
+    def _advance(self, batch: RunningBatch) -> None:
+        members = list(batch.members)
         try:
-            if cohort.is_active:
-                cohort.advance()
+            if batch.is_active:
+                batch.advance()
         except Exception as error:
-            self._end(cohort)
-            if len(cohort.members) > 1 and not cohort.has_delivered:
+            self._end(batch)
+            unseen = [member for member in members if not member.has_delivered]
+            if len(members) > 1 and unseen:
                 # One request may have caused the error: run each alone, so that the others succeed.
-                self._cohorts += [self._new_cohort([member]) for member in cohort.members]
-            else:
-                self._fail([recipient for recipient, _ in cohort.members], error)
+                for member in unseen:
+                    self._start([Member(member.recipient, member.encoded)])
+                members = [member for member in members if member.has_delivered]
+            self._fail([member.recipient for member in members], error)
         else:
-            if not cohort.is_active:
-                self._end(cohort)
+            self._note_failures(batch)
+            if not batch.is_active:
+                self._end(batch)
 
-    def _end(self, cohort: Cohort) -> None:
-        cohort.close()
-        self._cohorts.remove(cohort)
-        if cohort.failure is not None:
-            reason = "timeout" if isinstance(cohort.failure, ExpertTimeout) else "error"
+    def _end(self, batch: RunningBatch) -> None:
+        self._note_failures(batch)
+        batch.close()
+        self._batches.remove(batch)
+
+    def _note_failures(self, batch: RunningBatch) -> None:
+        while batch.refused:
+            recipient, error = batch.refused.pop()
+            self._fail([recipient], error)
+        while batch.failures:
+            failure = batch.failures.pop()
+            reason = "timeout" if isinstance(failure, ExpertTimeout) else "error"
             self.metrics.count("seqdefer_expert_failures_total", {"reason": reason})
-            log.warning("the expert failed, the predictor finished: %r", cohort.failure)
+            log.warning("the expert failed, the predictor finished: %r", failure)
 
     def _fail(self, recipients: Sequence[Recipient], error: Exception) -> None:
         if as_api_error(error).status >= 500:

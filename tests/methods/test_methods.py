@@ -44,7 +44,7 @@ def test_a_method_sweeps_calibrates_and_plans(
     points = {(round(x, 6), round(y, 6)) for x, y in curve.points}
     for setting in calibration.settings[::10]:
         thresholds = torch.full((len(rows),), setting.threshold, dtype=torch.float64)
-        rollout = deferral.plan(TASK, data.examples, thresholds).run().rollout
+        rollout = deferral.write(TASK, data.examples, thresholds).rollout
         loss = TASK.sequence_loss(data.examples, rollout.sequences)
         assert rollout.share == pytest.approx(setting.share)
         assert float(loss.mean()) == pytest.approx(losses[setting.share])

@@ -35,8 +35,8 @@ from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.model.deferring_model import DeferringModel, Generation
 from seqdefer.progress import Silent
 from seqdefer.rejectors.token import TokenNetwork
-from seqdefer.server.cohorts import Token
 from seqdefer.server.responses import token_details
+from seqdefer.server.running import Token
 from seqdefer.tasks.tsp.task import ENTRY
 from seqdefer.tasks.tsp.tours import is_tour
 from seqdefer.testing import ToyTask
@@ -74,6 +74,13 @@ def from_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[index] for index in sorted(rows)]
 
 
+def rounded(data: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Round scores: a batch of another size moves the last digit."""
+    return [
+        {**row, "tokens": [{**token, "score": round(token["score"], 4)} for token in row["tokens"]]} for row in data
+    ]
+
+
 def check_both_ways(server: RunningServer, inputs: list[Any], budget: float) -> dict[str, Any]:
     """Check that whole and streamed, by name and by field, one and several agree with `generate`."""
     body = {"model": f"toy@{budget}", "inputs": inputs}
@@ -85,7 +92,7 @@ def check_both_ways(server: RunningServer, inputs: list[Any], budget: float) -> 
     assert whole["usage"]["expert_tokens"] == sum(written.expert_tokens)
     assert whole["deferral"]["share"] == pytest.approx(written.share)
     *events, last = events_of(server.post(COMPLETE, {**body, "stream": True}))
-    assert from_events(events) == whole["data"]
+    assert rounded(from_events(events)) == rounded(whole["data"])
     assert set(last) == {"id", "object", "created", "model", "usage", "deferral"}
     assert (last["usage"], last["deferral"]) == (whole["usage"], whole["deferral"])
     assert {event["object"] for event in (*events, last)} == {"deferral.completion.chunk"}

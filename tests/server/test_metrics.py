@@ -24,7 +24,7 @@ def test_counts_equal_what_was_written() -> None:
         assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="200"}') == 6
         assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="400"}') == 1
         assert metric(server, 'seqdefer_request_seconds_bucket{path="/v1/completions",le="+Inf"}') == 7
-        until(lambda: metric(server, "seqdefer_cohorts_running") == 0)
+        until(lambda: metric(server, "seqdefer_sequences_running") == 0)
         assert metric(server, "seqdefer_queue_length") == 0
 
 

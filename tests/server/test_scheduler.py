@@ -31,15 +31,15 @@ def test_queued_requests_form_a_batch() -> None:
     slow.gate.clear()
     with running(model) as server, ThreadPoolExecutor(20) as pool:
         responses = [pool.submit(server.complete, one, 0.2) for one in inputs_of(1)]
-        until(lambda: server.scheduler._cohorts)
+        until(lambda: server.scheduler._batches)
         responses += [pool.submit(server.complete, one, 0.2) for one in inputs_of(20)[1:]]
         until(lambda: len(server.scheduler._queue) == 19)
         assert metric(server, "seqdefer_queue_length") == 19
-        assert metric(server, "seqdefer_cohorts_running") == 1
+        assert metric(server, "seqdefer_sequences_running") == 1
         slow.gate.set()
         assert [one.result().choices[0].text for one in responses] == toy_model().generate(inputs_of(20)).outputs
-    assert max(slow.sizes) == 19
-    assert len(slow.sizes) <= 2 * LENGTH
+    assert max(slow.sizes) >= 19
+    assert len(slow.sizes) <= 4 * LENGTH
 
 
 def test_new_requests_do_not_wait_for_running_ones() -> None:
@@ -49,7 +49,8 @@ def test_new_requests_do_not_wait_for_running_ones() -> None:
         next(first)
         second = iter(server.complete("14", 0, stream=True))
         next(second)
-        assert len(server.scheduler._cohorts) == 2
+        assert metric(server, "seqdefer_sequences_running") == 2
+        assert len(server.scheduler._batches) == 1
         list(first), list(second)
 
 
@@ -83,7 +84,7 @@ def test_disconnect_leaves_the_queue() -> None:
     limits = Limits(inputs=1, batch=1, running=1, grace_seconds=0.5)
     with running(model, limits=limits) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.complete, "13", 0.5)
-        until(lambda: server.scheduler._cohorts)
+        until(lambda: server.scheduler._batches)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy", "prompt": "14"}, timeout=0.3)
         until(lambda: not server.scheduler._queue)

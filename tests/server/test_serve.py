@@ -119,7 +119,7 @@ def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
     body = {"model": "toy@1", "prompt": "13"}
     with toy_process(hangs=hangs, grace=0.5) as (server, address), ThreadPoolExecutor(4) as pool:
         responses = []
-        for expected in ({"seqdefer_cohorts_running 1"}, {"seqdefer_cohorts_running 2", "seqdefer_queue_length 1"}):
+        for expected in ({"seqdefer_sequences_running 1"}, {"seqdefer_cohorts_running 2", "seqdefer_queue_length 1"}):
             responses.append(pool.submit(httpx.post, address + COMPLETIONS, json=body, timeout=20))
             until(lambda lines=expected: lines & set(httpx.get(f"{address}/metrics").text.splitlines()))
         started = time.monotonic()
@@ -144,7 +144,7 @@ def test_second_ctrl_c_ends_the_grace_period() -> None:
             lines = stream.iter_lines()
             assert next(lines).startswith('data: {"id"')
             whole = pool.submit(httpx.post, url, json=body, timeout=60)
-            until(lambda: "seqdefer_cohorts_running 2\n" in httpx.get(f"{address}/metrics").text)
+            until(lambda: "seqdefer_sequences_running 2\n" in httpx.get(f"{address}/metrics").text)
             server.send_signal(signal.SIGINT)
             until(lambda: not is_listening(address))
             server.send_signal(signal.SIGINT)

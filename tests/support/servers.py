@@ -191,7 +191,7 @@ class RunningServer:
         return self.client.completions.create(model=f"toy@{budget}", prompt=prompt, **options)
 
     def wait_until_idle(self) -> None:
-        until(lambda: not self.scheduler._cohorts and not self.scheduler._queue)
+        until(lambda: not self.scheduler._batches and not self.scheduler._queue)
 
 
 @contextmanager

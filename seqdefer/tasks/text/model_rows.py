@@ -119,12 +119,16 @@ class ModelRows:
         self.ends, self.source_mask = self.ends[: len(used)], self.source_mask[: len(used)]
         self.places = [None if place is None else moved.get(place, place) for place in kept]
 
+    def size(self, chunk: Chunk) -> int:
+        """Return how many tokens are read for a chunk, those of the input included where it is not read yet."""
+        return len(chunk.tokens) + (len(self.inputs[chunk.row]) if self._is_new(chunk) else 0)
+
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def _passes(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
         """Yield the chunks that are read together. Unless they are packed, new rows are apart from others, and long ones
         from short ones."""
-        sizes = [len(chunk.tokens) + (self._is_new(chunk) and len(self.inputs[chunk.row])) for chunk in chunks]
+        sizes = [self.size(chunk) for chunk in chunks]
         numbers = list(range(len(chunks)))
         old = [] if self.is_packed else [number for number in numbers if not self._is_new(chunks[number])]
         if old:

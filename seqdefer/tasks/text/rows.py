@@ -84,6 +84,7 @@ class TextExpertRows(ExpertRows):
 
     def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
         is_first = [self.rows.places[chunk.row] is None and place == 0 for chunk in chunks for place in chunk.asked]
+        self.tokens_read += sum(self.rows.size(chunk) for chunk in chunks)
         said = self.rows.read(chunks)
         first = torch.tensor(is_first, device=said.hidden.device)
         named = iter(self.expert.to_proposal(said.hidden, said.logits, first).tokens.tolist())

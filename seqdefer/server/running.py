@@ -1,0 +1,280 @@
+"""Requests whose inputs are written together, each at its own threshold.
+
+A request joins the running batch between two turns, gets what is settled after each, and leaves when its sequences end
+or its client does. Rows are independent, so every request gets the tokens that it would get alone.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+
+from seqdefer.interfaces import Codec, TokenRejector
+from seqdefer.methods.plans import PlanRow
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.server.fallback import CooperativeThread, ExpertCaller, FallbackExpert, FallbackRows, reason_of
+from seqdefer.types import PREDICTOR, Examples
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    """What one request asks the models to write."""
+
+    inputs: Sequence[Any]
+    threshold: float
+    max_tokens: int
+    may_defer: bool = True  # False: only score the predictor's sequence
+    is_streamed: bool = False  # False: events may be delivered together at the end
+
+
+@dataclass(frozen=True)
+class InputsRead:
+    """The first event of a request: the length of each input, and remarks on how the inputs were read."""
+
+    input_tokens: list[int]
+    remarks: list[str]
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of one of the inputs."""
+
+    index: int
+    position: int
+    token: Any
+    text: str  # what it adds; empty while a character is incomplete
+    author: str
+    score: float
+    defer: bool  # the rejector's decision, even if the expert failed
+    finish: FinishReason | None  # for the last token
+    degraded: str | None  # why the expert failed to write this token or an earlier one
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The last event of a request that failed."""
+
+    error: Exception
+
+
+Event = InputsRead | Token | Failed
+
+
+class Recipient(Protocol):
+    """A request as its batch sees it."""
+
+    request: WriteRequest
+    is_cancelled: bool
+
+    def deliver(self, events: Sequence[Event], made_at: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class EncodedInputs:
+    """The inputs of one request as examples."""
+
+    examples: Examples
+    event: InputsRead
+
+
+def encode_inputs(codec: Codec, inputs: Sequence[Any]) -> EncodedInputs:
+    """Encode the inputs of one request, turning warnings into remarks. Raises InputError."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        joined = codec.encode(inputs)
+    with warnings.catch_warnings():  # caught above
+        warnings.simplefilter("ignore")
+        # Encoded alone, an input has no padding, and its width is its length.
+        single = [joined] if len(inputs) == 1 else [codec.encode([one]) for one in inputs]
+    lengths = [one.inputs.shape[1] if one.inputs.ndim > 1 else 1 for one in single]
+    return EncodedInputs(joined, InputsRead(lengths, sorted({str(warning.message) for warning in caught})))
+
+
+def _join(codec: Codec, members: Sequence[Member]) -> Examples:
+    if len(members) == 1:
+        return members[0].encoded.examples
+    inputs = [one for member in members for one in member.recipient.request.inputs]
+    with warnings.catch_warnings():  # each request has its remarks already
+        warnings.simplefilter("ignore")
+        return codec.encode(inputs)
+
+
+@dataclass(eq=False)
+class _Row:
+    """One sequence and the request that it belongs to."""
+
+    recipient: Recipient
+    index: int  # among the inputs of its request
+    plan_row: PlanRow
+    n_delivered: int = 0
+    text: str = ""
+    is_finished: bool = False
+    lost: str | None = None  # why the expert can no longer write here
+    degraded: str | None = None  # why it failed to write a token
+
+    @property
+    def is_active(self) -> bool:
+        return not (self.is_finished or self.recipient.is_cancelled)
+
+
+@dataclass(eq=False)
+class Member:
+    """A request of a batch."""
+
+    recipient: Recipient
+    encoded: EncodedInputs
+    has_delivered: bool = False
+    rows: list[_Row] = field(default_factory=list)
+
+    @property
+    def is_active(self) -> bool:
+        return not self.rows or any(row.is_active for row in self.rows)
+
+
+class RunningBatch:
+    """Requests at work.
+
+    The constructor runs no model: `advance` does all the work. With an expert that waits, the batch runs in `thread`
+    and is not ready to advance while it waits."""
+
+    def __init__(self, model: DeferringModel, call: ExpertCaller, thread: CooperativeThread | None = None) -> None:
+        self.model, self.call, self.thread = model, call, thread
+        self.members: list[Member] = []
+        self.failures: list[Exception] = []  # of the expert, not counted yet
+        self.refused: list[tuple[Recipient, Exception]] = []  # requests that broke the models, not answered yet
+        self._joining: list[Member] = []
+        expert = model.served.expert
+        self.guard: FallbackRows | FallbackExpert
+        if isinstance(model.rejector, TokenRejector):
+            self.guard = FallbackRows(expert, call)
+            self.plan = model.plan(expert_rows=self.guard)
+        else:
+            self.guard = FallbackExpert(expert, call)
+            self.plan = model.plan(expert=self.guard, watch=self.guard.note)
+
+    def __len__(self) -> int:
+        """The sequences at work or about to be."""
+        return len(self.plan.rows) + sum(len(member.recipient.request.inputs) for member in self._joining)
+
+    def join(self, members: Sequence[Member]) -> None:
+        """Let requests take part from the next turn on."""
+        self.members += members
+        self._joining += members
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a request still needs tokens."""
+        return any(member.is_active and not member.recipient.is_cancelled for member in self.members)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.thread is None or not self.thread.is_waiting
+
+    def advance(self) -> None:
+        """Take one turn, or as much of it as possible without waiting, and deliver it. Raises what the predictor
+        raises."""
+        if self.thread is None:
+            self._advance()
+        else:
+            self.thread.run(self._advance)
+
+    def _advance(self) -> None:
+        self._leave()
+        self._admit()
+        if self.plan.rows:
+            before = [(row, row.plan_row.is_over) for member in self.members for row in member.rows]
+            self.plan.turn()
+            self._note_failure([row for row, was_over in before if not was_over])
+            made_at = time.perf_counter()
+            for member in self.members:
+                self._deliver(member, made_at)
+        self._leave()
+
+    def close(self) -> None:
+        """Free the caches of both models; if the expert is waiting, as soon as its call returns."""
+        if self.thread is not None:
+            self.thread.close()
+            self.call.close()
+        self.members, self._joining = [], []
+
+    def _admit(self) -> None:
+        """Let the models read the inputs of requests that join; one that breaks them fails alone."""
+        joining, self._joining = self._joining, []
+        joining = [member for member in joining if not member.recipient.is_cancelled]
+        if not joining:
+            return
+        try:
+            self._admit_together(joining)
+        except Exception as error:
+            if len(joining) == 1:
+                self._fail(joining[0], error)
+                return
+            for member in joining:
+                try:
+                    self._admit_together([member])
+                except Exception as own:
+                    self._fail(member, own)
+
+    def _admit_together(self, members: Sequence[Member]) -> None:
+        requests = [member.recipient.request for member in members for _ in member.recipient.request.inputs]
+        settings = torch.tensor([request.threshold for request in requests], dtype=torch.float64)
+        may_defer = torch.tensor([request.may_defer for request in requests])
+        new = iter(self.plan.admit(_join(self.model.served.codec, members), settings, may_defer))
+        for member in members:
+            n = len(member.recipient.request.inputs)
+            member.rows = [_Row(member.recipient, index, next(new)) for index in range(n)]
+
+    def _fail(self, member: Member, error: Exception) -> None:
+        self.members.remove(member)
+        self.refused.append((member.recipient, error))
+
+    def _leave(self) -> None:
+        """Let requests leave that need nothing more, and their sequences with them."""
+        self.members = [member for member in self.members if member.is_active and not member.recipient.is_cancelled]
+        needed = {row.plan_row for member in self.members for row in member.rows if row.is_active}
+        unneeded = [row for row in self.plan.rows if row not in needed]
+        if unneeded:
+            self.plan.drop(unneeded)
+
+    def _note_failure(self, turned: Sequence[_Row]) -> None:
+        failure = self.guard.take_failure()
+        if failure is None:
+            return
+        self.failures.append(failure)
+        for row in turned:
+            if (
+                isinstance(self.guard, FallbackRows) or row.plan_row.is_over
+            ):  # drafts of other batches are not asked for
+                row.lost = reason_of(failure)
+
+    def _deliver(self, member: Member, made_at: float) -> None:
+        events: list[Event] = [] if member.has_delivered else [member.encoded.event]
+        events += [token for row in member.rows if row.is_active for token in self._tokens(row)]
+        member.has_delivered = True
+        member.recipient.deliver(events, made_at)
+
+    def _tokens(self, row: _Row) -> Iterator[Token]:
+        """Yield what was written since the last time."""
+        served, one = self.model.served, row.plan_row
+        limit = min(served.spec.length, row.recipient.request.max_tokens)
+        for position in range(row.n_delivered, min(limit, len(one.written.tokens))):
+            tokens, is_wanted = one.written.tokens[: position + 1], one.wanted[position]
+            is_end = tokens[-1] == served.spec.end or (served.spec.end is None and position + 1 == served.spec.length)
+            finish: FinishReason | None = "stop" if is_end else "length" if position + 1 == limit else None
+            author = one.written.authors[position]
+            if row.lost is not None and is_wanted and one.may_defer:
+                row.degraded, author = row.lost, PREDICTOR
+            text = served.codec.added(tokens, row.text, is_last=finish is not None)
+            row.text += text
+            row.n_delivered, row.is_finished = position + 1, finish is not None
+            yield Token(
+                row.index, position, tokens[-1], text, served.authors[author], one.written.scores[position], is_wanted,
+                finish, row.degraded,
+            )  # fmt: skip
