@@ -8,7 +8,7 @@ states of the last steps, and rows whose states cannot be joined run as batches 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -199,8 +199,8 @@ class _ExpertRow:
 
 
 class StateExpertRows(ExpertRows):
-    """Rows of any expert that names next tokens. Rows whose states can be joined read together, those of shorter chunks
-    with padding; others one batch after the other. A row that goes back reads its chunk again."""
+    """Rows of any expert that names next tokens. Rows with equally many unread tokens read together, where their states
+    can be joined; others one batch after the other. A row that goes back reads its chunk again."""
 
     def __init__(self, expert: NextTokenExpert[Any]) -> None:
         self.expert, self.device = expert, torch.device("cpu")
@@ -221,41 +221,40 @@ class StateExpertRows(ExpertRows):
             row.since = [*row.since, *chunk.tokens]
         rows = [self.rows[chunk.row] for chunk in chunks]
         self.tokens_read += sum(len(row.since) for row in rows)
-        named = self._read_joined(rows) or self._read_in_groups(rows)
+        named: list[list[Any]] = [[] for _ in rows]
+        for group, state in self._groups(rows):
+            for place, line in zip(group, self._read_batch([rows[place] for place in group], state), strict=True):
+                named[place] = line
         return [
             [line[before + place] for place in chunk.asked]
             for line, before, chunk in zip(named, read_before, chunks, strict=True)
         ]
 
-    def _read_joined(self, rows: Sequence[_ExpertRow]) -> list[list[Any]] | None:
-        try:
-            state = self.expert.join([self._select([row]) for row in rows])
-        except NotImplementedError:
-            return None
-        return self._read_batch(rows, state)
-
-    def _read_in_groups(self, rows: Sequence[_ExpertRow]) -> list[list[Any]]:
-        groups: dict[tuple[int, int], list[int]] = {}
+    def _groups(self, rows: Sequence[_ExpertRow]) -> Iterator[tuple[list[int], Any]]:
+        """Yield places of rows that read together, and their state."""
+        groups: dict[tuple[int, int], list[int]] = {}  # by the number of tokens and the state
         for place, row in enumerate(rows):
-            groups.setdefault((id(row.state), len(row.since)), []).append(place)
-        named: list[list[Any]] = [[] for _ in rows]
-        for places in groups.values():
-            group = [rows[place] for place in places]
-            for place, line in zip(places, self._read_batch(group, self._select(group)), strict=True):
-                named[place] = line
-        return named
+            groups.setdefault((len(row.since), id(row.state)), []).append(place)
+        for n in {n for n, _ in groups}:
+            parts = [places for (length, _), places in groups.items() if length == n]
+            states = [self._select([rows[place] for place in places]) for places in parts]
+            try:
+                joined = states[0] if len(states) == 1 else self.expert.join(states)
+            except NotImplementedError:
+                yield from zip(parts, states, strict=True)
+            else:
+                yield [place for places in parts for place in places], joined
 
     def _select(self, rows: Sequence[_ExpertRow]) -> Any:
         return self.expert.select(rows[0].state, torch.tensor([row.place for row in rows], device=self.device))
 
     def _read_batch(self, rows: Sequence[_ExpertRow], state: Any) -> list[list[Any]]:
-        longest = max(len(row.since) for row in rows)
-        lines = [[*row.since, *[0] * (longest - len(row.since))] for row in rows]
-        tokens = torch.tensor(lines, device=self.device, dtype=None if longest else torch.long)
-        named, state = self.expert.read(state, tokens)
+        """Let rows with equally many tokens read them."""
+        lines = [row.since for row in rows]
+        tokens = torch.tensor(lines, device=self.device, dtype=None if lines[0] else torch.long)
+        named, state = self.expert.read(state, tokens.view(len(rows), -1))
         for place, row in enumerate(rows):
-            if len(row.since) == longest:
-                row.after = state, place
+            row.after = state, place
         answers: list[list[Any]] = named.tolist()
         return answers
 

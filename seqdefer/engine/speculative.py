@@ -35,7 +35,6 @@ from seqdefer.engine.rows import (
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
-
 SHOWN_SECONDS = 0.05  # a turn without open questions ends after these: what is settled can be shown
 
 

@@ -9,13 +9,15 @@ The expert reads lazily: the letters of a row at its first call, and the tokens 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seqdefer.engine.rows import Chunk, ExpertRows
 from seqdefer.interfaces import NextTokenExpert, Predictor
 from seqdefer.progress import Meter
 from seqdefer.storage.files import fingerprint
@@ -51,6 +53,15 @@ class EncodedLetters:
 
     def select(self, rows: Tensor) -> EncodedLetters:
         return EncodedLetters(self.states[rows], self.is_padding[rows])
+
+    @classmethod
+    def join(cls, parts: Sequence[EncodedLetters]) -> EncodedLetters:
+        """Return the words of all parts, padded to one length."""
+        width, pad = max(part.states.shape[1] for part in parts), nn.functional.pad
+        missing = [width - part.states.shape[1] for part in parts]
+        states = [pad(part.states, (0, 0, 0, n)) for part, n in zip(parts, missing, strict=True)]
+        padding = [pad(part.is_padding, (0, n), value=True) for part, n in zip(parts, missing, strict=True)]
+        return cls(torch.cat(states), torch.cat(padding))
 
 
 class Pronouncer(nn.Module):
@@ -237,6 +248,13 @@ class PronouncePredictor(Predictor[_State]):
     def select(self, state: _State, rows: Tensor) -> _State:
         return state.select(rows)
 
+    def join(self, states: Sequence[_State]) -> _State:
+        encoded = EncodedLetters.join([state.encoded.select(state.words) for state in states])
+        last, hidden, attended = (
+            torch.cat([getattr(state, name) for state in states]) for name in ("last", "hidden", "attended")
+        )
+        return _State(encoded, torch.arange(len(last), device=last.device), last, hidden, attended)
+
 
 # -- the expert ----------------------------------------------------------------------------------------------------
 
@@ -321,3 +339,72 @@ class PronounceExpert(NextTokenExpert[_LazyState]):
         updates = {"hidden": hidden, "attended": attended, "n_read": torch.full_like(n_read, written)}
         kept = {name: getattr(state, name).index_copy(0, rows, values) for name, values in updates.items()}
         return replace(state, **kept)
+
+    def rows(self) -> PronounceExpertRows:
+        return PronounceExpertRows(self.model)
+
+
+@dataclass
+class _ExpertRow:
+    """A word, and the cell after each token of the last chunk."""
+
+    letters: Tensor  # int64 (T,)
+    encoded: EncodedLetters | None = None  # of this word alone, once it asks
+    passed: tuple[Tensor, Tensor] | None = None  # (1 + t, H) each: state and attention, those before the chunk first
+
+
+class PronounceExpertRows(ExpertRows):
+    """Rows of the expert, each at its own position. Letters are read when a row first asks."""
+
+    def __init__(self, model: Pronouncer) -> None:
+        self.model = model
+        self.rows: list[_ExpertRow] = []
+
+    def admit(self, examples: Examples) -> None:
+        self.rows += [_ExpertRow(line[line != 0]) for line in examples.inputs]
+
+    def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        rows = [self.rows[chunk.row] for chunk in chunks]
+        begin = [row.passed is None for row in rows]  # the token before the first one is read too
+        self._read_letters([row for row in rows if row.encoded is None])
+        lines = [[BEGIN] * is_new + list(chunk.tokens) for chunk, is_new in zip(chunks, begin, strict=True)]
+        encoded = EncodedLetters.join([row.encoded for row in rows if row.encoded is not None])
+        hidden, attended = (torch.stack([row.passed[at][-1] for row in rows if row.passed]) for at in (0, 1))
+        passed = [(hidden, attended)]
+        for column in range(max(map(len, lines))):
+            here = torch.tensor([place for place, line in enumerate(lines) if len(line) > column], device=hidden.device)
+            tokens = torch.tensor([line[column] for line in lines if len(line) > column], device=hidden.device)
+            read = self.model.read(encoded.select(here), hidden[here], tokens)
+            hidden, attended = (old.index_copy(0, here, new) for old, new in zip((hidden, attended), read, strict=True))
+            passed.append((hidden, attended))
+        states, attention = (torch.stack(parts, 1) for parts in zip(*passed, strict=True))  # (R, 1 + t, H)
+        self.tokens_read += sum(map(len, lines))
+        for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
+            row.passed = states[place, : len(line) + 1], attention[place, : len(line) + 1]
+        where = [
+            (place, is_new + at)
+            for place, (chunk, is_new) in enumerate(zip(chunks, begin, strict=True))
+            for at in chunk.asked
+        ]
+        index, columns = torch.tensor(where, device=hidden.device).unbind(1)
+        named = iter(self.model.logits(states[index, columns], attention[index, columns]).argmax(1).tolist())
+        return [[next(named) for _ in chunk.asked] for chunk in chunks]
+
+    def _read_letters(self, rows: Sequence[_ExpertRow]) -> None:
+        if not rows:
+            return
+        letters = nn.utils.rnn.pad_sequence([row.letters for row in rows], batch_first=True)
+        encoded, first = self.model.encode(letters)
+        for place, row in enumerate(rows):
+            only = torch.tensor([place], device=letters.device)
+            row.encoded = encoded.select(only)
+            row.passed = first[only], torch.zeros_like(first[only])
+
+    def go_back(self, steps: Sequence[int]) -> None:
+        for row, n in zip(self.rows, steps, strict=True):
+            if n and row.passed is not None:
+                states, attention = row.passed
+                row.passed = states[:-n], attention[:-n]
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows = [self.rows[row] for row in rows.tolist()]

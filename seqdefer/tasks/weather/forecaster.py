@@ -7,7 +7,7 @@ dropout masks, fixed and shared by all examples, so proposals are deterministic 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -180,6 +180,10 @@ class WeatherPredictor(Predictor[_State]):
 
     def select(self, state: _State, rows: Tensor) -> _State:
         return state.select(rows)
+
+    def join(self, states: Sequence[_State]) -> _State:
+        columns = zip(*(vars(state).values() for state in states), strict=True)
+        return _State(*map(torch.cat, columns))
 
 
 def window_facts(inputs: Tensor) -> Tensor:

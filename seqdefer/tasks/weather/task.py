@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -96,22 +96,25 @@ class SimulatedHuman(NextTokenExpert["_Reading"]):
 
     def start(self, examples: Examples) -> _Reading:
         errors = gaussian_of(examples.ids, self.seed, examples.targets.shape[1]).to(examples.targets)
-        return _Reading(examples.targets + self.noise * errors, 0)
+        return _Reading(examples.targets + self.noise * errors, torch.zeros_like(examples.ids))
 
     def next(self, state: _Reading, rows: Tensor) -> tuple[Tensor, _Reading]:
-        return state.values[rows, state.position], state
+        return state.values[rows, state.positions[rows]], state
 
     def append(self, state: _Reading, tokens: Tensor) -> _Reading:
-        return _Reading(state.values, state.position + 1)
+        return _Reading(state.values, state.positions + 1)
 
     def select(self, state: _Reading, rows: Tensor) -> _Reading:
-        return _Reading(state.values[rows], state.position)
+        return _Reading(state.values[rows], state.positions[rows])
+
+    def join(self, states: Sequence[_Reading]) -> _Reading:
+        return _Reading(torch.cat([one.values for one in states]), torch.cat([one.positions for one in states]))
 
 
 @dataclass(frozen=True)
 class _Reading:
     values: Tensor  # (B, L)
-    position: int
+    positions: Tensor  # int64 (B,)
 
 
 def gaussian_of(ids: Tensor, seed: int, length: int) -> Tensor:
