@@ -48,6 +48,16 @@ class LossCurve:
     rejector: str  # as in Calibration
     points: tuple[LossPoint, ...]
 
+    def loss_at(self, share: float) -> float:
+        """Return the loss at a share, on the line between the points around it."""
+        points = sorted(self.points, key=lambda point: point.share)
+        return float(np.interp(share, [point.share for point in points], [point.loss for point in points]))
+
+    def random_at(self, share: float) -> float:
+        """Return the loss of deferring at random: on the line between the ends."""
+        first, last = self.points[0], self.points[-1]
+        return first.loss + (last.loss - first.loss) * (share - first.share) / max(last.share - first.share, 1e-12)
+
 
 def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> Calibration:
     """Choose a setting for each of BUDGETS. `rejector` is the fingerprint that the calibration will belong to."""

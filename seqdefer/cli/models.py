@@ -28,7 +28,6 @@ from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
 
 if TYPE_CHECKING:
-    from seqdefer.budgets.calibration import Calibration
     from seqdefer.budgets.rules import Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
@@ -49,8 +48,8 @@ def fit(arguments: list[str]) -> int:
     how = {"method": chosen.method, "device": chosen.device, "labelling": chosen_executor(chosen)}
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
+    _print_calibration(model, as_json=chosen.json)
     assert model.calibration is not None
-    _print_calibration(model.calibration, as_json=chosen.json)
     assert model.pairing is not None
     name, inputs = shlex.quote(str(folder)), model.calibration.inputs
     print(f"\nfitted by the recipe {model.pairing.recipe}", file=sys.stderr)
@@ -84,11 +83,14 @@ def _fit_parser(entry: TaskEntry) -> Parser:
 
 def calibrate(arguments: list[str]) -> int:
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
+    from seqdefer.model.timing import TIMED_BUDGETS
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)
     if chosen.inputs < 2:
         raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
+    if chosen.batch_size < 1:
+        raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
     if chosen.data is None and chosen.check is None:
         raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
     given = {
@@ -105,13 +107,15 @@ def calibrate(arguments: list[str]) -> int:
         if is_new:
             with meter.stage("calibrate budgets", len(inputs[chosen.data])) as advance:
                 model.calibrate(inputs[chosen.data], progress=advance)
+            with meter.stage("time budgets", len(TIMED_BUDGETS)) as advance:
+                examples = model.served.codec.encode(inputs[chosen.data])
+                model.time(examples, at_once=chosen.batch_size, progress=advance)
             model.save_calibration(chosen.folder)
         if chosen.check is not None:
             with meter.stage("check budgets", len(CHECKED_BUDGETS)) as advance:
                 seen = model.check(inputs[chosen.check], progress=advance)
     if is_new and not (seen and chosen.json):
-        assert model.calibration is not None
-        _print_calibration(model.calibration, as_json=chosen.json)
+        _print_calibration(model, as_json=chosen.json)
     if seen:
         _print_check(seen, model, len(inputs[chosen.check]), as_json=chosen.json)
     return 0
@@ -129,16 +133,22 @@ def _print_check(seen: tuple[Setting, ...], model: DeferringModel, n: int, *, as
         Console().print(check_table(seen, [model.setting(one.budget).share for one in seen], n))
 
 
-def _print_calibration(found: Calibration, *, as_json: bool) -> None:
+def _print_calibration(model: DeferringModel, *, as_json: bool) -> None:
     from rich.console import Console
 
-    from seqdefer.report.terminal import calibration_table, shown_settings
+    from seqdefer.report.terminal import calibration_table, shown_settings, timing_table
+    from seqdefer.storage.records import to_plain
 
+    found, timing = model.calibration, model.timing
+    assert found is not None
     if as_json:
         budgets = [{**dataclasses.asdict(one), "met": one.is_near(one.budget)} for one in shown_settings(found)]
-        print(json.dumps({"inputs": found.inputs, "budgets": budgets}, allow_nan=False))
-    else:
-        Console().print(calibration_table(found))
+        timed = {} if timing is None else {"timing": to_plain(timing)}
+        print(json.dumps({"inputs": found.inputs, "budgets": budgets, **timed}, allow_nan=False))
+        return
+    Console().print(calibration_table(found))
+    if timing is not None:
+        Console().print(timing_table(timing, model.curve))
 
 
 def _calibrate_parser() -> Parser:
@@ -155,6 +165,8 @@ def _calibrate_parser() -> Parser:
     parser.add_argument("--check", type=Path, metavar="FILE", help=words)
     parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")
     parser.add_argument("--inputs", type=int, default=500, metavar="N", help="inputs to read, at most (500)")
+    words = "sequences written together, as they will be served: what budgets take is measured so (32)"
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=words)
     add_common(parser, "what budgets spend as JSON instead of a table")
     return parser
 

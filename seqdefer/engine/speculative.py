@@ -44,6 +44,7 @@ class Work:
 
     predictor_steps: int = 0  # batches
     expert_passes: int = 0  # batches
+    chunks: int = 0  # that rows asked the expert with
     tokens_read: int = 0  # by the expert
     taken_back: int = 0  # tokens that the predictor wrote for nothing
 
@@ -204,6 +205,7 @@ class SpeculativeLoop:
             turn.passes, turn.chunks = 1, len(chunks)
             turn.tokens_read = self.expert.tokens_read - read_before
             self.work.expert_passes += 1
+            self.work.chunks += len(chunks)
             self.work.tokens_read += turn.tokens_read
         back = [self._settle(one, answer, turn) for one, answer in zip(guesses, answers, strict=True)]
         if any(back):
@@ -251,8 +253,8 @@ class SpeculativeLoop:
 
 
 class _Progress:
-    """How many tokens the next step of a turn is expected to gain, and whether no question is open. On a GPU, looking at decisions would hold up the
-    work that follows, so usual ones are assumed."""
+    """How many tokens the next step of a turn is expected to gain, and whether no question is open. On a GPU, looking
+    at decisions would hold up the work that follows, so usual ones are assumed."""
 
     def __init__(self, loop: SpeculativeLoop, n: int) -> None:
         self.spec, self.pace = loop.spec, loop.pace

@@ -213,6 +213,7 @@ class HandOffPlan(Plan):
         self.watch(drafted)
         rollout = self._completed(batch, drafted, torch.tensor([int(one) for one in kept]))
         self.work.expert_passes += 1
+        self.work.chunks += sum(not row.is_over for row in batch.rows)
         for place, row in enumerate(batch.rows):
             if not row.is_over:
                 self._show(batch, rollout, place, self.pair.spec.length)

@@ -31,13 +31,16 @@ from seqdefer.model.folders import (
     CURVE_FILE,
     PAIRING_FILE,
     REJECTOR_FOLDER,
+    TIMING_FILE,
     Pairing,
     load_served,
     read_calibration,
     read_curve,
     read_pairing,
+    read_timing,
 )
 from seqdefer.model.generation import Decisions, Generation, StreamedToken
+from seqdefer.model.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.progress import Meter, Progress, Silent
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.storage.files import write_json
@@ -63,10 +66,11 @@ class DeferringModel:
         calibration: Calibration | None = None,
         pairing: Pairing | None = None,
         curve: LossCurve | None = None,
+        timing: Timing | None = None,
     ) -> None:
         _check(served, rejector)
         self.served, self.rejector, self.calibration, self.pairing = served, rejector, calibration, pairing
-        self.curve = curve
+        self.curve, self.timing = curve, timing
         self.deferral = deferral_of(rejector)
 
     # -- files -----------------------------------------------------------------------------------------------------
@@ -82,14 +86,15 @@ class DeferringModel:
         served = load_served(pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)
         calibration = read_calibration(folder, rejector) if budgets else None
-        return cls(served, rejector, calibration, pairing, read_curve(folder, rejector))
+        return cls(served, rejector, calibration, pairing, read_curve(folder, rejector), read_timing(folder, rejector))
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write the folder, deferral.json last: where it exists, the rest is complete."""
         folder = Path(folder)
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
-        for name in (PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE):  # or new weights could stand beside old records
+        # Or new weights could stand beside old records.
+        for name in (PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE, TIMING_FILE):
             (folder / name).unlink(missing_ok=True)
         self.rejector.save_pretrained(folder / REJECTOR_FOLDER)
         self.save_calibration(folder)
@@ -99,9 +104,11 @@ class DeferringModel:
         return folder
 
     def save_calibration(self, folder: Path | str) -> None:
-        """Write the budgets alone, into a folder that has the rest."""
+        """Write the budgets and what they take, into a folder that has the rest."""
         if self.calibration is not None:
             write_json(Path(folder) / CALIBRATION_FILE, to_plain(self.calibration))
+        if self.timing is not None:
+            write_json(Path(folder) / TIMING_FILE, to_plain(self.timing))
 
     # -- budgets ---------------------------------------------------------------------------------------------------
 
@@ -130,6 +137,16 @@ class DeferringModel:
         if judge is not None:
             self.curve = loss_curve(spending, unit=judge.loss_unit, inputs=n, rejector=name)
         return self.calibration
+
+    def time(self, examples: Examples, *, at_once: int = BATCH_SIZE, progress: Progress = lambda _: None) -> None:
+        """Measure what budgets take on this machine, on encoded inputs; `save_calibration` stores it. A remote expert
+        is not called for this."""
+        assert self.calibration is not None
+        thresholds = {budget: self.calibration.for_budget(budget).threshold for budget in TIMED_BUDGETS}
+        self.timing = time_budgets(
+            self.served, self.deferral, thresholds, examples,
+            rejector=self.rejector.fingerprint, at_once=at_once, progress=progress,
+        )  # fmt: skip
 
     def setting(self, budget: float) -> Setting:
         """Return what decides at a budget and what that spends; warn where that is not about the budget."""

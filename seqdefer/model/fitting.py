@@ -21,6 +21,7 @@ from seqdefer.labels.label_store import open_labels
 from seqdefer.methods.registry import get_method, preferred_methods, require_applicable
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import WORK_FOLDER, pairing_of
+from seqdefer.model.timing import TIMED_BUDGETS
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.recipes import recipe_in_words
 
@@ -68,6 +69,8 @@ def fit_model(
     labelled = validation if get_method(method).learns_from in ("ends", "hand_offs") else None
     with clock.stage("calibrate budgets", len(validation.examples)) as advance:
         model.calibrate_on(validation.examples, judge=task, labelled=labelled, progress=advance)
+    with clock.stage("time budgets", len(TIMED_BUDGETS)) as advance:
+        model.time(validation.examples, progress=advance)
     model.save_pretrained(folder)
     return model
 

@@ -4,6 +4,7 @@ deferral.json      the task, its options, and the fingerprints of the pair; writ
 rejector/          the checkpoint
 calibration.json   a setting for every budget
 curve.json         what the budgets bought on validation data; only where `seqdefer fit` made the folder
+timing.json        what the budgets took on the machine that measured them
 work/              labels, and the models of tasks that train their own
 """
 
@@ -20,14 +21,17 @@ from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served
+from seqdefer.model.timing import Timing
 from seqdefer.progress import Meter
 from seqdefer.registry import load_task
 from seqdefer.rejectors.base import SavedRejector
 from seqdefer.storage.records import read_record
 
-PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE = "deferral.json", "calibration.json", "curve.json"
+PAIRING_FILE, CALIBRATION_FILE = "deferral.json", "calibration.json"
+CURVE_FILE, TIMING_FILE = "curve.json", "timing.json"
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
 Record = TypeVar("Record")
+OwnRecord = TypeVar("OwnRecord", LossCurve, Timing)
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,19 @@ def read_calibration(folder: Path, rejector: SavedRejector) -> Calibration | Non
 
 def read_curve(folder: Path, rejector: SavedRejector) -> LossCurve | None:
     """Read curve.json; None without one. That of another rejector is refused."""
-    path, action = folder / CURVE_FILE, "fit again, or remove the file"
+    return _read_own(LossCurve, folder / CURVE_FILE, rejector)
+
+
+def read_timing(folder: Path, rejector: SavedRejector) -> Timing | None:
+    """Read timing.json; None without one. That of another rejector is refused."""
+    return _read_own(Timing, folder / TIMING_FILE, rejector)
+
+
+def _read_own(kind: type[OwnRecord], path: Path, rejector: SavedRejector) -> OwnRecord | None:
+    action = "fit again, or remove the file"
     if not path.is_file():
         return None
-    found = _read(LossCurve, path, action)
+    found = _read(kind, path, action)
     if found.rejector != rejector.fingerprint:
         raise CheckpointError(f"{path} belongs to another rejector; {action}")
     return found

@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from seqdefer.budgets.calibration import Calibration
+from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Results, Summary
+from seqdefer.model.timing import Timing
 from seqdefer.report.style import BLOCKS, HEADROOM
 from seqdefer.report.svg import names_by_block
 
@@ -59,6 +60,30 @@ def calibration_table(found: Calibration) -> Table:
     for setting in shown_settings(found):
         met = "" if setting.is_near(setting.budget) else "cannot be met"
         table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), _spent(setting), met)
+    return table
+
+
+def timing_table(timing: Timing, curve: LossCurve | None) -> Table:
+    """Return a table of what budgets buy and what they take, beside each model alone."""
+    caption = (
+        f"{timing.inputs} inputs, {timing.at_once} at once, on {timing.machine['device']} with "
+        f"{timing.machine['cores']} cores; loss and Random of the calibration's inputs"
+    )
+    table = Table(title="what budgets buy, and what they take", box=box.SIMPLE_HEAD, caption=caption)
+    for heading in ("budget", "spent", *(("loss", "Random") if curve else ()), "asked", "ms", "times as fast"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    ends = {"predictor": (0.0, timing.predictor), "expert": (1.0, timing.expert)}
+    rows = [("alone: predictor", *ends["predictor"], 0.0)]
+    rows += [(f"{one.budget:.2f}", one.share, one.seconds, one.asked) for one in timing.budgets]
+    rows += [("alone: expert", *ends["expert"], 1.0)]
+    for name, share, seconds, asked in rows:
+        losses = [] if curve is None else [f"{loss:.4g}" for loss in (curve.loss_at(share), curve.random_at(share))]
+        is_slower = seconds > timing.expert
+        table.add_row(
+            name, f"{share:.3f}", *losses, f"{asked:.1f}", f"{1000 * seconds:.3g}", f"{timing.expert / seconds:.2f}",
+            "slower than the expert alone" if is_slower else "",
+        )  # fmt: skip
     return table
 
 

@@ -199,6 +199,25 @@ class DeferralCurve(TypedDict):
 
 
 @no_extra
+class BudgetSeconds(TypedDict):
+    budget: float
+    share: float
+    asked: float
+    seconds: float
+
+
+@no_extra
+class DeferralTiming(TypedDict):
+    """Seconds per sequence, of each model alone and at budgets, where `at_once` sequences were written together."""
+
+    inputs: int
+    at_once: int
+    predictor: float
+    expert: float
+    budgets: list[BudgetSeconds]
+
+
+@no_extra
 class DeferralModel(TypedDict):
     """The served model: its granularity, its inputs, the share each budget spends, and the loss at each share."""
 
@@ -213,6 +232,7 @@ class DeferralModel(TypedDict):
     calibrated_on: int
     settings: list[BudgetSetting]
     curve: DeferralCurve | None
+    timing: DeferralTiming | None
 
 
 @no_extra

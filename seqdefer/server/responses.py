@@ -13,14 +13,17 @@ from typing import Any, Protocol, cast
 from seqdefer.budgets.calibration import LossCurve
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.timing import Timing
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.openapi import (
     Author,
+    BudgetSeconds,
     BudgetSetting,
     CurvePoint,
     Deferral,
     DeferralCurve,
     DeferralModel,
+    DeferralTiming,
     Model,
     Scores,
     TokenDetails,
@@ -255,6 +258,7 @@ def deferral_response(model: DeferringModel, name: str, default_budget: float) -
         "calibrated_on": calibration.inputs,
         "settings": settings,
         "curve": _curve(model.curve),
+        "timing": _timing(model.timing),
     }
 
 
@@ -263,3 +267,18 @@ def _curve(curve: LossCurve | None) -> DeferralCurve | None:
         return None
     points: list[CurvePoint] = [{"share": point.share, "loss": point.loss} for point in curve.points]
     return {"unit": curve.unit, "inputs": curve.inputs, "points": points}
+
+
+def _timing(timing: Timing | None) -> DeferralTiming | None:
+    if timing is None:
+        return None
+    budgets: list[BudgetSeconds] = [
+        {"budget": one.budget, "share": one.share, "asked": one.asked, "seconds": one.seconds} for one in timing.budgets
+    ]
+    return {
+        "inputs": timing.inputs,
+        "at_once": timing.at_once,
+        "predictor": timing.predictor,
+        "expert": timing.expert,
+        "budgets": budgets,
+    }

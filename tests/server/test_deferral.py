@@ -117,12 +117,14 @@ def check_description(server: RunningServer, **expected: Any) -> None:
 
 
 def test_description_of_a_toy(server: RunningServer) -> None:
-    check_description(server, kind="tokens", by="token", length=LENGTH, size=None, hint="", curve=None)
+    check_description(server, kind="tokens", by="token", length=LENGTH, size=None, hint="", curve=None, timing=None)
 
 
 def test_description_of_texts(text_server: RunningServer) -> None:
     hint = text_server.model.served.codec.hint
-    check_description(text_server, kind="text", by="token", length=LENGTH, size=None, hint=hint, curve=None)
+    check_description(
+        text_server, kind="text", by="token", length=LENGTH, size=None, hint=hint, curve=None, timing=None
+    )
 
 
 def test_description_of_tours(tour_server: RunningServer) -> None:

@@ -6,12 +6,12 @@ import { byId, make, percent, plural, recall, remember } from "./dom.js";
 import { TextInput, TourInput } from "./inputs.js";
 import { History, newRun, statsOf, summaryOf } from "./runs.js";
 import { asCurl, asPython } from "./snippets.js";
+import { pricesOf, showTiming } from "./timing.js";
 import { TokenList } from "./tokens.js";
 
 const SWEEP = [0, 0.1, 0.2, 0.5, 1];
 const ALONE = [0, 1];
 const TOLERANCE = 0.02; // a share further from its budget does not meet it
-const PRICES = { predictor: 1, expert: 30 };
 
 class Page {
   constructor(model) {
@@ -38,6 +38,7 @@ class Page {
     byId("facts").textContent = facts.join(" · ");
     byId("curve-title").textContent = this.curve.title;
     byId("curve-note").textContent = this.curve.note;
+    showTiming(model.timing);
     byId("board").hidden = false;
   }
 
@@ -51,9 +52,10 @@ class Page {
     byId("text").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run([this.budget]);
     });
-    for (const author of Object.keys(PRICES)) {
+    const prices = pricesOf(this.model.timing);
+    for (const author of Object.keys(prices)) {
       const field = byId(`price-${author}`);
-      field.value = recall("localStorage", `price-${author}`) ?? PRICES[author];
+      field.value = recall("localStorage", `price-${author}`) ?? prices[author];
       field.addEventListener("input", () => {
         remember("localStorage", `price-${author}`, field.value);
         this.showStats();

@@ -37,8 +37,8 @@ class ReadTokens:
 
 
 class ModelRows:
-    """Rows of one model. `add` adds rows that have read nothing; `read` reads their inputs, if need be, and tokens. A row
-    may go back or leave at any time."""
+    """Rows of one model. `add` adds rows that have read nothing; `read` reads their inputs, if need be, and tokens. A
+    row may go back or leave at any time."""
 
     def __init__(self, network: Network) -> None:
         self.network, self.device = network, network.device
@@ -126,8 +126,8 @@ class ModelRows:
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def _passes(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-        """Yield the chunks that are read together. Unless they are packed, new rows are apart from others, and long ones
-        from short ones."""
+        """Yield the chunks that are read together. Unless they are packed, new rows are apart from others, and long
+        ones from short ones."""
         sizes = [self.size(chunk) for chunk in chunks]
         numbers = list(range(len(chunks)))
         old = [] if self.is_packed else [number for number in numbers if not self._is_new(chunks[number])]
@@ -146,7 +146,7 @@ class ModelRows:
         return self.places[chunk.row] is None
 
     def _read_new(self, chunks: Sequence[Chunk]) -> tuple[ReadTokens, Tensor]:
-        """Read inputs and tokens of new rows. Return what the model says at the places asked, and the context (R, C)."""
+        """Read inputs and tokens of new rows. Return what the model says where it is asked, and the context (R, C)."""
         inputs = [self.inputs[chunk.row] for chunk in chunks]
         if isinstance(self.network, EncoderDecoder):
             return self._encode(self.network, chunks, _padded(inputs, self.device, PADDING))

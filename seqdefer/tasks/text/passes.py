@@ -129,8 +129,8 @@ class Network(ABC):
 
     @abstractmethod
     def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
-        """Read inputs (R, S), padded on the right with PADDING, and tokens (R, T), T possibly 0. With `says_all`, hidden
-        states and logits are those before the first token and after each: (R, T + 1, H), (R, T + 1, V)."""
+        """Read inputs (R, S), padded on the right with PADDING, and tokens (R, T), T possibly 0. With `says_all`,
+        hidden states and logits are those before the first token and after each: (R, T + 1, H), (R, T + 1, V)."""
 
     @abstractmethod
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:

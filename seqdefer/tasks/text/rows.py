@@ -105,7 +105,8 @@ def _stack(old: Tensor, new: Tensor) -> Tensor:
 
 
 def _join_proposals(one: Proposal, other: Proposal) -> Proposal:
-    assert one.entropy is not None and other.entropy is not None
+    assert one.entropy is not None
+    assert other.entropy is not None
     return Proposal(
         torch.cat([one.tokens, other.tokens]), torch.cat([one.features, other.features]),
         torch.cat([one.uncertainty, other.uncertainty]), torch.cat([one.entropy, other.entropy]),
