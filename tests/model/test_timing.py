@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,7 @@ def test_the_table_says_what_is_slower_than_the_expert() -> None:
     assert timing.price == 4.0
     curve = LossCurve("error", 10, "r", (LossPoint(0.0, 3.0), LossPoint(0.5, 1.0), LossPoint(1.0, 2.0)))
     assert (curve.loss_at(0.25), curve.random_at(0.25)) == (2.0, 2.75)
-    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=150, record=True, file=io.StringIO())
     console.print(timing_table(timing, curve))
     lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
     assert lines["0.20"].split() == ["0.20", "0.250", "2", "2.75", "1.5", "10", "2.00"]

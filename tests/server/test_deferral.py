@@ -122,9 +122,8 @@ def test_description_of_a_toy(server: RunningServer) -> None:
 
 def test_description_of_texts(text_server: RunningServer) -> None:
     hint = text_server.model.served.codec.hint
-    check_description(
-        text_server, kind="text", by="token", length=LENGTH, size=None, hint=hint, curve=None, timing=None
-    )
+    unmeasured = {"curve": None, "timing": None}
+    check_description(text_server, kind="text", by="token", length=LENGTH, size=None, hint=hint, **unmeasured)
 
 
 def test_description_of_tours(tour_server: RunningServer) -> None:
