@@ -25,6 +25,7 @@ from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, Sequen
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
 EXPECTED_BRANCHES = 4  # rows that an example is expected to grow into when it branches
+CHEAP_TREE_NODES = 2**12  # nodes of a decision tree that small models make in no time: all those of 12 tokens
 if not TYPE_CHECKING:
     __getattr__ = names_moved(__name__)
 
@@ -40,13 +41,15 @@ class Predictor(ABC, Generic[State]):
 
     `fingerprint` names the weights and what is shown to rejectors: a rejector fitted for one predictor refuses another.
     `writer` names only what the tokens depend on; "" where it is not known. `batch_size` rows run at once when drafts
-    and trees are made.
+    and trees are made. Decision trees of at most `max_tree_nodes` nodes per example are enumerated: lower it for a
+    model whose steps are expensive.
     """
 
     fingerprint: str
     writer: str = ""
     device: torch.device = torch.device("cpu")
     batch_size: int = 4096
+    max_tree_nodes: int = CHEAP_TREE_NODES
 
     @abstractmethod
     def start(self, inputs: Tensor) -> tuple[State, Tensor]:
@@ -85,6 +88,7 @@ class Expert(ABC):
     answers follow from earlier ones. `fingerprint` names everything its answers depend on besides the examples; labels
     of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile. `unproven`
     counts its answers so far that a time limit cut short: better ones may exist, and manifests and reports say so.
+    `max_tree_nodes`: as for a predictor.
     """
 
     deterministic: bool = True
@@ -93,6 +97,7 @@ class Expert(ABC):
     fingerprint: str = ""
     batch_size: int = 4096  # examples to label at once; labels are stored batch by batch
     unproven: int = 0
+    max_tree_nodes: int = CHEAP_TREE_NODES
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:

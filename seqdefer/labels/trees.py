@@ -2,8 +2,7 @@
 
 Token-level rejectors are trained and evaluated on prefixes that both models wrote together. Each such prefix is a
 node: the predictor's proposal, the expert's token, their losses, and one child per decision. Nodes are made once, by
-`enumerate_trees` (all of them; for short sequences) or on first visit (lazily; for long ones). Where both models name
-the same token, the two decisions share one child. After that neither model is called again: training epochs, rejectors,
+`enumerate_trees` (all of them; where `is_enumerable`) or on first visit (lazily). Where both models name the same token, the two decisions share one child. After that neither model is called again: training epochs, rejectors,
 seeds and threshold sweeps are look-ups that give exactly what the loop in `seqdefer.engine` would.
 
 To grow a node's children lazily, both models must have read its prefix. A caller that walks trees level by level names
@@ -29,7 +28,7 @@ from seqdefer.progress import Progress
 from seqdefer.types import Examples, Proposal, Sequences
 
 END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; not grown yet
-MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example; longer sequences grow lazily
+MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example: more would not fit into memory
 
 # For lazily grown trees; measured with two T5 models on a CPU.
 NODES_PER_LEVEL = 4  # new nodes per example at each level of a sweep
@@ -354,6 +353,13 @@ def join_trees(parts: Sequence[DecisionTrees], task: Task, examples: Examples) -
     joined = DecisionTrees(task, examples, grown=grown)
     joined.calls = sum((part.calls for part in parts), start=Calls())
     return joined
+
+
+def is_enumerable(task: Task) -> bool:
+    """Tell whether all 2^L - 1 nodes of an example are few enough for both models (`max_tree_nodes`). Declared, not
+    timed: the same task is labelled the same way on every machine."""
+    most = min(task.predictor.max_tree_nodes, task.expert.max_tree_nodes, 2**MAX_ENUMERATED_LENGTH)
+    return int(2**task.spec.length) - 1 <= most
 
 
 @torch.no_grad()

@@ -32,10 +32,13 @@ from seqdefer.types import Examples, Proposal
 
 FEATURE_SETS = ("facts", "states", "both")
 DEFAULT_BATCH = {"cpu": 32, "cuda": 512}  # rows; halved if they do not fit into GPU memory
+MAX_TREE_NODES = 2**6  # of a decision tree to enumerate: exploring 6 tokens along 8 rollouts visits nearly as many
 
 
 class _Writer(ABC):
     """The common part of predictor and expert. `end` is the end token of the pair."""
+
+    max_tree_nodes = MAX_TREE_NODES
 
     def __init__(self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None) -> None:
         self.model, self.device = model, model.device
