@@ -120,8 +120,16 @@ class NextTokenExpert(Expert, Generic[State]):
     """Expert that can also name the next token; `complete` then comes for free.
 
     `append` receives every token, `next` only the rows that ask: an expert with a cache can leave tokens unread until
-    a row asks, and then read them in one pass.
+    a row asks, and then read them in one pass. `pays_by_call`: a call costs about the same however many tokens it reads
+    (an endpoint), and its states are cheap; decision trees then ask as late as they can.
     """
+
+    pays_by_call: bool = False
+
+    @property
+    def n_calls(self) -> int:
+        """Count the calls so far, where the expert pays by the call."""
+        return 0
 
     @property
     def examples_at_once(self) -> int:
@@ -159,6 +167,11 @@ class NextTokenExpert(Expert, Generic[State]):
             state = self.append(state, column)
         answer, state = self.next(state, every)
         return torch.stack([*named, answer], 1), state
+
+    def write_ahead(self, state: State, length: int) -> State:
+        """Return the same state for a caller that will mostly follow the expert: a call that names a token may write on
+        up to `length` tokens, to answer later questions. Override it where that saves calls."""
+        return state
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)

@@ -6,7 +6,7 @@
 Inputs are token ids (n, S), padded on the right with PADDING; tokens follow the decoder's start token or the prompt.
 Both models cache what they have read. The expert is lazy: it encodes a document when a row first needs it, and later
 reads all unread tokens of the row in one pass. A row that never defers costs nothing.
-The expert may also be remote (`seqdefer.tasks.text.remote`) or come from another package.
+The expert may also be remote (`seqdefer.tasks.text.remote`, `remote_tokens`) or come from another package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
-from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert, RemoteTokenExpert
+from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert
+from seqdefer.tasks.text.remote_tokens import RemoteTokenExpert
 from seqdefer.types import Examples, Proposal
 
 FEATURE_SETS = ("facts", "states", "both")
@@ -226,7 +227,8 @@ class MixedPair:
     def of_remote(
         cls, predictor: TextModel, client: EndpointClient, *, prompt: str, by_token: bool = False, shown: str = "states"
     ) -> MixedPair:
-        """Return a pair whose expert exchanges texts, so that it needs no common vocabulary."""
+        """Return a pair whose expert exchanges texts, so that it needs no common vocabulary; by token, it exchanges
+        token ids where the server allows it."""
         writer = TextPredictor(predictor, shown=shown)
         if writer.end is None:
             raise OptionError(f"{predictor.name} has no end token, which a remote expert needs; choose another model")
