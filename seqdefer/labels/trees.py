@@ -164,7 +164,7 @@ class DecisionTrees:
     def children(self, nodes: Tensor, defer: Tensor) -> Tensor:
         """Return the nodes after deciding at `nodes` (B,), grown if missing; END where the sequence is over."""
         choice = defer.long()
-        self.ask_late(nodes[defer])
+        self.ask_late(nodes[defer.bool()])
         found = self.nodes.children[nodes, choice]
         missing = found == UNKNOWN
         if not (self.is_complete or self.is_closed):  # a complete tree counted its savings when it was made
@@ -230,7 +230,7 @@ class DecisionTrees:
 
     def outcomes(self, nodes: Tensor, defer: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and length of the sequences that end with deciding `defer` (B,) at `nodes` (B,). (B,), (B,)"""
-        self.ask_late(nodes[defer])
+        self.ask_late(nodes[defer.bool()])
         leaves, back = torch.unique(nodes * 2 + defer.long(), return_inverse=True)
         sequences = self.sequences(leaves // 2, (leaves % 2).bool())
         examples = self.examples.select(self.nodes.example[leaves // 2])
