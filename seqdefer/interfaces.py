@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]
 EXPECTED_BRANCHES = 4  # rows that an example is expected to grow into when it branches
+CHEAP_TREE_NODES = 2**12  # nodes of a decision tree that small models make in no time: all those of 12 tokens
 if not TYPE_CHECKING:
     __getattr__ = names_moved(__name__)
 
@@ -43,13 +44,15 @@ class Predictor(ABC, Generic[State]):
 
     `fingerprint` names the weights and what is shown to rejectors: a rejector fitted for one predictor refuses another.
     `writer` names only what the tokens depend on; "" where it is not known. `batch_size` rows run at once when drafts
-    and trees are made.
+    and trees are made. Decision trees of at most `max_tree_nodes` nodes per example are enumerated: lower it for a
+    model whose steps are expensive.
     """
 
     fingerprint: str
     writer: str = ""
     device: torch.device = torch.device("cpu")
     batch_size: int = 4096
+    max_tree_nodes: int = CHEAP_TREE_NODES
 
     @abstractmethod
     def start(self, inputs: Tensor) -> tuple[State, Tensor]:
@@ -92,6 +95,7 @@ class Expert(ABC):
     answers follow from earlier ones. `fingerprint` names everything its answers depend on besides the examples; labels
     of an expert without one are not stored. `waits`: it runs elsewhere, and this machine is idle meanwhile. `unproven`
     counts its answers so far that a time limit cut short: better ones may exist, and manifests and reports say so.
+    `max_tree_nodes`: as for a predictor.
     """
 
     deterministic: bool = True
@@ -100,6 +104,7 @@ class Expert(ABC):
     fingerprint: str = ""
     batch_size: int = 4096  # examples to label at once; labels are stored batch by batch
     unproven: int = 0
+    max_tree_nodes: int = CHEAP_TREE_NODES
 
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
@@ -122,8 +127,16 @@ class NextTokenExpert(Expert, Generic[State]):
     """Expert that can also name the next token; `complete` then comes for free.
 
     `append` receives every token, `next` only the rows that ask: an expert with a cache can leave tokens unread until
-    a row asks, and then read them in one pass.
+    a row asks, and then read them in one pass. `pays_by_call`: a call costs about the same however many tokens it reads
+    (an endpoint), and its states are cheap; decision trees then ask as late as they can.
     """
+
+    pays_by_call: bool = False
+
+    @property
+    def n_calls(self) -> int:
+        """Count the calls so far, where the expert pays by the call."""
+        return 0
 
     @property
     def examples_at_once(self) -> int:
@@ -170,6 +183,11 @@ class NextTokenExpert(Expert, Generic[State]):
             state = self.append(state, column)
         answer, state = self.next(state, every)
         return torch.stack([*named, answer], 1), state
+
+    def write_ahead(self, state: State, length: int) -> State:
+        """Return the same state for a caller that will mostly follow the expert: a call that names a token may write on
+        up to `length` tokens, to answer later questions. Override it where that saves calls."""
+        return state
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)

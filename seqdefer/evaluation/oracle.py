@@ -63,8 +63,7 @@ def _beam_part(trees: DecisionTrees, nodes: Tensor, width: int) -> tuple[Tensor,
     deferred, ended = torch.zeros_like(nodes), []
     while len(nodes):
         # 1. what either writer would add, and what the prefix is then worth
-        tokens = trees.nodes.tokens[nodes]
-        asking = (tokens[:, 0] != tokens[:, 1]).nonzero().squeeze(1)
+        asking = trees.differ(nodes).nonzero().squeeze(1)
         choice = torch.arange(len(nodes) + len(asking), device=trees.device) >= len(nodes)
         row, nodes, deferred = (torch.cat([values, values[asking]]) for values in (row, nodes, deferred))
         deferred = deferred + choice

@@ -21,7 +21,7 @@ from seqdefer.labels.jobs import LabelPart as Rows
 from seqdefer.labels.jobs import unpack_calls, unpack_hand_offs, unpack_trees
 from seqdefer.labels.label_store import LabellingResult, LabelStore, open_labels
 from seqdefer.labels.labelled import LearningData, TestData
-from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees, enumerate_trees, is_enumerable
 from seqdefer.progress import Clock, Meter, Progress, Silent
 from seqdefer.storage.shards import Store
 from seqdefer.types import Examples
@@ -89,8 +89,8 @@ class Splits:
 
     @property
     def searches(self) -> bool:
-        """Whether sequences are too long to try all decisions."""
-        return self.task.spec.length > MAX_ENUMERATED_LENGTH
+        """Whether there are too many decisions to try them all."""
+        return not is_enumerable(self.task)
 
     @property
     def calls(self) -> Calls:

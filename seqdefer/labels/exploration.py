@@ -53,6 +53,9 @@ def _explore_batch(task: Task, examples: Examples, defer: Tensor) -> DecisionTre
     trees = DecisionTrees(task, examples)
     defer = defer.to(trees.device)
     for rows in trees.parts(torch.arange(len(examples), device=trees.device), nodes=defer.shape[1]):
+        if trees.expert.pays_by_call:  # one call about the predictor's own sequence answers for all its prefixes
+            _walk(trees, rows, torch.zeros_like(defer[rows, :1]))
+            trees.ask_late()
         _walk(trees, rows, defer[rows])
     return trees
 

@@ -2,13 +2,16 @@
 
 Token-level rejectors are trained and evaluated on prefixes that both models wrote together. Each such prefix is a
 node: the predictor's proposal, the expert's token, their losses, and one child per decision. Nodes are made once, by
-`enumerate_trees` (all of them; for short sequences) or on first visit (lazily; for long ones). Where both models name
-the same token, the two decisions share one child. After that neither model is called again: training epochs, rejectors,
-seeds and threshold sweeps are look-ups that give exactly what the loop in `seqdefer.engine` would.
+`enumerate_trees` (all of them; where `is_enumerable`) or on first visit (lazily). Where both models name the same
+token, the two decisions share one child. After that neither model is called again: training epochs, rejectors, seeds
+and threshold sweeps are look-ups that give exactly what the loop in `seqdefer.engine` would.
 
 To grow a node's children lazily, both models must have read its prefix. A caller that walks trees level by level names
 its current examples (`working_on`, `parts`): their inputs are then read once, and children continue from cached model
 states. Otherwise inputs and prefixes are read again.
+
+An expert that pays by the call (`NextTokenExpert.pays_by_call`) is asked late: a node's expert token stays open until a
+decision or a loss needs it. A call about the last of several tokens that the predictor wrote then answers for all.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from seqdefer.progress import Progress
 from seqdefer.types import Examples, Proposal, Sequences
 
 END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; not grown yet
-MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example; longer sequences grow lazily
+MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example: more would not fit into memory
 
 # For lazily grown trees; measured with two T5 models on a CPU.
 NODES_PER_LEVEL = 4  # new nodes per example at each level of a sweep
@@ -84,6 +87,7 @@ class DecisionTrees:
         self.calls, self.is_complete, self.is_closed = Calls(), False, False
         self._nodes: NodeTable | None = None
         self._cache: _StateCache | None = None
+        self._late_start: Any = None  # the state of an expert that is asked late, before any token
         self.roots = torch.arange(0, device=self.device)
         if grown is not None:
             parts = {name: column.to(self.device) for name, column in grown.items()}
@@ -106,11 +110,29 @@ class DecisionTrees:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything the trees hold, to store and to grow further."""
+        self.ask_late()
         return {**self.nodes.used(), "roots": self.roots, "context": self.context}
+
+    def reopened(self, rows: Tensor) -> DecisionTrees:
+        """Return trees of the examples `rows` that hold what these do, complete or open to growth."""
+        rows, table = rows.to(self.device), self.nodes.used()
+        place = torch.full((len(self),), END, device=self.device)
+        place[rows] = torch.arange(len(rows), device=self.device)
+        kept = (place[table["example"]] >= 0).nonzero().squeeze(1)
+        # Renumber nodes; END and UNKNOWN, which count from the end, stay what they are.
+        number = torch.full((self.nodes.size + 2,), UNKNOWN, device=self.device)
+        number[kept], number[END] = torch.arange(len(kept), device=self.device), END
+        grown = {name: column[kept] for name, column in table.items()}
+        grown |= {name: number[grown[name]] for name in ("parent", "children")}
+        grown |= {"example": place[grown["example"]], "roots": number[self.roots[rows]], "context": self.context[rows]}
+        trees = DecisionTrees(self.task, self.examples.select(rows), grown=grown)
+        trees.is_complete = self.is_complete
+        return trees
 
     def close(self) -> None:
         """Stop growth: a decision whose child is missing leads to the other child. The trees move to the CPU, because
         training walks them in steps too small for a GPU."""
+        self.ask_late()
         if bool((self.nodes.used()["children"] == UNKNOWN).all(1).any()):
             raise OptionError("cannot close trees that stop in mid-sequence; grow them, or use explore_trees")
         self.is_closed, self.device = True, torch.device("cpu")
@@ -135,12 +157,14 @@ class DecisionTrees:
 
     def losses(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Return l of keeping and c of deferring at `nodes`. (B,), (B,)"""
+        self.ask_late(nodes)
         both = self.nodes.losses[nodes]
         return both[:, 0], both[:, 1]
 
     def children(self, nodes: Tensor, defer: Tensor) -> Tensor:
         """Return the nodes after deciding at `nodes` (B,), grown if missing; END where the sequence is over."""
         choice = defer.long()
+        self.ask_late(nodes[defer.bool()])
         found = self.nodes.children[nodes, choice]
         missing = found == UNKNOWN
         if not (self.is_complete or self.is_closed):  # a complete tree counted its savings when it was made
@@ -149,7 +173,7 @@ class DecisionTrees:
             return torch.where(missing, self.nodes.children[nodes, 1 - choice], found)
         if bool(missing.any()):
             # One child for both decisions where the models agree, even if both are requested at once.
-            only = choice.masked_fill(~self.differ(nodes), 0)
+            only = choice.masked_fill(self._agree(nodes), 0)
             pairs = torch.unique(nodes[missing] * 2 + only[missing])
             self._grow(pairs // 2, pairs % 2)
             found = self.nodes.children[nodes, choice]
@@ -157,8 +181,13 @@ class DecisionTrees:
 
     def differ(self, nodes: Tensor) -> Tensor:
         """Tell whether both models name different tokens at `nodes`: elsewhere a decision changes nothing. bool (B,)"""
+        self.ask_late(nodes)
+        return ~self._agree(nodes)
+
+    def _agree(self, nodes: Tensor) -> Tensor:
+        """Tell whether both models are known to name the same token at `nodes`. bool (B,)"""
         tokens = self.nodes.tokens[nodes]
-        return tokens[:, 0] != tokens[:, 1]
+        return (tokens[:, 0] == tokens[:, 1]) & ~self._is_unasked(nodes)
 
     def leads_elsewhere(self, nodes: Tensor, defer: Tensor) -> Tensor:
         """Tell where `children` would lead to the child of the other decision: closed trees lack some. bool (B,)"""
@@ -201,6 +230,7 @@ class DecisionTrees:
 
     def outcomes(self, nodes: Tensor, defer: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss and length of the sequences that end with deciding `defer` (B,) at `nodes` (B,). (B,), (B,)"""
+        self.ask_late(nodes[defer.bool()])
         leaves, back = torch.unique(nodes * 2 + defer.long(), return_inverse=True)
         sequences = self.sequences(leaves // 2, (leaves % 2).bool())
         examples = self.examples.select(self.nodes.example[leaves // 2])
@@ -225,15 +255,19 @@ class DecisionTrees:
         """Make the nodes after `prefix` (B, T), which both models have read; return ids and the expert's state."""
         spec, position = self.task.spec, torch.full_like(example, prefix.shape[1])
         proposal = self.predictor.propose(state)
-        asked, copies = self._rows_to_ask(example, position)
-        named, expert_state = self.expert.next(expert_state, asked)
-        tokens = torch.stack([proposal.tokens, named[copies].to(proposal.tokens.dtype)], 1)  # (B, 2)
-        batch = self.examples.select(example)
-        kept, deferred = tokens.unbind(1)
-        before = Sequences(prefix, position)
-        losses = [self.task.token_loss(batch, before, kept), self.task.token_cost(batch, before, deferred)]
-        ends = spec.is_end(tokens) | (position[:, None] + 1 >= spec.length)
-        n = len(example)
+        batch, before, n = self.examples.select(example), Sequences(prefix, position), len(example)
+        loss = self.task.token_loss(batch, before, proposal.tokens)
+        if self.expert.pays_by_call:
+            named, cost, calls = proposal.tokens, torch.full_like(loss, torch.nan), Calls()
+        else:
+            asked, copies = self._rows_to_ask(example, position)
+            answers, expert_state = self.expert.next(expert_state, asked)
+            named = answers[copies].to(proposal.tokens.dtype)
+            cost, calls = self.task.token_cost(batch, before, named), Calls(len(asked), n - len(asked))
+        tokens, losses = torch.stack([proposal.tokens, named], 1), [loss, cost]  # (B, 2)
+        ends = spec.is_end(tokens)
+        ends[:, 1] &= not self.expert.pays_by_call  # its token is open
+        ends |= position[:, None] + 1 >= spec.length
         entropy = torch.zeros(n, 0, device=self.device) if proposal.entropy is None else proposal.entropy
         new = NodeTable(
             n, example, position, parent, tokens, torch.stack(losses, 1), torch.where(ends, END, UNKNOWN),
@@ -245,8 +279,43 @@ class DecisionTrees:
         else:
             first = self._nodes.size
             self._nodes.extend(new)
-        self.calls = self.calls + Calls(len(asked), n - len(asked))
+        self.calls = self.calls + calls
         return torch.arange(first, first + n, device=self.device), expert_state
+
+    def ask_late(self, nodes: Tensor | None = None) -> None:
+        """Ask an expert that pays by the call about those of `nodes` (default: all) where it has not been asked, the
+        longest prefixes first: their answers may hold those of shorter ones. Other experts were asked about every node
+        when it was made."""
+        if not self.expert.pays_by_call or self.is_closed or self.is_complete:
+            return
+        nodes = torch.arange(self.nodes.size, device=self.device) if nodes is None else nodes
+        unasked = torch.unique(nodes[self._is_unasked(nodes)])
+        position = self.nodes.position[unasked]
+        for each in torch.unique(position).flip(0).tolist():
+            self._ask_late(unasked[position == each], each)
+
+    def _is_unasked(self, nodes: Tensor) -> Tensor:
+        """Find `nodes` whose expert token is open. bool (B,)"""
+        return self.nodes.losses[nodes, 1].isnan() & self.expert.pays_by_call
+
+    @torch.no_grad()
+    def _ask_late(self, nodes: Tensor, position: int) -> None:
+        """Fill in the expert's token, its cost and the child after it, at `nodes` of one position."""
+        table, spec, example = self.nodes, self.task.spec, self.nodes.example[nodes]
+        prefix = self.sequences(nodes, torch.zeros_like(nodes)).tokens[:, :position]
+        if self._late_start is None:
+            self._late_start = self.expert.write_ahead(self.expert.start(self.examples), spec.length)
+        before, every = self.expert.n_calls, torch.arange(len(nodes), device=self.device)
+        state = self.expert.extend(self.expert.select(self._late_start, example), prefix)
+        named = self.expert.next(state, every)[0].to(table.tokens)
+        made = self.expert.n_calls - before
+        self.calls = self.calls + Calls(made, max(0, len(nodes) - made))
+        table.tokens[nodes, 1] = named
+        prefixes = Sequences(prefix, torch.full_like(nodes, position))
+        table.losses[nodes, 1] = self.task.token_cost(self.examples.select(example), prefixes, named).to(table.losses)
+        is_last = spec.is_end(named) | (position + 1 >= spec.length)
+        after = torch.where(self._agree(nodes), table.children[nodes, 0], table.children[nodes, 1])
+        table.children[nodes, 1] = after.masked_fill(is_last, END)
 
     def _rows_to_ask(self, example: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows to ask the expert about, and for each row the index of its answer."""
@@ -324,7 +393,9 @@ class DecisionTrees:
             return self._read_inputs(torch.unique(example))
         if cache.start is None:
             cache.start = self._read_inputs(cache.examples)
-            if self.expert.reads_prefix:  # a lazy expert reads its inputs now: all copies of its state share them
+            if (
+                self.expert.reads_prefix and not self.expert.pays_by_call
+            ):  # a lazy expert reads its inputs now: all copies of its state share them
                 n = len(cache.examples)
                 _, state = self.expert.next(cache.start.expert_state, torch.arange(n, device=self.device))
                 cache.start = replace(cache.start, expert_state=state)
@@ -338,7 +409,7 @@ class DecisionTrees:
     def _link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
         table = self.nodes
         table.children[nodes, choice] = made
-        agree = ~self.differ(nodes)
+        agree = self._agree(nodes)
         table.children[nodes[agree], 1 - choice[agree]] = made[agree]
 
 
@@ -346,6 +417,7 @@ def join_trees(parts: Sequence[DecisionTrees], task: Task, examples: Examples) -
     """Return one object with the trees of all parts, whose examples are consecutive rows of `examples`."""
     nodes, roots, n_nodes, n_examples = [], [], 0, 0
     for part in parts:
+        part.ask_late()
         nodes.append(part.nodes.shifted(n_nodes, n_examples))
         roots.append(part.roots + n_nodes)
         n_nodes, n_examples = n_nodes + part.nodes.size, n_examples + len(part)
@@ -354,6 +426,13 @@ def join_trees(parts: Sequence[DecisionTrees], task: Task, examples: Examples) -
     joined = DecisionTrees(task, examples, grown=grown)
     joined.calls = sum((part.calls for part in parts), start=Calls())
     return joined
+
+
+def is_enumerable(task: Task) -> bool:
+    """Tell whether all 2^L - 1 nodes of an example are few enough for both models (`max_tree_nodes`). Declared, not
+    timed: the same task is labelled the same way on every machine."""
+    most = min(task.predictor.max_tree_nodes, task.expert.max_tree_nodes, 1 << MAX_ENUMERATED_LENGTH)
+    return (1 << task.spec.length) - 1 <= most
 
 
 @torch.no_grad()
@@ -373,6 +452,7 @@ def enumerate_trees(
     for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
         _enumerate_batch(trees, rows)
         progress(len(rows))
+    trees.ask_late()
     trees.is_complete = True
     return trees
 
@@ -385,6 +465,7 @@ def _enumerate_batch(trees: DecisionTrees, rows: Tensor) -> None:
     prefix = trees.nodes.tokens[nodes][:, :0]  # (B, 0) of the tokens' dtype
     paths = torch.ones_like(rows)  # ways to decide that lead to each node: the calls of the naive way
     for _ in range(trees.task.spec.length - 1):
+        trees.ask_late(nodes)
         table = trees.nodes
         is_open = table.children[nodes] == UNKNOWN  # (B, 2)
         agree = table.tokens[nodes, 0] == table.tokens[nodes, 1]

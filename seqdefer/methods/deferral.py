@@ -45,9 +45,11 @@ class DeferralRunner(ABC):
         examples: Examples,
         *,
         labelled: LabelledData | None = None,
+        trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
     ) -> Spending:
-        """Tell what every setting does to `examples`. Where they are labelled, one-time deferral runs no model."""
+        """Tell what every setting does to `examples`. Where they are labelled, one-time deferral runs no model. `trees`
+        of the same examples, of any kind, save token-level deferral the nodes that they hold."""
 
     @abstractmethod
     def plan(self, pair: Pair, **options: Any) -> Plan:
@@ -79,18 +81,22 @@ class TokenDeferral(DeferralRunner):
         examples: Examples,
         *,
         labelled: LabelledData | None = None,
+        trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
     ) -> Spending:
         # Files are often sorted: inputs from all over one tell which thresholds are worth a rollout.
         order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
-        first, *others = (examples.select(rows) for rows in order.split(TREES_AT_ONCE))
-        trees = DecisionTrees(task, first)
-        thresholds = _between(sweep_thresholds(self.rejector, trees).thresholds)
-        swept = []
-        for part in (first, *others):
-            trees = trees if part is first else DecisionTrees(task, part)
-            swept.append(sweep_thresholds(self.rejector, trees, thresholds=thresholds))
+        parts = (
+            DecisionTrees(task, examples.select(rows)) if trees is None else trees.reopened(rows)
+            for rows in order.split(TREES_AT_ONCE)
+        )
+        thresholds, swept = None, []
+        for part in parts:
+            if thresholds is None:
+                thresholds = _between(sweep_thresholds(self.rejector, part).thresholds)
+            swept.append(sweep_thresholds(self.rejector, part, thresholds=thresholds))
             progress(len(part))
+        assert thresholds is not None
         joined = (torch.cat([getattr(one, name).cpu() for one in swept], 1) for name in ("deferred", "lengths", "loss"))
         return TokenSpending(TokenSweep(thresholds.cpu(), *joined))
 
@@ -115,6 +121,7 @@ class HandOffDeferral(DeferralRunner):
         examples: Examples,
         *,
         labelled: LabelledData | None = None,
+        trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
     ) -> Spending:
         if labelled is not None:

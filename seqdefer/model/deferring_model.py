@@ -24,6 +24,7 @@ from seqdefer.budgets.rules import Setting, realised_shares
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, Task
 from seqdefer.labels.labelled import LabelledData
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
 from seqdefer.methods.plans import Plan, PlanResult
 from seqdefer.model.folders import (
@@ -123,14 +124,15 @@ class DeferringModel:
         *,
         judge: Task | None = None,
         labelled: LabelledData | None = None,
+        trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
     ) -> Calibration:
-        """Calibrate on encoded inputs, which may be labelled already. With their task as `judge`, measure what the
-        budgets buy, too."""
+        """Calibrate on encoded inputs, which may be labelled already, or have trees. With their task as `judge`,
+        measure what the budgets buy, too."""
         if len(examples) < 2:
             raise OptionError(f"inputs to calibrate with: {len(examples)}; give at least 2, and better some hundred")
         spending = self.deferral.spending(
-            judge or UnjudgedTask(self.served), examples, labelled=labelled, progress=progress
+            judge or UnjudgedTask(self.served), examples, labelled=labelled, trees=trees, progress=progress
         )
         n, name = len(examples), self.rejector.fingerprint
         self.calibration = calibrate(spending, inputs=n, rejector=name)

@@ -66,9 +66,11 @@ def fit_model(
     model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served, recipe))
     validation = splits.validation
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.
-    labelled = validation if get_method(method).learns_from in ("ends", "hand_offs") else None
+    learns_from = get_method(method).learns_from
+    labelled = validation if learns_from in ("ends", "hand_offs") else None
+    trees = validation.trees_of(settings.tree_kind) if learns_from == "trees" else None
     with clock.stage("calibrate budgets", len(validation.examples)) as advance:
-        model.calibrate_on(validation.examples, judge=task, labelled=labelled, progress=advance)
+        model.calibrate_on(validation.examples, judge=task, labelled=labelled, trees=trees, progress=advance)
     with clock.stage("time budgets", len(TIMED_BUDGETS)) as advance:
         model.time(validation.examples, progress=advance)
     model.save_pretrained(folder)

@@ -1,4 +1,5 @@
 """A client of a completions endpoint as OpenAI, vLLM and llama.cpp serve it: POST URL/completions, text in, text out.
+Servers that take and return token ids (vLLM) can be sent these instead.
 
     client = EndpointClient(Endpoint("https://host/v1", "my-model"))
     client.complete_all([EndpointRequest("Once upon a", 8), EndpointRequest("The cat", 8)])
@@ -19,9 +20,9 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -42,7 +43,10 @@ Result = TypeVar("Result")
 
 
 class EndpointError(SeqdeferError):
-    """An endpoint failed, or its response is not a completion."""
+    """An endpoint failed, or its response is not a completion. `status` and `reason` are those of a refused call."""
+
+    status: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,18 +102,20 @@ def check_url(url: str) -> None:
 
 @dataclass(frozen=True)
 class EndpointRequest:
-    """A text to continue."""
+    """A text to continue, or its token ids. `options` are further fields of the request's body."""
 
-    prompt: str
+    prompt: str | Sequence[int]
     max_tokens: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EndpointCompletion:
-    """What an endpoint wrote."""
+    """What an endpoint wrote. `choice` holds everything that the server sent about it, unchecked."""
 
     text: str
     is_finished: bool  # the model ended it; otherwise it was cut, by max_tokens or a filter
+    choice: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class _TransientError(Exception):
@@ -121,7 +127,8 @@ class _TransientError(Exception):
 
 
 class EndpointClient:
-    """Calls to an endpoint, from any thread. Connections open on first use and are reused.
+    """Calls to an endpoint, from any thread. Connections open on first use and are reused. `n_calls` counts the calls
+    so far, without retries.
 
     `sleep`, `jitter` (0 to 1) and `now` can be replaced in tests."""
 
@@ -136,6 +143,7 @@ class EndpointClient:
         self.endpoint, self.sleep, self.jitter, self.now = endpoint, sleep, jitter, now
         self._opening = threading.Lock()
         self._session: _Session | None = None
+        self.n_calls = 0
 
     def complete_all(self, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
         """Return the completions in order, `at_once` calls at a time. The first failure cancels the rest."""
@@ -144,6 +152,7 @@ class EndpointClient:
         _read_key()  # a bad key fails before anything is sent
         with self._opening:
             self._session = self._session or _Session(self.endpoint.at_once)
+            self.n_calls += len(requests)
         return self._session.run(self._complete_all(self._session, requests))
 
     async def _complete_all(self, session: _Session, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
@@ -163,11 +172,11 @@ class EndpointClient:
                 except _TransientError as failed:
                     reason, delay = str(failed), self._delay(number, failed.wait)
                 if delay > MAX_RETRY_AFTER:
-                    raise self._error(f"{reason}; it asks to wait {delay:.0f} seconds", "try again then")
+                    raise self.error(f"{reason}; it asks to wait {delay:.0f} seconds", "try again then")
                 if number < attempts:
                     await self.sleep(delay)
         what = f"gave no answer in {attempts} attempt{'s' if attempts > 1 else ''}: {reason}"
-        raise self._error(what, "try again later, or allow more time: --expert-seconds, --expert-retries")
+        raise self.error(what, "try again later, or allow more time: --expert-seconds, --expert-retries")
 
     def _delay(self, number: int, requested: float | None) -> float:
         """Return the server's Retry-After, or an exponential delay with jitter."""
@@ -185,25 +194,26 @@ class EndpointClient:
             raise _TransientError(f"no answer within {self.endpoint.seconds:g} seconds") from None
         # `from None`: these errors hold the request, and so the key.
         except httpx.InvalidURL as error:
-            raise self._error(f"cannot be called: {self._quote(str(error))}", "correct the address") from None
+            raise self.error(f"cannot be called: {self._quote(str(error))}", "correct the address") from None
         except httpx.HTTPError as error:
             message = self._quote(str(error) or type(error).__name__)
             if "CERTIFICATE_VERIFY_FAILED" in message:
-                raise self._error(f"cannot be trusted: {message}", "fix its certificate, or trust its issuer") from None
+                raise self.error(f"cannot be trusted: {message}", "fix its certificate, or trust its issuer") from None
             raise _TransientError(message) from None
 
     async def _post(self, http: httpx.AsyncClient, request: EndpointRequest) -> bytes:
-        body = {"model": self.endpoint.model, **vars(request), "temperature": 0}
+        asked = {"prompt": request.prompt, "max_tokens": request.max_tokens, **request.options}
+        body = {"model": self.endpoint.model, **asked, "temperature": 0}
         key = _read_key()
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         async with http.stream("POST", self.endpoint.address, content=json.dumps(body), headers=headers) as response:
             if response.headers.get("content-encoding", "identity") != "identity":  # could expand to any size
-                raise self._error("sends a compressed response, which was not requested", "give another address")
+                raise self.error("sends a compressed response, which was not requested", "give another address")
             content = bytearray()
             async for part in response.aiter_raw():
                 content += part
                 if len(content) > MAX_RESPONSE_BYTES:
-                    raise self._error(f"sends more than {MAX_RESPONSE_BYTES >> 20} MiB", "give another address")
+                    raise self.error(f"sends more than {MAX_RESPONSE_BYTES >> 20} MiB", "give another address")
         if response.status_code != 200:
             raise self._status_error(response, bytes(content))
         return bytes(content)
@@ -215,11 +225,14 @@ class EndpointClient:
             return _TransientError(f"status {status}, {message}", wait)
         if 300 <= status < 400:
             target = self._quote(response.headers.get("location", "nowhere"))
-            return self._error(f"redirects to {target}, which is not followed", "if you trust that, give it instead")
+            return self.error(f"redirects to {target}, which is not followed", "if you trust that, give it instead")
         key = f"the key in {KEY_VARIABLE} is not accepted" if _read_key() else f"set the key: {KEY_VARIABLE}"
         address = "the address (it usually ends in /v1)" if status == 404 else "the address"
         action = key if status in (401, 403) else f"check {address} and the model's name"
-        return self._error(f"refused the call for {self.endpoint.model!r:.80} (status {status}, {message})", action)
+        what = f"refused the call for {self.endpoint.model!r:.80} (status {status}, {message})"
+        error = self.error(what, action)
+        error.status, error.reason = status, message
+        return error
 
     def _parse(self, content: bytes) -> EndpointCompletion:
         try:
@@ -229,9 +242,9 @@ class EndpointClient:
             text, reason = None, None
         if not isinstance(text, str):
             found = self._quote(_decode_start(content))
-            raise self._error(f"sent a response that is not a completion: {found}", "give the address up to /v1")
+            raise self.error(f"sent a response that is not a completion: {found}", "give the address up to /v1")
         # JSON can spell half a surrogate pair, which is not valid text.
-        return EndpointCompletion(text.encode(errors="replace").decode(), reason == "stop")
+        return EndpointCompletion(text.encode(errors="replace").decode(), reason == "stop", choice)
 
     def _quote(self, text: str) -> str:
         """Quote a server's message in one short line, without our key."""
@@ -239,7 +252,8 @@ class EndpointClient:
         text = " ".join((text.replace(key, "***") if key else text).split())
         return repr(text if len(text) <= MAX_QUOTED_LETTERS else f"{text[: MAX_QUOTED_LETTERS - 1]}…")
 
-    def _error(self, what: str, action: str) -> EndpointError:
+    def error(self, what: str, action: str) -> EndpointError:
+        """Return an error that names the endpoint, what happened and what helps."""
         return EndpointError(f"{self.endpoint.url} {what}; {action}")
 
 

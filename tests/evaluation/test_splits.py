@@ -101,6 +101,15 @@ def test_all_decisions_are_tried_of_the_longest_sequences_that_can_be_enumerated
         assert Splits(ToyTask(n=1, length=length), tmp_path, seeds=1, instances=1).searches is searches
 
 
+@pytest.mark.parametrize("role", ["predictor", "expert"])
+def test_expensive_models_enumerate_shorter_sequences(tmp_path: Path, role: str) -> None:
+    """Tiny models took 3.5 minutes for 12 tokens, all enumerated, and 19 seconds for 13."""
+    for length, searches in ((6, False), (7, True)):
+        task = ToyTask(n=1, length=length)
+        getattr(task, role).max_tree_nodes = 2**6
+        assert Splits(task, tmp_path, seeds=1, instances=1).searches is searches
+
+
 def test_whole_trees_are_stored(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
     """Shards of three give the same trees, in another order."""
     task = ToyTask(n=10, length=4)

@@ -66,7 +66,9 @@ class TextOptions:
     expert_seconds: float = option(30.0, "remote expert: timeout of one attempt, in seconds")
     expert_retries: int = option(4, "remote expert: retries of a failed call")
     expert_at_once: int = option(8, "remote expert: concurrent calls")
-    expert_by_token: bool = option(False, "remote expert: make a call for every token, to fit TokenwiseModel")
+    expert_by_token: bool = option(
+        False, "remote expert: ask for single tokens, to fit TokenwiseModel; vLLM is read in chunks"
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)

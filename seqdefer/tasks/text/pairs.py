@@ -6,7 +6,7 @@
 Inputs are token ids (n, S), padded on the right with PADDING; tokens follow the decoder's start token or the prompt.
 Both models cache what they have read. The expert is lazy: it encodes a document when a row first needs it, and later
 reads all unread tokens of the row in one pass. A row that never defers costs nothing.
-The expert may also be remote (`seqdefer.tasks.text.remote`) or come from another package.
+The expert may also be remote (`seqdefer.tasks.text.remote`, `remote_tokens`) or come from another package.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
-from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert, RemoteTokenExpert
+from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert
+from seqdefer.tasks.text.remote_tokens import RemoteTokenExpert
 from seqdefer.tasks.text.rows import TextExpertRows, TextPredictorRows
 from seqdefer.types import Examples, Proposal
 
 FEATURE_SETS = ("facts", "states", "both")
 DEFAULT_BATCH = {"cpu": 32, "cuda": 512}  # rows; halved if they do not fit into GPU memory
+MAX_TREE_NODES = 2**6  # of a decision tree to enumerate: exploring 6 tokens along 8 rollouts visits nearly as many
 
 
 class _Writer(ABC):
     """The common part of predictor and expert. `end` is the end token of the pair."""
+
+    max_tree_nodes = MAX_TREE_NODES
 
     def __init__(self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None) -> None:
         self.model, self.device = model, model.device
@@ -230,7 +234,8 @@ class MixedPair:
     def of_remote(
         cls, predictor: TextModel, client: EndpointClient, *, prompt: str, by_token: bool = False, shown: str = "states"
     ) -> MixedPair:
-        """Return a pair whose expert exchanges texts, so that it needs no common vocabulary."""
+        """Return a pair whose expert exchanges texts, so that it needs no common vocabulary; by token, it exchanges
+        token ids where the server allows it."""
         writer = TextPredictor(predictor, shown=shown)
         if writer.end is None:
             raise OptionError(f"{predictor.name} has no end token, which a remote expert needs; choose another model")

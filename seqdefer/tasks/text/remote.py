@@ -1,24 +1,26 @@
 """Remote experts behind a completions endpoint: document and tokens so far go out as one prompt, a text comes back.
 
 A remote model has its own tokenizer. Its text is split into the predictor's tokens such that the text continues as
-written and the tokens so far stay as they are. `RemoteExpert` completes a sequence in one call; `RemoteTokenExpert`
-makes a call for every token. A remote expert is not deterministic.
+written and the tokens so far stay as they are. `RemoteExpert` completes a sequence in one call. It is not
+deterministic: a server may answer a prompt in two ways. `seqdefer.tasks.text.remote_tokens` has the expert that names
+next tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError
-from seqdefer.interfaces import DraftExpert, NextTokenExpert
+from seqdefer.interfaces import DraftExpert
 from seqdefer.remote.client import EndpointClient, EndpointCompletion, EndpointRequest
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.token_ids import REPLACEMENT, Tokens
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
 INPUT, WRITTEN = "{input}", "{written}"
@@ -26,10 +28,6 @@ PROMPT = INPUT + WRITTEN
 DOCUMENTS_PER_BATCH = 4  # labelling stores answers batch by batch: an interruption loses at most one batch
 CONTEXT_TOKENS = 16  # tokens before a new text that may change how it is split
 ANCHORS = (".", "a", "\n")  # texts to split a new one after: some tokenizers begin every text with a space
-MAX_TOKENS_PER_LETTER = 4
-REPLACEMENT = "\ufffd"  # decodes a part of a letter
-
-Tokens = tuple[int, ...]
 
 
 class ExpertCallsWarning(UserWarning):
@@ -53,7 +51,7 @@ class PromptAdapter:
 
     def prompt(self, inputs: Tokens, written: Tokens) -> str:
         given = self._text(inputs)
-        head, tail = self.template.removesuffix(WRITTEN).replace(INPUT, given), self._text(written)
+        head, tail = self.head(inputs), self._text(written)
         if self.model.is_encoder_decoder:  # its output is a separate text
             is_apart = not head or not tail or head[-1].isspace() or tail[0].isspace()
             tail = tail if is_apart else f" {tail}"
@@ -61,6 +59,17 @@ class PromptAdapter:
             whole = self._text(inputs + written)
             tail = whole[len(given) :] if whole.startswith(given) else tail
         return head + tail.rstrip(REPLACEMENT)
+
+    def head(self, inputs: Tokens) -> str:
+        """Return the prompt before anything is written."""
+        return self.template.removesuffix(WRITTEN).replace(INPUT, self._text(inputs))
+
+    def ids(self, inputs: Tokens, written: Tokens) -> Tokens:
+        """Return the prompt as token ids, for a model with the predictor's vocabulary: what the predictor reads, unless
+        the template adds a text of its own."""
+        if self.template == PROMPT:
+            return inputs + written
+        return (*self.model.tokenizer(self.head(inputs), verbose=False)["input_ids"], *written)
 
     def tokens(self, inputs: Tokens, written: Tokens, answer: EndpointCompletion) -> list[int]:
         """Return the tokens that the answer adds, without the end token."""
@@ -118,7 +127,7 @@ class RemoteExpert(DraftExpert):
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         """Complete each sequence with one call for as many tokens as may follow; truncate the text to that many."""
-        rows, inputs = _rows(prefixes), _inputs(examples.inputs)
+        rows, inputs = unpad_sequences(prefixes), unpad_inputs(examples.inputs)
         is_over = spec.is_over(prefixes).tolist()
         places = [place for place in range(len(rows)) if not is_over[place]]
         prompts = [self.adapter.prompt(inputs[place], rows[place]) for place in places]
@@ -128,10 +137,7 @@ class RemoteExpert(DraftExpert):
             written = self._with_first_token(rows[place])
             new = self.adapter.tokens(inputs[place], written, answer)
             rows[place] = (*written, *new, self.adapter.end)[: spec.length]
-        tokens, lengths = torch.zeros_like(prefixes.tokens), torch.tensor([len(row) for row in rows])
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)] = torch.tensor(row)
-        return Sequences(tokens, lengths.to(prefixes.lengths))
+        return pad_sequences(rows, prefixes)
 
     def _with_first_token(self, written: Tokens) -> Tokens:
         first = self.adapter.model.first_token
@@ -147,59 +153,18 @@ class RemoteExpert(DraftExpert):
         return self.complete(examples.select(each), prefixes, spec), calls
 
 
-@dataclass(frozen=True)
-class RemoteState:
-    """Documents and the tokens written so far. States of one start share `answers`, so that equal prefixes get equal
-    tokens."""
-
-    inputs: list[Tokens]
-    written: list[Tokens]
-    answers: dict[tuple[Tokens, Tokens], int]
-
-
-class RemoteTokenExpert(RemoteExpert, NextTokenExpert[RemoteState]):
-    """A remote expert that also names next tokens, one call each."""
-
-    def start(self, examples: Examples) -> RemoteState:
-        inputs = _inputs(examples.inputs)
-        return RemoteState(inputs, [()] * len(inputs), {})
-
-    def next(self, state: RemoteState, rows: Tensor) -> tuple[Tensor, RemoteState]:
-        places = [(state.inputs[row], state.written[row]) for row in rows.tolist()]
-        new = [place for place in dict.fromkeys(places) if place not in state.answers]
-        state.answers.update(zip(new, self._next_tokens(new), strict=True))
-        return torch.tensor([state.answers[place] for place in places], device=rows.device), state
-
-    def append(self, state: RemoteState, tokens: Tensor) -> RemoteState:
-        written = [(*row, token) for row, token in zip(state.written, tokens.tolist(), strict=True)]
-        return replace(state, written=written)
-
-    def select(self, state: RemoteState, rows: Tensor) -> RemoteState:
-        chosen = rows.tolist()
-        return replace(
-            state, inputs=[state.inputs[row] for row in chosen], written=[state.written[row] for row in chosen]
-        )
-
-    def _next_tokens(self, places: Sequence[tuple[Tokens, Tokens]]) -> list[int]:
-        """Ask for one of the expert's tokens and return the first of ours in it. Ask again for a few tokens if it holds
-        none of ours, such as a part of a letter or a space that our tokenizer drops."""
-        first, found = self.adapter.model.first_token, dict[int, int]()
-        if first is not None:
-            found = {place: first for place, (_, written) in enumerate(places) if not written}
-        for n_tokens in (1, MAX_TOKENS_PER_LETTER):
-            missing = [place for place in range(len(places)) if place not in found]
-            asks = [EndpointRequest(self.adapter.prompt(*places[place]), n_tokens) for place in missing]
-            for place, answer in zip(missing, self.client.complete_all(asks), strict=True):
-                tokens = self.adapter.tokens(*places[place], answer)
-                if tokens or answer.is_finished or n_tokens == MAX_TOKENS_PER_LETTER:
-                    found[place] = tokens[0] if tokens else self.adapter.end
-        return [found[place] for place in range(len(places))]
-
-
-def _rows(sequences: Sequences) -> list[Tokens]:
+def unpad_sequences(sequences: Sequences) -> list[Tokens]:
     pairs = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
     return [tuple(tokens[:length]) for tokens, length in pairs]
 
 
-def _inputs(inputs: Tensor) -> list[Tokens]:
+def unpad_inputs(inputs: Tensor) -> list[Tokens]:
     return [tuple(token for token in row if token != PADDING) for row in inputs.tolist()]
+
+
+def pad_sequences(rows: Sequence[Tokens], like: Sequences) -> Sequences:
+    """Return sequences in the shape and dtypes of `like`."""
+    tokens, lengths = torch.zeros_like(like.tokens), torch.tensor([len(row) for row in rows])
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row)
+    return Sequences(tokens, lengths.to(like.lengths))

@@ -194,10 +194,13 @@ def _warn_about_calls(options: TextOptions, parts: Mapping[SplitName, Sequence[D
     if not is_url(options.expert):
         return
     n_documents = len(parts["train"]) + len(parts["validation"])
+    what = f"{options.length} hand-offs of {n_documents:,} documents"
+    if options.expert_by_token:
+        what += "; rollouts, for TokenwiseModel, have as many tokens each, and a call each unless read in chunks"
     warnings.warn(
-        f"labelling may call {options.expert} {n_documents * options.length:,} times ({options.length} hand-offs of "
-        f"{n_documents:,} documents), and seqdefer run labels the test documents, too; answers are stored; lower "
-        "--train-documents and --validation-documents to make fewer calls",
+        f"labelling may call {options.expert} {n_documents * options.length:,} times ({what}), and seqdefer run labels "
+        "the test documents, too; answers are stored; lower --train-documents and --validation-documents to make fewer "
+        "calls",
         ExpertCallsWarning,
         stacklevel=3,
     )
@@ -248,13 +251,6 @@ def _load(options: TextOptions, device: torch.device, meter: Meter) -> TextPair 
 
 
 def _remote_pair(predictor: TextModel, options: TextOptions) -> MixedPair:
-    if options.expert_by_token:
-        warnings.warn(
-            f"{options.expert} is called for every token that it writes: up to {options.length} calls per sequence, "
-            "where one-time deferral makes one",
-            ExpertCallsWarning,
-            stacklevel=4,
-        )
     client = EndpointClient(options.endpoint())
     return MixedPair.of_remote(
         predictor, client, prompt=options.expert_prompt, by_token=options.expert_by_token, shown=options.shown
