@@ -26,6 +26,7 @@ from seqdefer.tasks.text.remote import (
     unpad_inputs,
     unpad_sequences,
 )
+from seqdefer.tasks.text.remote_rows import RemoteRows
 from seqdefer.tasks.text.token_ids import NamedTokens, Tokens, find_obstacle, ids_request, parse_ids
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
@@ -197,6 +198,16 @@ class RemoteTokenExpert(RemoteExpert, NextTokenExpert[RemoteState]):
         self._find([places[-1] for places in unknown if places], state)
         named = [[state.answers[place] for place in row] for row in rows]
         return torch.tensor(named, device=tokens.device).view(len(rows), length + 1), after
+
+    def rows(self) -> RemoteRows:
+        return RemoteRows(self)
+
+    def ask(self, texts: Sequence[Sequence[Place]], answers: Answers) -> None:
+        """Add the answers at all places of some texts. A server that is read in chunks needs the last one of each."""
+        exchange = self.exchange
+        places = [place for text in texts for place in (text[-1:] if isinstance(exchange, IdExchange) else text)]
+        if places:
+            exchange.ask(list(dict.fromkeys(places)), answers)
 
     def _find(self, places: Sequence[Place], state: RemoteState) -> None:
         """Add the answers at `places` that are not known yet."""

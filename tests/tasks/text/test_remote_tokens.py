@@ -17,10 +17,15 @@ from tiny_models import LENGTH, documents, random_documents, task_of, tiny, tiny
 from vllm_like import FIELDS, VllmLike, forty_documents, vllm_like
 
 from seqdefer import cli
+from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import roll_out
+from seqdefer.engine.pace import FixedPace
+from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.trees import DecisionTrees, enumerate_trees
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.rejectors.confidence import Confidence
 from seqdefer.remote.client import Endpoint, EndpointClient, EndpointError
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import MixedPair, TextPair
@@ -268,3 +273,24 @@ def test_fit_makes_few_calls(tmp_path: Path) -> None:
         assert len(running.asked) - asked < 100
     model = DeferringModel.from_pretrained(tmp_path / "model", device="cpu")
     assert model.rejector.notes["method"] == "TokenwiseModel"
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2"], indirect=True)
+@pytest.mark.parametrize("ahead", [1, 3, 8])
+def test_speculation_asks_a_call_per_chunk(vllm: VllmLike, family: str, ahead: int) -> None:
+    """Tokens are those of the same model loaded here; a text without open questions makes no call."""
+    pair, spec, examples = local_pair(vllm, family), SequenceSpec(LENGTH, 1), documents(5)
+    expert = expert_at(vllm.url, pair.predictor.model)
+    alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
+    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
+        policy, before = Threshold(Confidence(), threshold), expert.n_calls
+        expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
+        loop = speculative_loop(pair.predictor, expert, policy, spec, FixedPace(ahead))
+        found = run_all(loop, examples, 3)
+        assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
+        assert torch.equal(found.authors, expected.authors)
+        assert expert.n_calls - before - PROBE <= loop.work.chunks <= int(expected.deferred.sum())
+        assert (expert.n_calls == before) == (threshold == 9e9)

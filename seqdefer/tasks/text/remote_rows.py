@@ -1,0 +1,52 @@
+"""Rows of a remote expert, each at its own position: all rows that ask make their calls at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from seqdefer.engine.rows import Chunk, ExpertRows
+from seqdefer.tasks.text.remote import unpad_inputs
+from seqdefer.types import Examples
+
+if TYPE_CHECKING:
+    from seqdefer.tasks.text.remote_tokens import Answers, Place, RemoteTokenExpert
+
+
+class RemoteRows(ExpertRows):
+    """Documents and the tokens that the expert knows of. Nothing is asked twice."""
+
+    def __init__(self, expert: RemoteTokenExpert) -> None:
+        self.expert = expert
+        self.inputs: list[tuple[int, ...]] = []
+        self.written: list[tuple[int, ...]] = []
+        self.answers: Answers = {}
+
+    def admit(self, examples: Examples) -> None:
+        new = unpad_inputs(examples.inputs)
+        self.inputs += new
+        self.written += [()] * len(new)
+
+    def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        places = []
+        for chunk in chunks:
+            before, inputs = self.written[chunk.row], self.inputs[chunk.row]
+            self.written[chunk.row] = (*before, *chunk.tokens)
+            self.tokens_read += len(chunk.tokens)
+            places.append([(inputs, self.written[chunk.row][: len(before) + at]) for at in chunk.asked])
+        self.expert.ask([self._unknown(line) for line in places], self.answers)
+        return [[self.answers[place] for place in line] for line in places]
+
+    def _unknown(self, places: Sequence[Place]) -> list[Place]:
+        return [place for place in places if place not in self.answers]
+
+    def go_back(self, steps: Sequence[int]) -> None:
+        self.written = [
+            written[: len(written) - n] if n else written for written, n in zip(self.written, steps, strict=True)
+        ]
+
+    def keep(self, rows: Tensor) -> None:
+        kept = rows.tolist()
+        self.inputs, self.written = [self.inputs[row] for row in kept], [self.written[row] for row in kept]
