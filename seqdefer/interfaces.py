@@ -75,6 +75,16 @@ class Predictor(ABC, Generic[State]):
         rows that stand at different positions run one batch after the other."""
         raise NotImplementedError
 
+    def with_log_probs(self) -> Predictor[State] | None:
+        """Return this predictor with `log_probs` at work, which may take memory; None where there is no vocabulary or
+        the probabilities are not known. Its tokens are the same."""
+        return None
+
+    def log_probs(self, state: State) -> Tensor:
+        """Return the log probabilities of all tokens of the vocabulary at the next position, (B, V). -inf is allowed.
+        Call it on what `with_log_probs` returned, and with its states."""
+        raise NotImplementedError(f"{type(self).__name__} gives no log probabilities")
+
 
 class Expert(ABC):
     """Stronger and more expensive writer. The least it can do is to complete a prefix (a solver, a person).
@@ -154,6 +164,16 @@ class NextTokenExpert(Expert, Generic[State]):
             state = self.append(state, column)
         answer, state = self.next(state, every)
         return torch.stack([*named, answer], 1), state
+
+    def with_log_probs(self) -> NextTokenExpert[State] | None:
+        """Return this expert with `log_probs` at work, which may take memory; None where it cannot give them. Its
+        tokens are the same."""
+        return None
+
+    def log_probs(self, state: State, rows: Tensor) -> Tensor:
+        """Return the log probabilities of all tokens of the vocabulary at the next position of `rows`, (R, V), from the
+        state that `next` returned for these rows. Call it on what `with_log_probs` returned, and with its states."""
+        raise NotImplementedError(f"{type(self).__name__} gives no log probabilities")
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)
