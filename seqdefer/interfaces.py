@@ -271,8 +271,11 @@ class TokenRejector(ABC, Generic[State]):
     """Scores every position as it comes: the higher, the better it is to defer this token. It never decides.
 
     It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: its
-    score at a prefix is a function of that prefix, so equal prefixes get equal scores.
+    score at a prefix is a function of that prefix, so equal prefixes get equal scores. `reads_first`: it also needs
+    `Proposal.pair`, for which the expert reads the position before anything is decided.
     """
+
+    reads_first: bool = False
 
     @abstractmethod
     def start(self, context: Tensor) -> State:

@@ -7,7 +7,7 @@ Past the end of a shorter sequence tokens are padding (0) and carry no meaning: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal, Self
 
 import torch
@@ -75,7 +75,7 @@ class PairStatistics:
 
     def stack(self) -> Tensor:
         """Return all of them in one tensor (B, 7)."""
-        return torch.stack([getattr(self, field.name) for field in fields(self)], 1)
+        return torch.stack([getattr(self, one.name) for one in fields(self)], 1)
 
     def select(self, rows: Tensor) -> PairStatistics:
         return PairStatistics.of(self.stack()[rows])
@@ -90,12 +90,12 @@ class Proposal:
     features: Tensor  # (B, F) decoder state and whatever else the rejector may see at this step
     uncertainty: Tensor  # (B,) -log p(token), or a variance for real-valued tokens: larger is less certain
     entropy: Tensor | None = None  # (B,) of the predictive distribution; None for real-valued tokens
-    pair: PairStatistics | None = None
+    pair: PairStatistics | None = field(default=None, kw_only=True)
 
     def select(self, rows: Tensor) -> Proposal:
         entropy = None if self.entropy is None else self.entropy[rows]
         pair = None if self.pair is None else self.pair.select(rows)
-        return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy, pair)
+        return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy, pair=pair)
 
 
 @dataclass(frozen=True)

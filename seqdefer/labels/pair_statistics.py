@@ -22,8 +22,7 @@ from seqdefer.types import PairStatistics
 
 
 def compare_distributions(log_q: Tensor, log_p: Tensor, tokens: Tensor) -> PairStatistics:
-    """Compare log probabilities (B, V) of predictor and expert; `tokens` (B, 2) are the predictor's and the expert's.
-    """
+    """Compare log probabilities (B, V) of predictor and expert; `tokens` (B, 2) are what they name."""
     if log_q.shape != log_p.shape:
         raise ContractError(
             f"log_probs of the predictor have shape {tuple(log_q.shape)}, those of the expert {tuple(log_p.shape)}; "

@@ -147,7 +147,7 @@ class DecisionTrees:
         table = self.nodes
         entropy = None if table.entropy.ndim > 1 else table.entropy[nodes]
         pair = PairStatistics.of(table.statistics[nodes]) if self.reads_first else None
-        return Proposal(table.tokens[nodes, 0], table.features[nodes], table.uncertainty[nodes], entropy, pair)
+        return Proposal(table.tokens[nodes, 0], table.features[nodes], table.uncertainty[nodes], entropy, pair=pair)
 
     def losses(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Return l of keeping and c of deferring at `nodes`. (B,), (B,)"""

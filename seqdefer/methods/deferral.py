@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
-from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
+from seqdefer.budgets.token_sweeps import TokenSweep, join_sweeps, sweep_thresholds
 from seqdefer.engine.drafts import draft
+from seqdefer.errors import OptionError
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, SplitName, Task, TokenRejector
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LabelledData
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.plans import HandOffPlan, Pair, Plan, TokenPlan, scored_hand_offs
 from seqdefer.progress import Progress
+from seqdefer.rejectors.other_rules import RollbackRule
 from seqdefer.types import Examples, HandOffTable, Sequences
 
 TREES_AT_ONCE = 32  # inputs whose trees are grown together; progress advances after each batch
@@ -61,8 +64,12 @@ class TokenDeferral(DeferralRunner):
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         assert data.trees is not None
-        swept = sweep_thresholds(self.rejector, data.trees, rows)
-        return GridSweep(swept.deferred.cpu(), swept.loss.cpu())
+        swept = self._roll(data.trees, rows)
+        passes = None if swept.passes is None else swept.passes.cpu()
+        return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes)
+
+    def _roll(self, trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None) -> TokenSweep:
+        return sweep_thresholds(self.rejector, trees, rows, thresholds)
 
     @torch.no_grad()
     def spending(
@@ -76,18 +83,34 @@ class TokenDeferral(DeferralRunner):
         # Files are often sorted: inputs from all over one tell which thresholds are worth a rollout.
         order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
         first, *others = (examples.select(rows) for rows in order.split(TREES_AT_ONCE))
-        trees = DecisionTrees(task, first)
-        thresholds = _between(sweep_thresholds(self.rejector, trees).thresholds)
+        reads_first = self.rejector.reads_first
+        trees = DecisionTrees(task, first, reads_first=reads_first)
+        thresholds = _between(self._roll(trees).thresholds)
         swept = []
         for part in (first, *others):
-            trees = trees if part is first else DecisionTrees(task, part)
-            swept.append(sweep_thresholds(self.rejector, trees, thresholds=thresholds))
+            trees = trees if part is first else DecisionTrees(task, part, reads_first=reads_first)
+            swept.append(self._roll(trees, thresholds=thresholds))
             progress(len(part))
-        joined = (torch.cat([getattr(one, name).cpu() for one in swept], 1) for name in ("deferred", "lengths", "loss"))
-        return TokenSpending(TokenSweep(thresholds.cpu(), *joined))
+        joined = join_sweeps(swept)
+        columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
+        return TokenSpending(TokenSweep(*columns))
 
     def plan(self, pair: Pair, examples: Examples, settings: Tensor, **options: Any) -> Plan:
+        if self.rejector.reads_first:
+            raise OptionError(
+                "this rejector lets the expert read every position before it decides, which no plan does; it can be "
+                "compared with others (seqdefer run), and not generate"
+            )
         return TokenPlan(pair, self.rejector, examples, settings, **options)
+
+
+class RollbackDeferral(TokenDeferral):
+    """BiLD: a pass of the expert may also take back tokens that the predictor wrote."""
+
+    rejector: RollbackRule
+
+    def _roll(self, trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None) -> TokenSweep:
+        return sweep_rollbacks(trees, self.rejector.rho, rows, thresholds)
 
 
 class HandOffDeferral(DeferralRunner):
@@ -123,6 +146,8 @@ class HandOffDeferral(DeferralRunner):
 
 def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> DeferralRunner:
     """Return what a rejector does, by its granularity."""
+    if isinstance(rejector, RollbackRule):
+        return RollbackDeferral(rejector)
     return TokenDeferral(rejector) if isinstance(rejector, TokenRejector) else HandOffDeferral(rejector)
 
 

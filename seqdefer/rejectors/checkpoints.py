@@ -19,8 +19,9 @@ from seqdefer.interfaces import Predictor
 from seqdefer.registry import by_name, load_plugins
 from seqdefer.rejectors import confidence, draft, token
 from seqdefer.rejectors.base import SavedRejector, read_config
+from seqdefer.rejectors.other_rules import RollbackRule
 
-Rejector = token.TokenNetwork | draft.DraftNetwork | confidence.TokenRule | confidence.DraftRule
+Rejector = token.TokenNetwork | draft.DraftNetwork | confidence.TokenRule | confidence.DraftRule | RollbackRule
 Kind = TypeVar("Kind", bound=SavedRejector)
 
 

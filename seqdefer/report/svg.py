@@ -214,6 +214,9 @@ def write_plots(results: Results, directory: Path | str) -> list[Path]:
         if names:
             bounds = [name for name in curves if name == "Random" or _is_oracle_of(results, name, block)]
             paths.append(write_text(folder / f"curves-{block}.svg", curves_svg(results, names + bounds)))
+    by_pass = results.by_cost("passes")
+    if by_pass is not None:
+        paths.append(write_text(folder / "curves-passes.svg", curves_svg(by_pass)))
     return paths
 
 
@@ -227,7 +230,14 @@ def loss_title(results: Results) -> str:
 
 
 def deferred_title(results: Results) -> str:
-    return f"Deferred {results.units.deferred}"
+    is_cost = results.units.deferred in results.units.costs.values()
+    return f"Expert {results.units.deferred}" if is_cost else f"Deferred {results.units.deferred}"
+
+
+def _share_title(results: Results) -> str:
+    if results.units.deferred in results.units.costs.values():
+        return "Share of the passes of the expert alone"
+    return "Budget: share of the tokens the expert writes"
 
 
 def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
@@ -257,9 +267,7 @@ def _svg_axes(results: Results, axes: Axes) -> Markup:
     parts = [
         element("text", loss_title(results), x=16, y=28, font_size=13, font_weight=600),
         element("text", f"{deferred_title(results)}  →", x=right, y=bottom + 44, text_anchor="end", font_weight=600),
-        element(
-            "text", "Budget: share of the tokens the expert writes", x=right, y=top - 32, text_anchor="end", fill=SOFT
-        ),
+        element("text", _share_title(results), x=right, y=top - 32, text_anchor="end", fill=SOFT),
     ]
     for value, label in zip(axes.y_ticks, tick_labels(axes.y_ticks), strict=True):
         y = round(bottom - _FRAME.height * axes.y_share(value), 1)

@@ -69,6 +69,7 @@ def test_json_has_the_documented_shape(results: Results) -> None:
         "audc": 3.0,
         "improvement": 25.0,
         "curve": [[0.0, 2.0], [1.0, 1.0], [2.0, 0.0]],
+        "against": {},
     }
     assert value["paper"]["TokenwiseModel"]["audc"] is None
     assert value["provenance"]["expert_calls"] == {"made": 3, "saved": 4}

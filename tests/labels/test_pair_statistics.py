@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,6 @@ def test_statistics_are_those_of_a_loop_over_the_vocabulary() -> None:
     log_p[0, 3] = 0.0  # a forced token
     tokens = torch.stack([log_q.argmax(1), log_p.argmax(1)], 1)
     found = compare_distributions(log_q, log_p, tokens)
-    assert [field.name for field in fields(found)][0] == "max_q"
     for row in range(50):
         expected = by_loop(log_q[row].exp().tolist(), log_p[row].exp().tolist(), *tokens[row].tolist())
         assert found.stack()[row].tolist() == pytest.approx(expected, abs=1e-6)

@@ -11,11 +11,11 @@ from torch import Tensor
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.plans import PlanStep
-from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.methods.registry import fittable_methods, get_method
 from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.types import Draft, Proposal, Rollout, Sequences
 
-each_method = pytest.mark.parametrize("name", all_methods())
+each_method = pytest.mark.parametrize("name", fittable_methods())
 
 
 @each_method
@@ -67,7 +67,7 @@ def test_rows_that_are_dropped_cost_no_expert_and_change_no_others(
         assert rollout.sequences.lengths[is_dropped].unique().tolist() == [1]
 
 
-@pytest.mark.parametrize("name", [name for name, one in all_methods().items() if one.granularity == "token"])
+@pytest.mark.parametrize("name", [name for name in fittable_methods() if get_method(name).granularity == "token"])
 def test_a_token_whose_score_meets_its_setting_is_wanted_and_deferred(
     name: str, experiment: Experiment, rejectors: dict[str, Rejector]
 ) -> None:
