@@ -64,12 +64,9 @@ class TokenDeferral(DeferralRunner):
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         assert data.trees is not None
-        swept = self._roll(data.trees, rows)
+        swept = sweep_tokens(self.rejector, data.trees, rows)
         passes = None if swept.passes is None else swept.passes.cpu()
         return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes)
-
-    def _roll(self, trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None) -> TokenSweep:
-        return sweep_thresholds(self.rejector, trees, rows, thresholds)
 
     @torch.no_grad()
     def spending(
@@ -85,11 +82,11 @@ class TokenDeferral(DeferralRunner):
         first, *others = (examples.select(rows) for rows in order.split(TREES_AT_ONCE))
         reads_first = self.rejector.reads_first
         trees = DecisionTrees(task, first, reads_first=reads_first)
-        thresholds = _between(self._roll(trees).thresholds)
+        thresholds = _between(sweep_tokens(self.rejector, trees).thresholds)
         swept = []
         for part in (first, *others):
             trees = trees if part is first else DecisionTrees(task, part, reads_first=reads_first)
-            swept.append(self._roll(trees, thresholds=thresholds))
+            swept.append(sweep_tokens(self.rejector, trees, thresholds=thresholds))
             progress(len(part))
         joined = join_sweeps(swept)
         columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
@@ -102,15 +99,6 @@ class TokenDeferral(DeferralRunner):
                 "compared with others (seqdefer run), and not generate"
             )
         return TokenPlan(pair, self.rejector, examples, settings, **options)
-
-
-class RollbackDeferral(TokenDeferral):
-    """BiLD: a pass of the expert may also take back tokens that the predictor wrote."""
-
-    rejector: RollbackRule
-
-    def _roll(self, trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None) -> TokenSweep:
-        return sweep_rollbacks(trees, self.rejector.rho, rows, thresholds)
 
 
 class HandOffDeferral(DeferralRunner):
@@ -146,9 +134,16 @@ class HandOffDeferral(DeferralRunner):
 
 def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> DeferralRunner:
     """Return what a rejector does, by its granularity."""
-    if isinstance(rejector, RollbackRule):
-        return RollbackDeferral(rejector)
     return TokenDeferral(rejector) if isinstance(rejector, TokenRejector) else HandOffDeferral(rejector)
+
+
+def sweep_tokens(
+    rejector: TokenRejector[Any], trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None
+) -> TokenSweep:
+    """Roll thresholds through trees; a rejector that takes tokens back rolls in its own way."""
+    if isinstance(rejector, RollbackRule):
+        return sweep_rollbacks(trees, rejector.rho, rows, thresholds)
+    return sweep_thresholds(rejector, trees, rows, thresholds)
 
 
 def _length(table: HandOffTable) -> int:

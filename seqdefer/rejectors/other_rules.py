@@ -73,13 +73,17 @@ class MemorylessRule(TokenRule):
         return torch.cat(list(states))
 
 
+def _chow(proposal: Proposal) -> Tensor:
+    return -torch.expm1(-proposal.uncertainty)  # which is -log max q
+
+
 class ChowToken(MemorylessRule):
     """Chow's rule at every token: 1 - max q. It orders positions as TokenwiseScore does, which takes -log max q."""
 
     kind = "chow_token"
 
     def score(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        return -torch.expm1(-proposal.uncertainty), state
+        return _chow(proposal), state
 
 
 class ReadFirstRule(MemorylessRule):
@@ -101,7 +105,7 @@ class ReadFirstRule(MemorylessRule):
         return READ_FIRST_SCORES[self.rule](pair_statistics(proposal)), state
 
 
-class RollbackRule(ChowToken):
+class RollbackRule(MemorylessRule):
     """BiLD: the score of falling back is Chow's; `rho` is the most that the expert tolerates of -log p(v), in nats."""
 
     kind = "rollback"
@@ -115,3 +119,6 @@ class RollbackRule(ChowToken):
 
     def options(self) -> dict[str, Any]:
         return {"rho": self.rho}
+
+    def score(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        return _chow(proposal), state

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Results, Summary
 from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, percent, scrolling, section
 from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
-from seqdefer.report.svg import curves_svg, names_by_block, tick_labels, ticks
+from seqdefer.report.svg import inline_svg, names_by_block, tick_labels, ticks
 
 HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
 
@@ -143,7 +143,7 @@ def passes_section(results: Results) -> Markup:
         "one-time deferral a pass for each token of the expert. Random and both ends are those above."
     )
     names = [name for name in by_pass.summary if by_pass.summary[name].granularity == "token"]
-    figure = element("figure", Markup(curves_svg(by_pass, [*names, "Random"])), class_="drawn")
+    figure = element("figure", inline_svg(by_pass, [*names, "Random"]), class_="drawn")
     table = scrolling(_MethodTable.of(by_pass).draw(), "Methods by passes")
     return section("Loss against expert passes", element("p", words), figure, table, _forest(by_pass.comparisons))
 

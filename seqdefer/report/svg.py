@@ -193,6 +193,7 @@ def band_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _FRAME = Frame(left=64, top=84, width=560, height=330)
 _SIZE = (820, 480)
+_NAME_SPACE = "http://www.w3.org/2000/svg"
 
 
 def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
@@ -203,6 +204,11 @@ def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
             raise unknown("method", name, curves)
     shown = set(default_names(results, curves) if methods is None else methods)
     return _draw(results, [curve for curve in curves.values() if curve.name in shown])
+
+
+def inline_svg(results: Results, methods: Sequence[str]) -> Markup:
+    """Return `curves_svg` for a page of HTML, which needs no name space."""
+    return Markup(curves_svg(results, methods).replace(f' xmlns="{_NAME_SPACE}"', ""))
 
 
 def write_plots(results: Results, directory: Path | str) -> list[Path]:
@@ -251,7 +257,7 @@ def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
         _svg_axes(results, axes),
         join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # the more bands, the fainter
         _svg_legend(curves),
-        xmlns="http://www.w3.org/2000/svg",
+        xmlns=_NAME_SPACE,
         viewBox=f"0 0 {width} {height}",
         width=width,
         height=height,
