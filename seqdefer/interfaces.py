@@ -85,6 +85,16 @@ class Predictor(ABC, Generic[State]):
         """Return rows that stand at their own positions, where the model has a faster way than states; else None."""
         return None
 
+    def with_log_probs(self) -> Predictor[State] | None:
+        """Return this predictor with `log_probs` at work, which may take memory; None where there is no vocabulary or
+        the probabilities are not known. Its tokens are the same."""
+        return None
+
+    def log_probs(self, state: State) -> Tensor:
+        """Return the log probabilities of all tokens of the vocabulary at the next position, (B, V). -inf is allowed.
+        Call it on what `with_log_probs` returned, and with its states."""
+        raise NotImplementedError(f"{type(self).__name__} gives no log probabilities")
+
 
 class Expert(ABC):
     """Stronger and more expensive writer. The least it can do is to complete a prefix (a solver, a person).
@@ -189,6 +199,16 @@ class NextTokenExpert(Expert, Generic[State]):
         up to `length` tokens, to answer later questions. Override it where that saves calls."""
         return state
 
+    def with_log_probs(self) -> NextTokenExpert[State] | None:
+        """Return this expert with `log_probs` at work, which may take memory; None where it cannot give them. Its
+        tokens are the same."""
+        return None
+
+    def log_probs(self, state: State, rows: Tensor) -> Tensor:
+        """Return the log probabilities of all tokens of the vocabulary at the next position of `rows`, (R, V), from the
+        state that `next` returned for these rows. Call it on what `with_log_probs` returned, and with its states."""
+        raise NotImplementedError(f"{type(self).__name__} gives no log probabilities")
+
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         state = self.start(examples)
         tokens = prefixes.tokens.clone()  # (B, L)
@@ -285,8 +305,11 @@ class TokenRejector(ABC, Generic[State]):
     """Scores every position as it comes: the higher, the better it is to defer this token. It never decides.
 
     It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: its
-    score at a prefix is a function of that prefix, so equal prefixes get equal scores.
+    score at a prefix is a function of that prefix, so equal prefixes get equal scores. `reads_first`: it also needs
+    `Proposal.pair`, for which the expert reads the position before anything is decided.
     """
+
+    reads_first: bool = False
 
     @abstractmethod
     def start(self, context: Tensor) -> State:

@@ -7,7 +7,7 @@ Past the end of a shorter sequence tokens are padding (0) and carry no meaning: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Literal, Self
 
 import torch
@@ -54,17 +54,48 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class PairStatistics:
+    """What both models' distributions say about a position, once the expert has read what was written before it.
+
+    q is the predictor's distribution, p the expert's, v the token that the predictor proposes.
+    """
+
+    max_q: Tensor  # (B,)
+    max_p: Tensor  # (B,)
+    q_v: Tensor  # (B,) q(v)
+    p_v: Tensor  # (B,) p(v)
+    entropy_p: Tensor  # (B,) in nats
+    distance: Tensor  # (B,) total variation: sum of max(0, p - q)
+    differ: Tensor  # (B,) 1 where the expert names another token than v, else 0
+
+    @classmethod
+    def of(cls, columns: Tensor) -> Self:
+        """Return the statistics in the columns of a tensor (B, 7), as `stack` made it."""
+        return cls(*columns.unbind(1))
+
+    def stack(self) -> Tensor:
+        """Return all of them in one tensor (B, 7)."""
+        return torch.stack([getattr(self, one.name) for one in fields(self)], 1)
+
+    def select(self, rows: Tensor) -> PairStatistics:
+        return PairStatistics.of(self.stack()[rows])
+
+
+@dataclass(frozen=True)
 class Proposal:
-    """The predictor's next token, and what it knows about it."""
+    """The predictor's next token, and what it knows about it. `pair` is there only for those who let the expert read
+    first."""
 
     tokens: Tensor  # (B,)
     features: Tensor  # (B, F) decoder state and whatever else the rejector may see at this step
     uncertainty: Tensor  # (B,) -log p(token), or a variance for real-valued tokens: larger is less certain
     entropy: Tensor | None = None  # (B,) of the predictive distribution; None for real-valued tokens
+    pair: PairStatistics | None = field(default=None, kw_only=True)
 
     def select(self, rows: Tensor) -> Proposal:
         entropy = None if self.entropy is None else self.entropy[rows]
-        return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy)
+        pair = None if self.pair is None else self.pair.select(rows)
+        return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy, pair=pair)
 
 
 @dataclass(frozen=True)

@@ -36,15 +36,24 @@ class Sweep(ABC):
     def curves(self, weights: Floats) -> tuple[Floats, Floats]:
         """Return weighted mean deferred and loss at every setting, in any order. weights (R, n) -> x, y (R, T)"""
 
+    def in_passes(self) -> Sweep | None:
+        """Return the same settings with the expert's passes in the place of deferred tokens: see `budgets.passes`. None
+        where they were not counted."""
+        return self  # an expert that writes on its own takes a pass for each token
+
 
 @final
 class GridSweep(Sweep):
-    """Outcomes measured at each of T settings (token-level deferral): deferred (T, n) and loss (T, n)."""
+    """Outcomes measured at each of T settings (token-level deferral): deferred, loss, perhaps passes; (T, n) each."""
 
-    def __init__(self, deferred: Values, loss: Values) -> None:
+    def __init__(self, deferred: Values, loss: Values, passes: Values | None = None) -> None:
         self.deferred = to_floats(deferred)
         self.loss = to_floats(loss)
+        self.passes = None if passes is None else to_floats(passes)
         require_same_shape(deferred=self.deferred, loss=self.loss)
+
+    def in_passes(self) -> Sweep | None:
+        return None if self.passes is None else GridSweep(self.passes, self.loss)
 
     def curves(self, weights: Floats) -> tuple[Floats, Floats]:
         total = weights.sum(1, keepdims=True)

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.passes import PassCounter
+from seqdefer.errors import OptionError
 from seqdefer.interfaces import TokenRejector
 from seqdefer.labels.trees import END, DecisionTrees
 
 N_THRESHOLDS = 200  # of a sweep, at quantiles of the scores that rollouts meet
 # (state, its rows before the nodes, position, nodes) -> scores, next state
 Score = Callable[[Any, Tensor, int, Tensor], tuple[Tensor, Any]]
+# (rows, thresholds) -> what they do to these examples, and the scores that were met
+Roll = Callable[[Tensor, Tensor], tuple["TokenSweep", Tensor]]
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,22 @@ class TokenSweep:
     deferred: Tensor  # int64 (T, n)
     lengths: Tensor  # int64 (T, n)
     loss: Tensor  # (T, n) sequence loss
+    passes: Tensor | None = None  # int64 (T, n) of the expert: see `budgets.passes`
 
     @property
     def share(self) -> Tensor:
         """The realised budget at each threshold. (T,)"""
         return self.deferred.sum(1) / self.lengths.sum(1)
+
+
+def join_sweeps(parts: list[TokenSweep]) -> TokenSweep:
+    """Return one sweep of the examples of all parts, which have the same thresholds."""
+    deferred, lengths, loss = (
+        torch.cat([getattr(part, name) for part in parts], 1) for name in ("deferred", "lengths", "loss")
+    )
+    counted = [part.passes for part in parts if part.passes is not None]
+    passes = torch.cat(counted, 1) if len(counted) == len(parts) else None
+    return TokenSweep(parts[0].thresholds, deferred, lengths, loss, passes)
 
 
 @torch.no_grad()
@@ -47,7 +63,9 @@ def sweep_thresholds(
     def score(state: Any, before: Tensor, position: int, nodes: Tensor) -> tuple[Tensor, Any]:
         return rejector.score(rejector.select(state, before), position, trees.proposal(nodes))
 
-    return _sweep_all(score, rejector.start(trees.context), trees, rows, thresholds)
+    require_statistics(trees, reads_first=rejector.reads_first)
+    roll = partial(_roll, score, rejector.start(trees.context), trees, rejector.reads_first)
+    return sweep_all(roll, trees, rows, thresholds)
 
 
 @torch.no_grad()
@@ -59,47 +77,53 @@ def sweep_hindsight(trees: DecisionTrees, rows: Tensor | None = None) -> TokenSw
         loss, cost = trees.losses(nodes)
         return loss - cost, None
 
-    return _sweep_all(score, None, trees, rows, None)
+    return sweep_all(partial(_roll, score, None, trees, True), trees, rows, None)
 
 
-def _sweep_all(
-    score: Score, state: Any, trees: DecisionTrees, rows: Tensor | None, thresholds: Tensor | None
-) -> TokenSweep:
+def require_statistics(trees: DecisionTrees, *, reads_first: bool) -> None:
+    """Raise where a rule that reads first meets trees that were made without what it reads."""
+    if reads_first and not trees.reads_first:
+        raise OptionError(
+            "these trees hold no statistics of both models' distributions, which this rule reads before it decides; "
+            "make them with DecisionTrees(task, examples, reads_first=True)"
+        )
+
+
+def sweep_all(roll: Roll, trees: DecisionTrees, rows: Tensor | None, thresholds: Tensor | None) -> TokenSweep:
+    """Roll the examples `rows` (all by default) at the thresholds, by default at quantiles of the scores met."""
     trees.require_open()
     rows = torch.arange(len(trees), device=trees.device) if rows is None else rows.to(trees.device)
     if thresholds is not None:
-        return _sweep(score, state, trees, rows, thresholds.to(trees.device))[0]
+        return _sweep(roll, trees, rows, thresholds.to(trees.device))[0]
     ends = torch.tensor([-torch.inf, torch.inf], device=trees.device)
     for size in (N_THRESHOLDS // 8, N_THRESHOLDS):
-        _, met = _sweep(score, state, trees, rows, ends if thresholds is None else thresholds)
+        _, met = _sweep(roll, trees, rows, ends if thresholds is None else thresholds)
         thresholds = torch.cat([ends[:1], _quantiles(met, size), ends[1:]])
     assert thresholds is not None
-    return _sweep(score, state, trees, rows, thresholds)[0]
+    return _sweep(roll, trees, rows, thresholds)[0]
 
 
 def _quantiles(scores: Tensor, size: int) -> Tensor:
-    ordered: Tensor = scores.unique()  # sorted; equal scores need one threshold
+    ordered: Tensor = scores[scores.isfinite()].unique()  # sorted; equal scores need one threshold
     places = torch.linspace(0, len(ordered) - 1, min(size, len(ordered)), device=scores.device)
     return ordered[places.round().long()]
 
 
-def _sweep(
-    score: Score, state: Any, trees: DecisionTrees, rows: Tensor, thresholds: Tensor
-) -> tuple[TokenSweep, Tensor]:
+def _sweep(roll: Roll, trees: DecisionTrees, rows: Tensor, thresholds: Tensor) -> tuple[TokenSweep, Tensor]:
     """Return the sweep, and all the scores it met."""
-    swept = [_sweep_part(score, state, trees, rows[part], thresholds) for part in trees.parts(rows)]
-    deferred, lengths, loss = (torch.cat(parts, 1) for parts in list(zip(*swept, strict=True))[:3])
-    return TokenSweep(thresholds, deferred, lengths, loss), torch.cat([met for *_, met in swept])
+    swept = [roll(rows[part], thresholds) for part in trees.parts(rows)]
+    return join_sweeps([one for one, _ in swept]), torch.cat([met for _, met in swept])
 
 
-def _sweep_part(
-    score: Score, state: Any, trees: DecisionTrees, rows: Tensor, thresholds: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return deferred, lengths and losses (T, n) of some rows, and the scores met; `state` before any token."""
+def _roll(
+    score: Score, state: Any, trees: DecisionTrees, reads_first: bool, rows: Tensor, thresholds: Tensor
+) -> tuple[TokenSweep, Tensor]:
+    """Roll some examples; `state` before any token."""
     shape = (len(thresholds), len(rows))
     nodes = trees.roots[rows].expand(shape)
     last, last_choice = nodes.clone(), torch.zeros(shape, dtype=torch.bool, device=trees.device)
     deferred = torch.zeros(shape, dtype=torch.long, device=trees.device)
+    counter = PassCounter(shape, trees.device, reads_first=reads_first)
     known, met = torch.arange(0), []
     for position in range(trees.task.spec.length):
         live = nodes != END
@@ -110,14 +134,17 @@ def _sweep_part(
         scores, state = score(state, before, position, here)
         known = here
         met.append(scores)
-        defer = torch.zeros(shape, dtype=torch.bool, device=trees.device)
+        defer, differ = (torch.zeros(shape, dtype=torch.bool, device=trees.device) for _ in range(2))
         defer[live] = scores[back] >= thresholds[:, None].expand(shape)[live]
+        differ[live] = trees.differ(here)[back]
         deferred += defer
         last, last_choice = torch.where(live, nodes, last), torch.where(live, defer, last_choice)
         following = torch.full_like(nodes, END)
         following[live] = trees.children(nodes[live], defer[live])
         nodes = following
+        counter.add(live, defer, differ, nodes == END)
         if not bool((nodes != END).any()):
             break
     loss, lengths = trees.outcomes(last.flatten(), last_choice.flatten())
-    return deferred, lengths.view(shape), loss.view(shape), torch.cat(met)
+    passes = counter.passes.masked_fill((thresholds == torch.inf)[:, None], 0)  # to never defer, nobody need read
+    return TokenSweep(thresholds, deferred, lengths.view(shape), loss.view(shape), passes), torch.cat(met)

@@ -63,7 +63,7 @@ def fit(arguments: list[str]) -> int:
 
 
 def _fit_parser(entry: TaskEntry) -> Parser:
-    from seqdefer.methods.registry import PREFERRED, all_methods
+    from seqdefer.methods.registry import PREFERRED, fittable_methods
 
     parser = task_parser(
         "fit",
@@ -73,7 +73,7 @@ def _fit_parser(entry: TaskEntry) -> Parser:
         folder=f"models/{entry.name}; -published is added for that recipe",
         printed="what budgets spend as JSON instead of a table",
     )
-    words = f"{', '.join(all_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
+    words = f"{', '.join(fittable_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
     parser.add_argument("--method", metavar="NAME", help=words)
     add_learning(parser, entry)
     add_executor(parser, store="work/labels, in the folder of --out")

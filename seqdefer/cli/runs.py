@@ -65,7 +65,8 @@ def _run_parser(entry: TaskEntry) -> Parser:
     words = f"runs, each with its own test instances and weights ({defaults.seeds})"
     group.add_argument("--seeds", type=int, metavar="N", help=words)
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances per run ({defaults.instances})")
-    group.add_argument("--methods", type=names, metavar="A,B", help="methods to compare with Random and oracles (all)")
+    words = "methods to compare with Random and oracles (all but other people's rules and those that read first)"
+    group.add_argument("--methods", type=names, metavar="A,B", help=words)
     add_learning(parser, entry)
     add_executor(parser, store="labels, in the folder of --out")
     add_task_options(parser, entry)

@@ -191,6 +191,12 @@ class Run:
     ends: Ends
     sweeps: Mapping[str, Sweep]
 
+    def in_passes(self) -> Run:
+        """Return the same run with the expert's passes in the place of deferred tokens, for methods where they were
+        counted. Both ends stay: on its own the expert takes a pass for each token."""
+        counted = {name: sweep.in_passes() for name, sweep in self.sweeps.items()}
+        return Run(self.ends, {name: sweep for name, sweep in counted.items() if sweep is not None})
+
     def improvements(self, method: str, weights: Floats) -> Floats:
         """Return % improvement over Random under R weightings of the instances. weights (R, n) -> (R,)"""
         if method not in self.sweeps:

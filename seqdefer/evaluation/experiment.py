@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from seqdefer import __version__
+from seqdefer.budgets.passes import CHUNK
 from seqdefer.budgets.sweeps import GridSweep
 from seqdefer.budgets.token_sweeps import sweep_hindsight
 from seqdefer.environment import machine
@@ -40,10 +41,13 @@ from seqdefer.evaluation.examples import draw_examples
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.evaluation.published import PAPER
 from seqdefer.evaluation.results import (
+    FREE,
     Comparison,
+    CostCurve,
     ExpertCalls,
     MethodResult,
     PaperFigure,
+    Point,
     Provenance,
     Results,
     SeedResult,
@@ -95,7 +99,8 @@ class Experiment:
         self.task, self.settings, self.folder, self.variant = task, settings, Path(folder), variant
         self.clock, length = clock or Clock(), task.spec.length
         self.grid = hand_off_grid(length, length + 1 if settings.hand_offs is None else settings.hand_offs)
-        learned_from = {one.learns_from for one in all_methods().values() if settings.wants(one.name)}
+        wanted = [one for one in all_methods().values() if settings.wants(one.name)]
+        learned_from = {one.learns_from for one in wanted}
         ends = self.grid[:1] if "ends" in learned_from else self.grid[:0]
         self.splits = splits or Splits(
             task,
@@ -107,6 +112,7 @@ class Experiment:
             rollouts=settings.rollouts,
             by_token="trees" in learned_from,
             kept=(self.grid if "hand_offs" in learned_from else ends).tolist(),
+            reads_first=any(one.reads_first for one in wanted),
             labels=labels,
         )
         self.drawn = ""
@@ -126,10 +132,14 @@ class Experiment:
                 with self.clock.stage("draw examples", 1) as advance:
                     self.drawn = draw_examples(self.splits, rejectors)
                     advance(1)
-        with self.clock.stage("bootstrap", len(to_compare(runs[0]))) as advance:
-            comparisons = compare(runs, to_compare(runs[0]), self.settings.resamples, advance)
+        pairs, resamples = to_compare(runs[0]), self.settings.resamples
+        with self.clock.stage("bootstrap", len(pairs)) as advance:
+            comparisons = compare(runs, pairs, resamples, advance)
+        by_cost = {}
+        if self.splits.reads_first:  # elsewhere passes follow what is written
+            by_cost["passes"] = tuple(compare([run.in_passes() for run in runs], pairs, resamples))
         notes = self._notes(self.splits.train, self.splits.validation)
-        return self._results(preset, command, seeds, comparisons, notes)
+        return replace(self._results(preset, command, seeds, comparisons, notes), cost_comparisons=by_cost)
 
     def fit(self, train: LearningData, validation: LearningData, seed: int) -> dict[str, Rejector]:
         """Return the rejectors of a seed by method, from the folder where they are there already."""
@@ -240,7 +250,9 @@ class Experiment:
             summary=summarise(seeds),
             comparisons=tuple(comparisons),
             paper=self._paper,
-            units=Units(loss=self.task.loss_unit),
+            units=Units(
+                loss=self.task.loss_unit, costs={"passes": f"passes per sequence, in chunks of {CHUNK} tokens"}
+            ),
             notes=notes,
             provenance=Provenance(
                 version=__version__,
@@ -289,13 +301,19 @@ def seed_result(seed: int, oracles: Mapping[str, Curve], run: Run) -> SeedResult
     """Return the areas of all curves of a seed: Random's, the oracles', the methods'."""
     random = random_curve(run.ends)
     curves = {"Random": random, **oracles, **{name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}}
+    by_pass = {name: curve_of(sweep, run.ends) for name, sweep in run.in_passes().sweeps.items()}
+    by_pass |= {name: curves[name] for name in ("Random", FREE) if name in curves}
+    costs = {name: {"passes": CostCurve(*_measured(curve, random))} for name, curve in by_pass.items()}
     methods = {
-        name: MethodResult(
-            granularity_of(name), curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points)
-        )
+        name: MethodResult(granularity_of(name), *_measured(curve, random), against=costs.get(name, {}))
         for name, curve in curves.items()
     }
     return SeedResult(seed, methods)
+
+
+def _measured(curve: Curve, random: Curve) -> tuple[float, float, tuple[Point, ...]]:
+    """Return area, improvement and points of a curve."""
+    return curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points)
 
 
 def to_compare(run: Run) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,16 +25,28 @@ FREE = "OptimalFree"  # the expert's loss at every budget
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
 Point = tuple[float, float]  # mean number of deferred tokens per sequence, mean loss
+Cost = Literal["passes"]  # what else curves are drawn against than deferred tokens; seconds would be another
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """The loss of a method against another cost. Both ends and Random are those of the deferral curve: the expert alone
+    takes a pass for each of its tokens."""
+
+    audc: float
+    improvement: float
+    curve: tuple[Point, ...]
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method on one seed. `improvement` is in % of the AUDC of Random."""
+    """One method on one seed. `improvement` is in % of the AUDC of Random. `against` are curves by other costs."""
 
     granularity: Block
     audc: float
     improvement: float
     curve: tuple[Point, ...]
+    against: Mapping[str, CostCurve] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,7 @@ class PaperFigure:
 class Units:
     loss: str = "loss"
     deferred: str = "tokens per sequence"
+    costs: Mapping[str, str] = field(default_factory=dict)  # by the names of `Cost`
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,7 @@ class Results:
     seeds: tuple[SeedResult, ...]
     summary: Mapping[str, Summary]
     comparisons: tuple[Comparison, ...] = ()
+    cost_comparisons: Mapping[str, tuple[Comparison, ...]] = field(default_factory=dict)  # by other costs
     paper: Mapping[str, PaperFigure] = field(default_factory=dict)
     units: Units = field(default_factory=Units)
     notes: tuple[str, ...] = ()
@@ -128,6 +142,24 @@ class Results:
         pairs = [(seed.methods.get(name), seed.methods.get(FREE)) for seed in self.seeds]
         found = [(one.improvement, free.improvement) for one, free in pairs if one and free]
         return headroom_of(found) if len(found) == len(pairs) else None
+
+    def by_cost(self, cost: Cost) -> Results | None:
+        """Return the same results with curves, areas and intervals by another cost; None where none was measured."""
+        seeds = []
+        for seed in self.seeds:
+            rows = {
+                name: replace(row, **vars(row.against[cost]), against={})
+                for name, row in seed.methods.items()
+                if cost in row.against
+            }
+            seeds.append(SeedResult(seed.seed, rows))
+        if cost not in self.units.costs or not any(set(seed.methods) - {"Random", FREE} for seed in seeds):
+            return None
+        units = replace(self.units, deferred=self.units.costs[cost])
+        comparisons = self.cost_comparisons.get(cost, ())
+        return replace(
+            self, seeds=tuple(seeds), summary=summarise(seeds), comparisons=comparisons, units=units, paper={}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none."""

@@ -21,15 +21,17 @@ class ExperimentSettings(LearningSettings):
 
     seeds: int = 5
     instances: int = 100  # test instances per seed
-    methods: tuple[str, ...] | None = None  # None runs them all; Random and the oracles are always there
+    methods: tuple[str, ...] | None = None  # None runs the paper's and ours; Random and the oracles are always there
     resamples: int = 1000
     recipe: str = "ours"  # what the learning settings started from
 
     def wants(self, method: str) -> bool:
-        """Return whether a method is to be run. The paper's recipe runs the paper's methods where none is named."""
+        """Return whether a method is to be run. Where none is named, the paper's recipe runs the paper's methods, ours
+        runs our own too, and neither those that run only when named."""
         if self.methods is not None:
             return method in self.methods
-        return self.recipe == "ours" or not get_method(method).is_ours
+        one = get_method(method)
+        return not one.runs_when_named and (self.recipe == "ours" or not one.is_ours)
 
     def __post_init__(self) -> None:
         for name, least in {"seeds": 1, "instances": 1, "resamples": 1, "rollouts": 2}.items():
@@ -90,7 +92,8 @@ def recipe_changes(entry: TaskEntry, options: Any, settings: ExperimentSettings)
     changed += [
         one.name for one in fields(LearningSettings) if getattr(settings, one.name) != getattr(recipe, one.name)
     ]
-    if settings.recipe != "ours" and any(get_method(name).is_ours for name in settings.methods or ()):
+    added = (get_method(name) for name in settings.methods or ())
+    if settings.recipe != "ours" and any(one.is_ours or one.source for one in added):
         changed.append("methods")
     return tuple(changed)
 

@@ -35,7 +35,8 @@ class Splits:
     The test instances of `seeds` runs are disjoint draws of `instances` each; `rows(seed)` are their places. Training
     and validation data get the hand-offs in `kept`, all by default; test data always gets all. Where sequences are too
     long to enumerate, `trees` is the kind of trees that training and validation data come with; other kinds are made
-    when a fit first learns from them. Test data always has open ones.
+    when a fit first learns from them. Test data always has open ones. With `reads_first`, trees hold the statistics of
+    both models' distributions.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Splits:
         rollouts: int = 8,
         by_token: bool = True,
         kept: Sequence[int] | None = None,
+        reads_first: bool = False,
         labels: LabelStore | None = None,
     ) -> None:
         self.task, self.clock = task, clock or Clock()
         self.labels = labels or LabelStore(task, Store(folder / "labels"))
         self.seeds, self.instances, self.by_token = seeds, instances, by_token
-        self.trees, self.rollouts = trees, rollouts
+        self.trees, self.rollouts, self.reads_first = trees, rollouts, reads_first
         self.kept = select_hand_offs(kept, task.spec.length)
         self.table_calls = Calls()
         self.grown: list[DecisionTrees] = []  # they go on counting expert calls as they grow
@@ -131,9 +133,10 @@ class Splits:
         """Return the trees to store before their use. Open ones are not: fits, sweeps and the oracle grow them."""
         if not self._has_trees(name):
             return None
+        rows, reads_first = self._rows(name), self.reads_first
         if self.searches:
-            return Rows("trees", name, self._rows(name), self.rollouts) if kind == "closed" else None
-        return Rows("whole-trees", name, self._rows(name)) if self._is_worth_storing() else None
+            return Rows("trees", name, rows, self.rollouts, reads_first=reads_first) if kind == "closed" else None
+        return Rows("whole-trees", name, rows, reads_first=reads_first) if self._is_worth_storing() else None
 
     def _first_kind(self, name: SplitName) -> TreeKind | None:
         """Return the kind of trees that a split comes with; short sequences have but one."""
@@ -175,9 +178,9 @@ class Splits:
             if stored is not None:
                 trees = unpack_trees(self.task, stored, self.labels.read(stored, advance))
             elif not self.searches:
-                trees = enumerate_trees(self.task, examples, progress=advance)
+                trees = enumerate_trees(self.task, examples, reads_first=self.reads_first, progress=advance)
             elif name == "test":
-                trees = DecisionTrees(self.task, examples, progress=advance)
+                trees = DecisionTrees(self.task, examples, reads_first=self.reads_first, progress=advance)
             else:
                 trees = self._open_trees(name, examples, advance)
         self.grown.append(trees)
@@ -185,10 +188,10 @@ class Splits:
 
     def _open_trees(self, name: SplitName, examples: Examples, progress: Progress) -> DecisionTrees:
         """Return open trees for training, as far as an earlier run has grown them."""
-        part = Rows("open-trees", name, self._rows(name))
+        part = Rows("open-trees", name, self._rows(name), reads_first=self.reads_first)
         found = self.labels.read_grown(part)
         if found is None:
-            trees = DecisionTrees(self.task, examples, progress=progress)
+            trees = DecisionTrees(self.task, examples, reads_first=self.reads_first, progress=progress)
         else:
             trees = unpack_trees(self.task, part, [found])
             self._sizes[name] = trees.nodes.size

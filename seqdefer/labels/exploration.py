@@ -40,19 +40,26 @@ def draw_decisions(first: int, n: int, rollouts: int, length: int, seed: int = 0
     return coins < torch.linspace(0, 1, rollouts)[:, None]
 
 
-def grow_along(task: Task, examples: Examples, defer: Tensor, progress: Progress = lambda _: None) -> DecisionTrees:
+def grow_along(
+    task: Task,
+    examples: Examples,
+    defer: Tensor,
+    progress: Progress = lambda _: None,
+    *,
+    reads_first: bool = False,
+) -> DecisionTrees:
     """Return open trees grown along the decisions `defer` (n, R, L)."""
     parts = []
     for rows in torch.arange(len(examples)).split(task.predictor.batch_size):
-        parts.append(_explore_batch(task, examples.select(rows), defer[rows]))
+        trees = DecisionTrees(task, examples.select(rows), reads_first=reads_first)
+        parts.append(_explore_batch(trees, defer[rows]))
         progress(len(rows))
     return join_trees(parts, task, examples)
 
 
-def _explore_batch(task: Task, examples: Examples, defer: Tensor) -> DecisionTrees:
-    trees = DecisionTrees(task, examples)
+def _explore_batch(trees: DecisionTrees, defer: Tensor) -> DecisionTrees:
     defer = defer.to(trees.device)
-    for rows in trees.parts(torch.arange(len(examples), device=trees.device), nodes=defer.shape[1]):
+    for rows in trees.parts(torch.arange(len(trees), device=trees.device), nodes=defer.shape[1]):
         if trees.expert.pays_by_call:  # one call about the predictor's own sequence answers for all its prefixes
             _walk(trees, rows, torch.zeros_like(defer[rows, :1]))
             trees.ask_late()

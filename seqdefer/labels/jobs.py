@@ -43,6 +43,7 @@ class LabelPart:
     rows: Tensor  # int64 (n,) indices into the split
     rollouts: int = 0  # per example; for trees
     kept: tuple[int, ...] | None = None  # hand-offs to label; all by default
+    reads_first: bool = False  # trees with the pair's statistics at every node
 
     def examples(self, task: Task) -> Examples:
         return task.split(self.split).select(self.rows)
@@ -59,10 +60,11 @@ class Job:
     first: int  # index of the first row within its part
     rollouts: int
     kept: tuple[int, ...] | None = None
+    reads_first: bool = False
 
     @property
     def part(self) -> LabelPart:
-        return LabelPart(self.kind, self.split, torch.tensor(self.rows), self.rollouts, self.kept)
+        return LabelPart(self.kind, self.split, torch.tensor(self.rows), self.rollouts, self.kept, self.reads_first)
 
 
 def make_jobs(task: Task, part: LabelPart, shard_size: int | None = None) -> list[Job]:
@@ -73,7 +75,7 @@ def make_jobs(task: Task, part: LabelPart, shard_size: int | None = None) -> lis
     jobs, first = [], 0
     for rows in part.rows.split(size):
         name, indices = shard_name(task, replace(part, rows=rows), first), tuple(rows.tolist())
-        jobs.append(Job(name, part.kind, part.split, indices, first, part.rollouts, part.kept))
+        jobs.append(Job(name, part.kind, part.split, indices, first, part.rollouts, part.kept, part.reads_first))
         first += len(rows)
     return jobs
 
@@ -96,6 +98,7 @@ def shard_name(task: Task, part: LabelPart, first: int = 0) -> str:
     rules = (task.name, part.kind, losses, task.loss_key(examples), task.spec.length, task.spec.end)
     models = (task.predictor.fingerprint, task.expert.fingerprint)
     options = (part.rollouts, first) if part.kind == "trees" else () if part.kept is None else ("kept", *part.kept)
+    options += ("reads first",) if part.reads_first else ()  # other labels keep the names they always had
     data = (examples.inputs, examples.targets, examples.ids)
     return fingerprint(__version__, SHARD_LAYOUT, *rules, *models, *options, *data)
 
@@ -114,10 +117,10 @@ def run_job(task: Task, job: Job) -> dict[str, Tensor]:
         tensors, calls = _label_hand_offs(task, examples, job.kept)
     else:
         if job.kind == "whole-trees":
-            trees = enumerate_trees(task, examples)
+            trees = enumerate_trees(task, examples, reads_first=job.reads_first)
         else:
             decisions = draw_decisions(job.first, len(examples), job.rollouts, task.spec.length)
-            trees = grow_along(task, examples, decisions)
+            trees = grow_along(task, examples, decisions, reads_first=job.reads_first)
         tensors, calls = trees.tensors(), trees.calls
     return {**tensors, "calls": torch.tensor([calls.made, calls.saved, task.expert.unproven - before])}
 

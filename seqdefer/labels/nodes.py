@@ -22,6 +22,7 @@ class NodeTable:
     features: Tensor  # (N, F)
     uncertainty: Tensor  # (N,)
     entropy: Tensor  # (N,), or (N, 0) where there is none
+    statistics: Tensor  # (N, 7) of `PairStatistics`, or (N, 0) where trees are made without
 
     def extend(self, other: NodeTable) -> None:
         needed = self.size + other.size

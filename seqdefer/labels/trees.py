@@ -12,6 +12,9 @@ states. Otherwise inputs and prefixes are read again.
 
 An expert that pays by the call (`NextTokenExpert.pays_by_call`) is asked late: a node's expert token stays open until a
 decision or a loss needs it. A call about the last of several tokens that the predictor wrote then answers for all.
+
+With `reads_first`, nodes also hold the `PairStatistics` of both models' distributions, for rules that let the expert
+read a position before they decide.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from seqdefer.errors import ContractError, OptionError
 from seqdefer.interfaces import NextTokenExpert, Predictor, Task
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.nodes import NodeTable
+from seqdefer.labels.pair_statistics import compare_distributions, models_with_log_probs
 from seqdefer.progress import Progress
-from seqdefer.types import Examples, Proposal, Sequences
+from seqdefer.types import Examples, PairStatistics, Proposal, Sequences
 
 END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; not grown yet
 MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example: more would not fit into memory
@@ -73,9 +77,11 @@ class DecisionTrees:
         examples: Examples,
         *,
         grown: Mapping[str, Tensor] | None = None,
+        reads_first: bool = False,
         progress: Progress = lambda _: None,
     ) -> None:
-        """`grown`: the `tensors()` of trees of the same examples, to use instead of calling the models."""
+        """`grown`: the `tensors()` of trees of the same examples, to use instead of calling the models. They have
+        pair statistics if they were made with `reads_first`."""
         if not isinstance(task.expert, NextTokenExpert):
             raise ContractError(
                 f"decision trees need an expert that names next tokens; the expert of task {task.name!r} only completes"
@@ -89,10 +95,16 @@ class DecisionTrees:
         self._cache: _StateCache | None = None
         self._late_start: Any = None  # the state of an expert that is asked late, before any token
         self.roots = torch.arange(0, device=self.device)
+        stored = None if grown is None else grown.get("statistics")
+        self.reads_first = reads_first if grown is None else stored is not None and stored.shape[1] > 0
+        if self.reads_first:
+            self.predictor, self.expert = models_with_log_probs(task)
         if grown is not None:
             parts = {name: column.to(self.device) for name, column in grown.items()}
             self.roots, self.context = parts.pop("roots"), parts.pop("context")
-            self._nodes = NodeTable(size=len(parts["example"]), **parts)
+            n = len(parts["example"])
+            parts.setdefault("statistics", torch.zeros(n, 0, device=self.device))
+            self._nodes = NodeTable(size=n, **parts)
             return
         contexts = []
         for rows in torch.arange(len(examples), device=self.device).split(self.predictor.batch_size):
@@ -111,7 +123,10 @@ class DecisionTrees:
     def tensors(self) -> dict[str, Tensor]:
         """Return everything the trees hold, to store and to grow further."""
         self.ask_late()
-        return {**self.nodes.used(), "roots": self.roots, "context": self.context}
+        columns = {**self.nodes.used(), "roots": self.roots, "context": self.context}
+        if not self.reads_first:
+            del columns["statistics"]
+        return columns
 
     def reopened(self, rows: Tensor) -> DecisionTrees:
         """Return trees of the examples `rows` that hold what these do, complete or open to growth."""
@@ -150,10 +165,11 @@ class DecisionTrees:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def proposal(self, nodes: Tensor) -> Proposal:
-        """Return the predictor's proposals at `nodes` (B,)."""
+        """Return the predictor's proposals at `nodes` (B,), with the pair's statistics where the trees have them."""
         table = self.nodes
         entropy = None if table.entropy.ndim > 1 else table.entropy[nodes]
-        return Proposal(table.tokens[nodes, 0], table.features[nodes], table.uncertainty[nodes], entropy)
+        pair = PairStatistics.of(table.statistics[nodes]) if self.reads_first else None
+        return Proposal(table.tokens[nodes, 0], table.features[nodes], table.uncertainty[nodes], entropy, pair=pair)
 
     def losses(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Return l of keeping and c of deferring at `nodes`. (B,), (B,)"""
@@ -269,9 +285,13 @@ class DecisionTrees:
         ends[:, 1] &= not self.expert.pays_by_call  # its token is open
         ends |= position[:, None] + 1 >= spec.length
         entropy = torch.zeros(n, 0, device=self.device) if proposal.entropy is None else proposal.entropy
+        statistics = torch.zeros(n, 0, device=self.device)
+        if self.reads_first:
+            log_q, log_p = self.predictor.log_probs(state), self.expert.log_probs(expert_state, asked)[copies]
+            statistics = compare_distributions(log_q, log_p, tokens).stack()
         new = NodeTable(
             n, example, position, parent, tokens, torch.stack(losses, 1), torch.where(ends, END, UNKNOWN),
-            proposal.features, proposal.uncertainty, entropy,
+            proposal.features, proposal.uncertainty, entropy, statistics,
         )  # fmt: skip
         first = 0
         if self._nodes is None:
@@ -437,7 +457,12 @@ def is_enumerable(task: Task) -> bool:
 
 @torch.no_grad()
 def enumerate_trees(
-    task: Task, examples: Examples, *, batch_size: int | None = None, progress: Progress = lambda _: None
+    task: Task,
+    examples: Examples,
+    *,
+    batch_size: int | None = None,
+    reads_first: bool = False,
+    progress: Progress = lambda _: None,
 ) -> DecisionTrees:
     """Return trees with all their nodes, made level by level from live states: no prefix is replayed.
 
@@ -447,7 +472,7 @@ def enumerate_trees(
             f"cannot enumerate 2^{task.spec.length} decisions per example: "
             f"the limit is {MAX_ENUMERATED_LENGTH} tokens; grow longer sequences with DecisionTrees(task, examples)"
         )
-    trees = DecisionTrees(task, examples)
+    trees = DecisionTrees(task, examples, reads_first=reads_first)
     batch_size = batch_size or min(128 if trees.device.type == "cpu" else 8192, trees.expert.examples_at_once)
     for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
         _enumerate_batch(trees, rows)

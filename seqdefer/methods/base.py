@@ -94,10 +94,17 @@ class Method:
     note: Callable[[FitContext], str] = field(default=lambda _: "")  # what the report prints about this run
     order: int = 100  # in tables, among the methods of its granularity
     is_ours: bool = False  # not in the paper, and so not in its recipe
+    source: str = ""  # whose rule it is, where it is neither the paper's nor ours
+    reads_first: bool = False  # the expert reads a position before it decides; such methods cannot be fitted to serve
 
     @property
     def is_learned(self) -> bool:
-        return self.learns_from is not None
+        return self.learns_from is not None and not self.source
+
+    @property
+    def runs_when_named(self) -> bool:
+        """Whether a run has it only where it is named: other people's rules, and what needs labels of another kind."""
+        return bool(self.source) or self.reads_first
 
 
 def rule_fit(make: Callable[[FitContext], TokenRule | DraftRule]) -> Callable[[FitContext], Fit]:

@@ -15,17 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
-from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
+from seqdefer.budgets.token_sweeps import TokenSweep, join_sweeps, sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.pace import Pace
+from seqdefer.errors import OptionError
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, SplitName, Task, TokenRejector
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LabelledData
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.plans import HandOffPlan, Pair, Plan, PlanResult, TokenPlan, scored_hand_offs, write_all
 from seqdefer.progress import Progress
+from seqdefer.rejectors.other_rules import RollbackRule
 from seqdefer.types import Examples, HandOffTable, Sequences
 
 TREES_AT_ONCE = 32  # inputs whose trees are grown together; progress advances after each batch
@@ -71,8 +74,9 @@ class TokenDeferral(DeferralRunner):
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         assert data.trees is not None
-        swept = sweep_thresholds(self.rejector, data.trees, rows)
-        return GridSweep(swept.deferred.cpu(), swept.loss.cpu())
+        swept = sweep_tokens(self.rejector, data.trees, rows)
+        passes = None if swept.passes is None else swept.passes.cpu()
+        return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes)
 
     @torch.no_grad()
     def spending(
@@ -87,20 +91,28 @@ class TokenDeferral(DeferralRunner):
         # Files are often sorted: inputs from all over one tell which thresholds are worth a rollout.
         order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
         parts = (
-            DecisionTrees(task, examples.select(rows)) if trees is None else trees.reopened(rows)
+            DecisionTrees(task, examples.select(rows), reads_first=self.rejector.reads_first)
+            if trees is None
+            else trees.reopened(rows)
             for rows in order.split(TREES_AT_ONCE)
         )
         thresholds, swept = None, []
         for part in parts:
             if thresholds is None:
-                thresholds = _between(sweep_thresholds(self.rejector, part).thresholds)
-            swept.append(sweep_thresholds(self.rejector, part, thresholds=thresholds))
+                thresholds = _between(sweep_tokens(self.rejector, part).thresholds)
+            swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
             progress(len(part))
         assert thresholds is not None
-        joined = (torch.cat([getattr(one, name).cpu() for one in swept], 1) for name in ("deferred", "lengths", "loss"))
-        return TokenSpending(TokenSweep(thresholds.cpu(), *joined))
+        joined = join_sweeps(swept)
+        columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
+        return TokenSpending(TokenSweep(*columns))
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
+        if self.rejector.reads_first:
+            raise OptionError(
+                "this rejector lets the expert read every position before it decides, which no plan does; it can be "
+                "compared with others (seqdefer run), and not generate"
+            )
         return TokenPlan(pair, self.rejector, pace=self.pace, **options)
 
 
@@ -139,6 +151,15 @@ class HandOffDeferral(DeferralRunner):
 def deferral_of(rejector: TokenRejector[Any] | DraftRejector) -> DeferralRunner:
     """Return what a rejector does, by its granularity."""
     return TokenDeferral(rejector) if isinstance(rejector, TokenRejector) else HandOffDeferral(rejector)
+
+
+def sweep_tokens(
+    rejector: TokenRejector[Any], trees: DecisionTrees, rows: Tensor | None = None, thresholds: Tensor | None = None
+) -> TokenSweep:
+    """Roll thresholds through trees; a rejector that takes tokens back rolls in its own way."""
+    if isinstance(rejector, RollbackRule):
+        return sweep_rollbacks(trees, rejector.rho, rows, thresholds)
+    return sweep_thresholds(rejector, trees, rows, thresholds)
 
 
 def _length(table: HandOffTable) -> int:

@@ -13,6 +13,7 @@ import torch
 from seqdefer import methods
 from seqdefer.errors import ContractError, OptionError, unknown
 from seqdefer.interfaces import NextTokenExpert, Task
+from seqdefer.labels.pair_statistics import can_read_first
 from seqdefer.methods.base import Method
 from seqdefer.registry import OWN, by_name, find_plugins, load_plugins, package_of
 from seqdefer.types import Granularity
@@ -46,12 +47,15 @@ def get_method(name: str) -> Method:
 
 
 def methods_for(task: Task, *, has_entropy: bool = True) -> dict[str, Method]:
-    """Return the methods that a task allows: token level needs an expert that names next tokens."""
-    by_token = isinstance(task.expert, NextTokenExpert)
+    """Return the methods that a task allows: token level needs an expert that names next tokens, and methods that read
+    first need the probabilities of both models."""
+    by_token, reads_first = isinstance(task.expert, NextTokenExpert), can_read_first(task)
     return {
         name: one
         for name, one in all_methods().items()
-        if (by_token or one.granularity != "token") and (has_entropy or not one.needs_entropy)
+        if (by_token or one.granularity != "token")
+        and (has_entropy or not one.needs_entropy)
+        and (reads_first or not one.reads_first)
     }
 
 
@@ -65,7 +69,9 @@ def require_applicable(task: Task, names: Iterable[str]) -> None:
         if one.name not in available:
             no_entropy = "the predictor gives no entropy of its tokens, as real numbers have none"
             no_token = "its expert completes sequences and names no next token"
-            reason = no_entropy if one.needs_entropy and not has_entropy else no_token
+            no_probabilities = "it reads first, and the two models do not both give probabilities of their tokens"
+            by_token = isinstance(task.expert, NextTokenExpert)
+            reason = no_entropy if one.needs_entropy and not has_entropy else no_probabilities if by_token else no_token
             raise OptionError(
                 f"method {one.name!r} does not apply to task {task.name!r}: {reason}; available: {', '.join(available)}"
             )
@@ -76,6 +82,21 @@ def _has_entropy(task: Task) -> bool:
     one = task.split("train").select(torch.arange(1)).to(task.predictor.device)
     state, _ = task.predictor.start(one.inputs)
     return task.predictor.propose(state).entropy is not None
+
+
+def require_fittable(name: str) -> None:
+    """Raise OptionError where a method runs on labelled data alone: the engine asks the expert after it decides."""
+    if get_method(name).reads_first:
+        raise OptionError(
+            f"method {name!r} cannot be fitted to generate or serve: the expert would have to read every position "
+            f"before it decides. Compare it with others: seqdefer run TASK --methods {name},TokenwiseModel. These can "
+            f"be fitted: {', '.join(fittable_methods())}"
+        )
+
+
+def fittable_methods() -> list[str]:
+    """Return the methods that can generate and serve."""
+    return [name for name, one in all_methods().items() if not one.reads_first]
 
 
 def preferred_methods(task: Task) -> list[str]:

@@ -18,7 +18,7 @@ from seqdefer.evaluation.settings import ExperimentSettings, recipe_changes
 from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
-from seqdefer.methods.registry import get_method, preferred_methods, require_applicable
+from seqdefer.methods.registry import get_method, preferred_methods, require_applicable, require_fittable
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import WORK_FOLDER, pairing_of
 from seqdefer.model.timing import TIMED_BUDGETS
@@ -49,7 +49,7 @@ def fit_model(
     data is for learning."""
     require_served(entry)
     if method is not None:
-        get_method(method)
+        require_fittable(method)
     options = options.without_test() if isinstance(options, HasTestData) else options
     clock, work = Clock(meter or Silent()), folder / WORK_FOLDER
     task = entry.prepare(options, work, choose_device(device), clock)

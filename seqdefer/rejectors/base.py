@@ -23,9 +23,23 @@ from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Predictor
 from seqdefer.storage.files import fingerprint, read_json, read_weights
 from seqdefer.storage.made_once import CONFIG, WEIGHTS, save_network
-from seqdefer.types import Draft, Proposal
+from seqdefer.types import Draft, PairStatistics, Proposal
 
 MAX_DEVIATIONS = 10.0  # standard deviations; inputs are clipped there, so that one wild input cannot rule a score
+
+
+MIN_PROBABILITY = 1e-6  # smaller ones look alike to a network
+
+
+def pair_statistics(seen: Proposal | Draft) -> PairStatistics:
+    """Return the statistics of both models at a position; raise OptionError where the expert has not read it."""
+    pair = seen.pair if isinstance(seen, Proposal) else None
+    if pair is None:
+        raise OptionError(
+            "this rejector reads first: it needs both models' distributions at a position, which are known on decision "
+            "trees made with reads_first=True alone; to generate, fit a method that decides before the expert reads"
+        )
+    return pair
 
 
 class SavedRejector(ABC):
@@ -118,6 +132,7 @@ class Sizes:
     rule: str = "odds"  # how one-time scores become decisions: seqdefer.budgets.hand_off_rules
     has_states: bool = True
     has_confidence: bool = True
+    has_statistics: bool = False  # those of both models, which need the expert to read first
 
     @property
     def outputs(self) -> int:
@@ -126,17 +141,23 @@ class Sizes:
     @property
     def step(self) -> int:
         """Numbers that the network sees of a step."""
-        return self.features * self.has_states + self.has_confidence + self.has_entropy
+        statistics = len(fields(PairStatistics)) * self.has_statistics
+        return self.features * self.has_states + self.has_confidence + self.has_entropy + statistics
 
     def step_inputs(self, seen: Proposal | Draft) -> Tensor:
         """Join what the network sees of a step or of all steps: decoder state, log uncertainty (variances span
-        decades), entropy. (..., step)"""
+        decades), entropy, statistics of both models. (..., step)"""
         parts = [seen.features] if self.has_states else []
         if self.has_confidence:
             parts.append(seen.uncertainty.clamp(min=1e-12).log()[..., None])
         if self.has_entropy:
             assert seen.entropy is not None
             parts.append(seen.entropy[..., None])
+        if self.has_statistics:
+            pair = pair_statistics(seen)
+            probabilities = torch.stack([pair.max_q, pair.max_p, pair.q_v, pair.p_v], 1)
+            parts.append(probabilities.clamp(min=MIN_PROBABILITY).log())
+            parts.append(torch.stack([pair.entropy_p, pair.distance, pair.differ], 1))
         return torch.cat(parts, -1)
 
     @classmethod

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 from seqdefer.errors import CheckpointError, unknown
 from seqdefer.interfaces import Predictor
 from seqdefer.registry import by_name, load_plugins
-from seqdefer.rejectors import confidence, draft, token
+from seqdefer.rejectors import confidence, draft, other_rules, token
 from seqdefer.rejectors.base import SavedRejector, read_config
 
 Rejector = token.TokenNetwork | draft.DraftNetwork | confidence.TokenRule | confidence.DraftRule
 Kind = TypeVar("Kind", bound=SavedRejector)
+OWN_MODULES = (confidence, draft, other_rules, token)  # importing them is what makes their classes known
 
 
 def token_networks() -> dict[str, type[token.TokenNetwork]]:

@@ -17,6 +17,10 @@ from seqdefer.types import Proposal
 class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
     """Base of the token-level networks. The state is one tensor (B, S), so that a batch branches by indexing."""
 
+    def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__(sizes, predictor, notes)
+        self.reads_first = sizes.has_statistics
+
     @abstractmethod
     def forward(self, state: Tensor, position: int | Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (B,) and the next state, from standardised steps (B, sizes.step)."""

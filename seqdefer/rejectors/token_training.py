@@ -151,16 +151,20 @@ def fit_token(
     phi: str = "logistic",
     strategy: Strategy = "free",
     price: float | None = None,
+    reads_first: bool = False,
     progress: Progress = lambda _: None,
 ) -> tuple[TokenNetwork, History]:
     """Fit TokenwiseModel: minimise the token surrogate over rollouts that `strategy` steers. Validation rollouts follow
     the rejector, whatever the strategy, or fixed paths where trees are closed. Open trees grow where rollouts lead.
 
-    `price` is added to the cost of every expert token; None lets `default_price` choose."""
+    `price` is added to the cost of every expert token; None lets `default_price` choose. With `reads_first`, the
+    network also sees the statistics of both models, which the trees must have."""
     price = default_price(train) if price is None else price
     torch.manual_seed(seed)
     proposal = train.proposal(train.roots)
-    sizes = network_sizes(train.context, proposal.features, proposal.entropy, train.task.spec.length, settings)
+    sizes = network_sizes(
+        train.context, proposal.features, proposal.entropy, train.task.spec.length, settings, has_statistics=reads_first
+    )
     networks = token_networks()
     if settings.architecture not in networks:
         raise unknown("token-level architecture", settings.architecture, networks)

@@ -95,7 +95,7 @@ def fit(
 def network_sizes(
     context: Tensor, features: Tensor, entropy: Tensor | None, length: int, settings: Settings, **kind: Any
 ) -> Sizes:
-    """Return the sizes of a network for these inputs; `kind` sets the fields of one-time networks."""
+    """Return the sizes of a network for these inputs; `kind` sets the fields that belong to a kind of network."""
     return Sizes(
         context=context.shape[1],
         features=features.shape[-1],

@@ -193,6 +193,7 @@ def band_path(curve: DrawnCurve, axes: Axes, frame: Frame) -> str:
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _FRAME = Frame(left=64, top=84, width=560, height=330)
 _SIZE = (820, 480)
+_NAME_SPACE = "http://www.w3.org/2000/svg"
 
 
 def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
@@ -205,6 +206,11 @@ def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
     return _draw(results, [curve for curve in curves.values() if curve.name in shown])
 
 
+def inline_svg(results: Results, methods: Sequence[str]) -> Markup:
+    """Return `curves_svg` for a page of HTML, which needs no name space."""
+    return Markup(curves_svg(results, methods).replace(f' xmlns="{_NAME_SPACE}"', ""))
+
+
 def write_plots(results: Results, directory: Path | str) -> list[Path]:
     """Write `curves.svg`, and for each granularity `curves-NAME.svg` with its methods, Random and its oracle."""
     folder, curves = Path(directory), mean_curves(results)
@@ -214,6 +220,9 @@ def write_plots(results: Results, directory: Path | str) -> list[Path]:
         if names:
             bounds = [name for name in curves if name == "Random" or _is_oracle_of(results, name, block)]
             paths.append(write_text(folder / f"curves-{block}.svg", curves_svg(results, names + bounds)))
+    by_pass = results.by_cost("passes")
+    if by_pass is not None:
+        paths.append(write_text(folder / "curves-passes.svg", curves_svg(by_pass)))
     return paths
 
 
@@ -227,7 +236,14 @@ def loss_title(results: Results) -> str:
 
 
 def deferred_title(results: Results) -> str:
-    return f"Deferred {results.units.deferred}"
+    is_cost = results.units.deferred in results.units.costs.values()
+    return f"Expert {results.units.deferred}" if is_cost else f"Deferred {results.units.deferred}"
+
+
+def _share_title(results: Results) -> str:
+    if results.units.deferred in results.units.costs.values():
+        return "Share of the passes of the expert alone"
+    return "Budget: share of the tokens the expert writes"
 
 
 def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
@@ -241,7 +257,7 @@ def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
         _svg_axes(results, axes),
         join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # the more bands, the fainter
         _svg_legend(curves),
-        xmlns="http://www.w3.org/2000/svg",
+        xmlns=_NAME_SPACE,
         viewBox=f"0 0 {width} {height}",
         width=width,
         height=height,
@@ -257,9 +273,7 @@ def _svg_axes(results: Results, axes: Axes) -> Markup:
     parts = [
         element("text", loss_title(results), x=16, y=28, font_size=13, font_weight=600),
         element("text", f"{deferred_title(results)}  →", x=right, y=bottom + 44, text_anchor="end", font_weight=600),
-        element(
-            "text", "Budget: share of the tokens the expert writes", x=right, y=top - 32, text_anchor="end", fill=SOFT
-        ),
+        element("text", _share_title(results), x=right, y=top - 32, text_anchor="end", fill=SOFT),
     ]
     for value, label in zip(axes.y_ticks, tick_labels(axes.y_ticks), strict=True):
         y = round(bottom - _FRAME.height * axes.y_share(value), 1)

@@ -30,14 +30,21 @@ def results_table(results: Results) -> Table:
         ),
     )
     table.add_column("method", no_wrap=True)
-    for heading in ("AUDC", "% over\nRandom", "% of\nheadroom") + (("paper: %\nover Random",) if results.paper else ()):
+    by_pass = results.by_cost("passes") if results.cost_comparisons else None
+    headings = ["AUDC", "% over\nRandom", "% of\nheadroom"]
+    headings += ["paper: %\nover Random"] if results.paper else []
+    headings += ["by passes: %\nover Random"] if by_pass is not None else []
+    for heading in headings:
         table.add_column(heading, justify="right")
     for block, names in names_by_block(results).items():
         rows = {name: results.summary[name] for name in names}
         table.add_row(f"[bold]{BLOCKS[block]}[/bold]")
         best = max(row.improvement_mean for row in rows.values())
         for name, row in rows.items():
-            table.add_row(*_cells(name, row, results, block != "reference" and row.improvement_mean == best))
+            is_best = block != "reference" and row.improvement_mean == best
+            counted = None if by_pass is None else by_pass.summary.get(name)
+            passes = "" if counted is None else f"{counted.improvement_mean:.2f} ({counted.improvement_std:.2f})"
+            table.add_row(*_cells(name, row, results, is_best), *([] if by_pass is None else [passes]))
     return table
 
 

@@ -17,6 +17,7 @@ from seqdefer.testing.rules import (
     cuts,
     indices_of,
     require,
+    require_log_probs,
     require_same,
     require_same_sequences,
     require_tensor,
@@ -36,10 +37,12 @@ def check_expert(expert: Expert, examples: Examples, spec: SequenceSpec, *, draf
     Shapes and dtypes; the prefix is kept; sequences end with the end token or at full length, and not before; ended
     prefixes stay unchanged. With `deterministic`: the same answer twice, alone and in any batch, and for every longer
     prefix of its own answer. With `reads_prefix = False`: the same tokens after any prefix. A NextTokenExpert names the
-    tokens that it completes with, whether it is called at every position or late.
+    tokens that it completes with, whether it is called at every position or late; its log probabilities, if any, are
+    those of a distribution.
     """
     if isinstance(expert, NextTokenExpert):
         _check_next(expert, examples, None, {}, spec)
+        _check_log_probs(expert, examples)
     blank = blank_prefixes(examples, spec)
     blank = blank if drafts is None else replace(blank, tokens=torch.zeros_like(drafts.tokens))
     own = _complete(expert, examples, blank, spec)
@@ -175,6 +178,13 @@ def _check_read(expert: NextTokenExpert[Any], examples: Examples, path: Sequence
             answers = torch.cat([*parts, named[:, -1:]], 1)
             what = f"{who} of chunks of {size} tokens"
             require_same(answers, torch.stack(expected, 1), what, "name the tokens that next names")
+
+
+def _check_log_probs(expert: NextTokenExpert[Any], examples: Examples) -> None:
+    telling, rows = expert.with_log_probs(), indices_of(examples.ids)
+    if telling is not None:
+        _, state = _next(telling, telling.start(examples), rows)
+        require_log_probs(telling.log_probs(state, rows), f"{type_name(expert)}.log_probs", len(rows))
 
 
 def _read(expert: NextTokenExpert[Any], state: Any, tokens: Tensor) -> tuple[Tensor, Any]:

@@ -90,6 +90,13 @@ class ToyTask(Task):
         right = self.target(state.inputs, state.position)
         return torch.where(draw % 8 < often, (draw >> 3) % self.vocabulary, right)
 
+    def log_probs(self, state: ToyState, tokens: Tensor, salt: int) -> Tensor:
+        """Return log probabilities (B, V) whose likeliest token is that of `tokens` (B,)."""
+        words = torch.arange(self.vocabulary)
+        draws = mix(state.inputs[:, None], state.prefix[:, None], words, salt) % 64 / 16
+        boost = 1 + mix(state.inputs, state.prefix, salt + 1) % 16 / 4
+        return draws.scatter(1, tokens[:, None], (draws.amax(1) + boost)[:, None]).log_softmax(1)
+
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         positions = prefixes.lengths
         right = examples.targets.gather(1, positions[:, None]).squeeze(1)
@@ -138,6 +145,12 @@ class ToyPredictor(Predictor[ToyState]):
     def select(self, state: ToyState, rows: Tensor) -> ToyState:
         return state.select(rows)
 
+    def with_log_probs(self) -> ToyPredictor:
+        return self
+
+    def log_probs(self, state: ToyState) -> Tensor:
+        return self.task.log_probs(state, self.propose(state).tokens, salt=8)
+
 
 class ToyExpert(NextTokenExpert[ToyState]):
     """An expert that errs in 1 of 8 cases."""
@@ -156,6 +169,12 @@ class ToyExpert(NextTokenExpert[ToyState]):
 
     def select(self, state: ToyState, rows: Tensor) -> ToyState:
         return state.select(rows)
+
+    def with_log_probs(self) -> ToyExpert:
+        return self
+
+    def log_probs(self, state: ToyState, rows: Tensor) -> Tensor:
+        return self.task.log_probs(state.select(rows), self.next(state, rows)[0], salt=10)
 
 
 class FunctionExpert(Expert):

@@ -15,6 +15,7 @@ from seqdefer.testing.rules import (
     NEW_STATE,
     ONE_BY_ONE,
     require,
+    require_log_probs,
     require_loss,
     require_same,
     require_tensor,
@@ -33,7 +34,8 @@ def check_predictor(
     """Check a predictor along its own proposals, or along `paths`: sequences of another author for these inputs.
 
     Shapes, dtypes and finite values; a fingerprint; proposing twice gives the same; select picks rows and commutes with
-    append; no method changes a state it was given; a batch equals its rows one by one.
+    append; no method changes a state it was given; a batch equals its rows one by one; log probabilities, if any, are
+    those of a distribution.
     """
     require_text(getattr(predictor, "fingerprint", None), f"{type_name(predictor)}.fingerprint")
     steps: list[WalkStep] = []
@@ -44,6 +46,10 @@ def check_predictor(
     for row in torch.arange(len(inputs), device=inputs.device).split(1):
         alone = walk(predictor, inputs[row], spec, None if paths is None else paths.select(row))
         _check_row(type_name(predictor), int(row), steps, alone)
+    telling = predictor.with_log_probs()
+    if telling is not None:
+        for step in walk(telling, inputs, spec, paths):
+            require_log_probs(telling.log_probs(step.state), f"{type_name(predictor)}.log_probs", len(step.rows))
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ def require_loss(value: object, what: str, n: int) -> Tensor:
     return loss
 
 
+def require_log_probs(value: object, what: str, n: int) -> None:
+    """Require log probabilities (n, V) of V tokens, -inf allowed."""
+    require(isinstance(value, Tensor) and value.ndim == 2, f"{what} is not of shape ({n}, V)", "use a tensor (n, V)")
+    assert isinstance(value, Tensor)
+    probabilities = require_tensor(value.exp(), f"{what}, exponentiated,", "float", n, None)
+    totals = probabilities.double().sum(1)
+    is_one = torch.isclose(totals, torch.ones_like(totals), atol=1e-3)
+    require(is_one.all(), f"{what}: probabilities of a row sum to {float(totals[0]):.6g}", "return a log_softmax")
+
+
 def require_same(got: Tensor, expected: Tensor, what: str, remedy: str) -> None:
     """Require equal integers; floats may differ by the order of summation."""
     require(got.shape == expected.shape, f"{what}: shape {tuple(got.shape)} is not {tuple(expected.shape)}", remedy)

@@ -99,7 +99,7 @@ def check_no_partial_output(folder: Path) -> None:
 
 BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "unknown preset": (["--preset", "huge"], "unknown preset 'huge'; available: paper, paper-size, quick"),
-    "unknown method": (["--methods", "ChowMean,Magic"], "unknown method 'Magic'; available: ChowMean, "),
+    "unknown method": (["--methods", "ChowMean,Magic"], "unknown method 'Magic'; available: BiLD, Chow, ChowMean, "),
     "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
     "unknown option": (["--sedes", "3"], "unrecognized arguments: --sedes 3; see: seqdefer run weather --help"),
     "abbreviated option": (["--seed", "3"], "unrecognized arguments: --seed 3"),

@@ -292,3 +292,18 @@ def test_bad_input_is_named() -> None:
 
 def test_examples_in_the_docstrings_run() -> None:
     assert doctest.testmod(curves).failed == 0
+
+
+def test_a_run_in_passes_has_the_same_ends_and_what_was_counted() -> None:
+    ends = Ends([4.0, 0.0], [0.0, 0.0], [3, 3])
+    whole = switch_sweep([0.9, 0.1], keep=([0, 0], [4.0, 0.0]), defer=([3, 3], [0.0, 0.0]))
+    token = GridSweep([[0, 0], [2, 2], [3, 3]], [[4.0, 0.0], [1.0, 0.0], [0.0, 0.0]], [[0, 0], [1, 1], [2, 1]])
+    run = Run(ends, {"whole": whole, "token": token, "uncounted": GridSweep(token.deferred, token.loss)})
+    by_pass = run.in_passes()
+    assert set(by_pass.sweeps) == {"whole", "token"}
+    assert by_pass.sweeps["whole"] is whole  # a pass for each token that the expert writes
+    assert curve_of(by_pass.sweeps["token"], ends).points == [
+        [0.0, 2.0], [0.0, 2.0], [1.0, 0.5], [1.5, 0.0], [3.0, 0.0],
+    ]  # fmt: skip
+    better = paired_bootstrap([by_pass], "token", "whole", n_resamples=20).difference
+    assert better > paired_bootstrap([run], "token", "whole", n_resamples=20).difference

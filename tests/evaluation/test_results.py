@@ -14,6 +14,7 @@ import pytest
 from seqdefer.errors import DataError
 from seqdefer.evaluation.results import (
     Comparison,
+    CostCurve,
     ExpertCalls,
     MethodResult,
     PaperFigure,
@@ -69,6 +70,7 @@ def test_json_has_the_documented_shape(results: Results) -> None:
         "audc": 3.0,
         "improvement": 25.0,
         "curve": [[0.0, 2.0], [1.0, 1.0], [2.0, 0.0]],
+        "against": {},
     }
     assert value["paper"]["TokenwiseModel"]["audc"] is None
     assert value["provenance"]["expert_calls"] == {"made": 3, "saved": 4}
@@ -198,3 +200,31 @@ def test_json_that_is_no_record(text: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(DataError, match="field 'format' is 'absent'"):
         load_results(tmp_path)
+
+
+def test_results_by_another_cost_are_results(results: Results, tmp_path: Path) -> None:
+    """With its curves, areas, unit and comparisons in the place of those of deferred tokens."""
+    assert results.by_cost("passes") is None
+    faster = CostCurve(0.5, 75.0, ((0.0, 2.0), (1.0, 0.5), (2.0, 0.0)))
+    known = {"Random": CostCurve(2.0, 0.0, LINE), "TokenwiseModel": faster}
+    seeds = tuple(
+        replace(
+            seed, methods={name: replace(row, against={"passes": known[name]}) for name, row in seed.methods.items()}
+        )
+        for seed in results.seeds
+    )
+    seeds = (seeds[0], replace(seeds[1], methods={**seeds[1].methods, "OptimalToken": method(0.1, 90.0)}))
+    contrast = Comparison("TokenwiseModel", "Random", 70.0, 60.0, 80.0)
+    counted = replace(
+        results, seeds=seeds, units=replace(results.units, costs={"passes": "passes"}),
+        cost_comparisons={"passes": (contrast,)},
+    )  # fmt: skip
+    save_results(counted, tmp_path)
+    found = load_results(tmp_path).by_cost("passes")
+    assert found is not None
+    assert set(found.summary) == {"Random", "TokenwiseModel"}  # nobody counted the oracle's
+    assert found.summary["TokenwiseModel"].improvement_mean == 75.0
+    assert found.seeds[0].methods["TokenwiseModel"].curve == faster.curve
+    assert found.comparisons == (contrast,)
+    assert found.units.deferred == "passes"
+    assert counted.summary == results.summary

@@ -11,6 +11,7 @@ import torch
 
 from seqdefer.budgets.calibration import calibrate, loss_curve
 from seqdefer.budgets.rules import FINITE_LIMIT
+from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import Ends, curve_of
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.methods.base import FitContext
@@ -42,6 +43,10 @@ def test_a_method_sweeps_calibrates_and_plans(
     assert calibration.settings[0].threshold == FINITE_LIMIT
     losses = {point.share: point.loss for point in loss_curve(spending, unit="", inputs=0, rejector="").points}
     points = {(round(x, 6), round(y, 6)) for x, y in curve.points}
+    if get_method(name).reads_first:
+        with pytest.raises(OptionError, match="it can be compared with others"):
+            deferral.plan(TASK, data.examples, torch.zeros(len(rows)))
+        return
     for setting in calibration.settings[::10]:
         thresholds = torch.full((len(rows),), setting.threshold, dtype=torch.float64)
         rollout = deferral.write(TASK, data.examples, thresholds).rollout

@@ -18,11 +18,11 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.interfaces import TokenRejector
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.plans import Plan, PlanRow, scored_hand_offs
-from seqdefer.methods.registry import all_methods
+from seqdefer.methods.registry import fittable_methods, get_method
 from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.types import Examples, Rollout, Sequences
 
-each_method = pytest.mark.parametrize("name", all_methods())
+each_method = pytest.mark.parametrize("name", fittable_methods())
 
 
 def admitted_in_parts(plan: Plan, examples: Examples, settings: Tensor) -> list[PlanRow]:
@@ -96,7 +96,7 @@ def test_rows_that_are_dropped_cost_no_expert_and_change_no_others(
     assert_same_rollout(found, select(every, stay))
 
 
-@pytest.mark.parametrize("name", [name for name, one in all_methods().items() if one.granularity == "token"])
+@pytest.mark.parametrize("name", [name for name in fittable_methods() if get_method(name).granularity == "token"])
 def test_a_token_whose_score_meets_its_setting_is_wanted_and_deferred(
     name: str, experiment: Experiment, rejectors: dict[str, Rejector]
 ) -> None:

@@ -16,6 +16,7 @@ from fake_report import HOSTILE, SAG, Walk
 
 from seqdefer.evaluation.results import (
     Comparison,
+    CostCurve,
     MethodResult,
     Results,
     SeedResult,
@@ -44,6 +45,33 @@ def test_page_needs_nothing_from_outside(page: str) -> None:
         assert tag not in {"link", "img", "iframe", "object", "embed"}
         assert not {"src", "href", "srcset", "xlink:href"} & attributes.keys()
     assert not re.search(r"https?:|url\(|@import", page)
+
+
+def test_page_shows_passes_where_they_were_counted(results: Results, page: str) -> None:
+    """A second figure and table, as safe and self-contained as the rest."""
+    assert "Loss against expert passes" not in page
+    seeds = tuple(
+        replace(
+            seed,
+            methods={name: replace(row, against={"passes": half_price(row)}) for name, row in seed.methods.items()},
+        )
+        for seed in results.seeds
+    )
+    units, contrast = replace(results.units, costs={"passes": "passes in chunks"}), Comparison("A", "B", 3.21, 1.0, 5.0)
+    counted = replace(results, seeds=seeds, units=units, cost_comparisons={"passes": (contrast,)})
+    made = render_report(counted)
+    test_page_needs_nothing_from_outside(made)
+    text = " ".join("".join(Walk(made).text).split())
+    assert "Loss against expert passes" in text
+    assert "Expert passes in chunks" in text
+    assert "+3.21 [1.00, 5.00]" in text
+    found = counted.by_cost("passes")
+    assert found is not None
+    assert f"{found.summary['TokenwiseModel'].improvement_mean:.2f}" in text
+
+
+def half_price(row: MethodResult) -> CostCurve:
+    return CostCurve(row.audc / 2, 50 + row.improvement / 2, tuple((x / 2, y) for x, y in row.curve))
 
 
 def test_page_holds_the_numbers(results: Results, page: str) -> None:

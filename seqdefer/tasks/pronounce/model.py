@@ -233,13 +233,19 @@ class PronouncePredictor(Predictor[_State]):
         return _State(encoded, words, begin, *self.model.read(encoded, hidden, begin)), hidden
 
     def propose(self, state: _State) -> Proposal:
-        log_probs = self.model.logits(state.hidden, state.attended).log_softmax(1)
+        log_probs = self.log_probs(state)
         tokens = log_probs.argmax(1)
         uncertainty = -log_probs.gather(1, tokens[:, None]).squeeze(1)
         entropy = -(log_probs.exp() * log_probs).sum(1)
         symbols = [self.model.symbols(state.last), self.model.symbols(tokens)]
         features = torch.cat([state.hidden, state.attended, log_probs, *symbols], 1)
         return Proposal(tokens, features, uncertainty, entropy)
+
+    def with_log_probs(self) -> PronouncePredictor:
+        return self
+
+    def log_probs(self, state: _State) -> Tensor:
+        return self.model.logits(state.hidden, state.attended).log_softmax(1)
 
     def append(self, state: _State, tokens: Tensor) -> _State:
         read = self.model.read(state.encoded.select(state.words), state.hidden, tokens)
@@ -301,6 +307,12 @@ class PronounceExpert(NextTokenExpert[_LazyState]):
         state = replace(state, letters=self._read_letters(state.letters, state.words[rows]))
         state = self._catch_up(state, rows)
         return self.model.logits(state.hidden[rows], state.attended[rows]).argmax(1), state
+
+    def with_log_probs(self) -> PronounceExpert:
+        return self
+
+    def log_probs(self, state: _LazyState, rows: Tensor) -> Tensor:
+        return self.model.logits(state.hidden[rows], state.attended[rows]).log_softmax(1)
 
     def append(self, state: _LazyState, tokens: Tensor) -> _LazyState:
         return self.extend(state, tokens[:, None])

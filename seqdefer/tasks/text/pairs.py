@@ -11,9 +11,11 @@ The expert may also be remote (`seqdefer.tasks.text.remote`, `remote_tokens`) or
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -82,6 +84,26 @@ class _Writer(ABC):
         likeliest = logits.argmax(1)
         return likeliest if self.model.first_token is None else likeliest.masked_fill(is_first, self.model.first_token)
 
+    def keeping_logits(self) -> Self:
+        """Return a copy whose readings have logits."""
+        other = copy.copy(self)
+        other.reader = Reader(self.model.network, other.to_proposal, self.batch, keeps_logits=True)
+        return other
+
+    def log_probs_of(self, reading: Reading, rows: Tensor | None = None) -> Tensor:
+        """Return log probabilities (R, V) from a reading with logits. A forced token is certain, and the pair's end
+        token has the probability of all end tokens of the model."""
+        log_probs = reading.logits(rows)[:, : self.n_tokens].float().log_softmax(1)
+        if self.model.first_token is not None and not reading.tokens.shape[1]:
+            log_probs = torch.full_like(log_probs, -torch.inf)
+            log_probs[:, self.model.first_token] = 0
+        ends = [one for one in self.model.ends if one < self.n_tokens]
+        if self.end is not None and set(ends) - {self.end}:
+            every = log_probs[:, list({*ends, self.end})].logsumexp(1)
+            log_probs[:, ends] = -torch.inf
+            log_probs[:, self.end] = every
+        return log_probs
+
     def unify_ends(self, tokens: Tensor) -> Tensor:
         """Replace every end token of the model by the pair's."""
         for other in self.model.ends:
@@ -142,6 +164,12 @@ class TextPredictor(_Writer, Predictor[Reading]):
             parts.append(facts_of(inputs, tokens, likeliest, log_probs))
         return replace(proposal, features=torch.cat(parts, 1))
 
+    def with_log_probs(self) -> TextPredictor:
+        return self.keeping_logits()
+
+    def log_probs(self, state: Reading) -> Tensor:
+        return self.log_probs_of(state)
+
     def append(self, state: Reading, tokens: Tensor) -> Reading:
         return self.extend(state, tokens[:, None])
 
@@ -181,6 +209,12 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
     def read(self, state: Reading, tokens: Tensor) -> tuple[Tensor, Reading]:
         named, state = self.reader.read(state, tokens)
         return named.to(tokens.device), state
+
+    def with_log_probs(self) -> TextExpert:
+        return self.keeping_logits()
+
+    def log_probs(self, state: Reading, rows: Tensor) -> Tensor:
+        return self.log_probs_of(state, rows).to(rows.device)
 
     def append(self, state: Reading, tokens: Tensor) -> Reading:
         return state.append(tokens[:, None])

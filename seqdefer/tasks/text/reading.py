@@ -35,6 +35,7 @@ class Block:
     proposal: Proposal  # P rows
     context: Tensor | None  # (P, C), from the pass that read the input
     n_read: int
+    logits: Tensor | None = None  # (P, V) at the last position, where the reader keeps them
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,17 @@ class Reading:
             return parts[0]
         return _join(parts).select(torch.cat(order).argsort().to(self.tokens.device))
 
+    def logits(self, rows: Tensor | None = None) -> Tensor:
+        """Return the logits (R, V) behind the proposals for `rows`, from a reader that keeps them."""
+        where = self.where if rows is None else self.where[rows.cpu()]
+        found = torch.zeros(0, device=self.tokens.device)
+        for number in where[:, 0].unique().tolist():
+            members, logits = (where[:, 0] == number).nonzero().squeeze(1), self.blocks[number].logits
+            assert logits is not None
+            found = found if len(found) else logits.new_zeros(len(where), logits.shape[1])
+            found[members.to(found.device)] = logits[where[members, 1].to(found.device)]
+        return found
+
     def context(self) -> Tensor:
         """Return the context (B, C), before the first token is appended."""
         context = self.inputs.new_zeros(0, dtype=torch.float32)
@@ -106,13 +118,18 @@ class _NewBlock:
 class Reader:
     """Reads with a network. `to_proposal` turns hidden states, logits and which rows have read nothing into proposals.
 
-    `batch` limits the rows of a pass.
+    `batch` limits the rows of a pass. With `keeps_logits`, readings have the logits of their last position.
     """
 
     def __init__(
-        self, network: Network, to_proposal: Callable[[Tensor, Tensor, Tensor], Proposal], batch: AdaptiveBatch
+        self,
+        network: Network,
+        to_proposal: Callable[[Tensor, Tensor, Tensor], Proposal],
+        batch: AdaptiveBatch,
+        *,
+        keeps_logits: bool = False,
     ) -> None:
-        self.network, self.to_proposal, self.batch = network, to_proposal, batch
+        self.network, self.to_proposal, self.batch, self.keeps_logits = network, to_proposal, batch, keeps_logits
         self._tokens_per_pass = INPUT_TOKENS_PER_PASS["cpu" if network.device.type == "cpu" else "gpu"]
 
     @torch.no_grad()
@@ -163,7 +180,9 @@ class Reader:
         named, last = proposal.tokens.view(n, -1), torch.arange(1, n + 1, device=hidden.device) * (len(hidden) // n) - 1
         if len(hidden) > n:
             proposal = proposal.select(last)
-        return _NewBlock(rows, index, Block(run.cache, proposal, run.context, n_read), named[index.to(named.device)])
+        kept = logits[last] if self.keeps_logits else None
+        block = Block(run.cache, proposal, run.context, n_read, kept)
+        return _NewBlock(rows, index, block, named[index.to(named.device)])
 
 
 def _by_block(reading: Reading, rows: Tensor) -> Tensor:
