@@ -261,7 +261,7 @@ def test_a_server_that_changes_is_an_error() -> None:
 
 @pytest.mark.filterwarnings("ignore::seqdefer.tasks.text.remote.ExpertCallsWarning")
 def test_fit_makes_few_calls(tmp_path: Path) -> None:
-    """Regression: one call for every way to decide, 10,396 for these 40 documents."""
+    """Regression: one call for every prefix, 10,396 for 40 documents like these."""
     tiny("qwen2", 1, 1).save_pretrained(tmp_path / "predictor")
     pieces("bytes").save_pretrained(tmp_path / "predictor")
     with vllm_like(made_of("bytes", "qwen2", 2, 6)) as running:

@@ -172,7 +172,7 @@ def test_labels_equal_those_of_the_same_model_here(place: Path, url: str) -> Non
 
 
 def test_forty_documents_take_few_calls(place: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a call for every way to decide, they took 10,396."""
+    """With a call for every prefix, 40 documents like these took 10,396."""
     clients, start = [], EndpointClient.__init__
 
     def noted(self: EndpointClient, *arguments: Any, **options: Any) -> None:
