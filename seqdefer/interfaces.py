@@ -20,10 +20,8 @@ from seqdefer.errors import ContractError
 from seqdefer.progress import Meter
 from seqdefer.recipes import RECIPES, Recipe
 from seqdefer.renames import names_moved
+from seqdefer.rows import ExpertRows, PredictorRows
 from seqdefer.types import Draft, Examples, Proposal, Rollout, Sequences, SequenceSpec
-
-if TYPE_CHECKING:
-    from seqdefer.engine.rows import ExpertRows, PredictorRows
 
 State = TypeVar("State")
 SplitName = Literal["train", "validation", "test"]

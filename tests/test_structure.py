@@ -28,6 +28,7 @@ TASKS_IMPORT = {
     "registry",
     "remote",
     "report.markup",
+    "rows",
     "storage",
     "tasks",
     "types",

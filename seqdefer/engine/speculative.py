@@ -24,15 +24,9 @@ import torch
 from torch import Tensor
 
 from seqdefer.engine.pace import AT_MOST, Pace, Turn
-from seqdefer.engine.rows import (
-    Chunk,
-    ExpertRows,
-    PredictorRows,
-    StateRows,
-    rows_of_expert,
-    rows_of_predictor,
-)
+from seqdefer.engine.rows import StateRows, rows_of_expert, rows_of_predictor
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
+from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 SHOWN_SECONDS = 0.05  # a turn without open questions ends after these: what is settled can be shown

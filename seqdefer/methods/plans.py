@@ -26,9 +26,10 @@ from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import complete_drafts, draft
 from seqdefer.engine.pace import Pace
-from seqdefer.engine.rows import ExpertRows, rows_of_expert, rows_of_predictor
+from seqdefer.engine.rows import rows_of_expert, rows_of_predictor
 from seqdefer.engine.speculative import RowWritten, SpeculativeLoop, Work, collect
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, TokenRejector
+from seqdefer.rows import ExpertRows
 from seqdefer.types import Draft, Examples, Rollout, SequenceSpec
 
 

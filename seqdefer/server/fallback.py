@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.engine.rows import Chunk, ExpertRows, rows_of_expert
+from seqdefer.engine.rows import rows_of_expert
 from seqdefer.interfaces import Expert
 from seqdefer.remote.cancellation import CancelScope
+from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.types import Draft, Examples, Sequences, SequenceSpec
 
 Result = TypeVar("Result")

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.engine.rows import Chunk, ExpertRows
 from seqdefer.interfaces import NextTokenExpert, Predictor
 from seqdefer.progress import Meter
+from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.storage.files import fingerprint
 from seqdefer.storage.made_once import load_network, network_made_once
 from seqdefer.tasks.pronounce.data import END, LETTERS, SYMBOLS

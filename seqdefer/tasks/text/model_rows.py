@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.engine.rows import Chunk
+from seqdefer.rows import Chunk
 from seqdefer.tasks.text.caches import Layer, Segment, Target, as_cache, can_pack, packed
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network
 from seqdefer.tasks.text.reading import INPUT_TOKENS_PER_PASS

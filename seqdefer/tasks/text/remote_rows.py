@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from seqdefer.engine.rows import Chunk, ExpertRows
+from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.tasks.text.remote import unpad_inputs
 from seqdefer.types import Examples
 

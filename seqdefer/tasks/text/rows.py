@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seqdefer.engine.rows import Chunk, ExpertRows, PredictorRows
+from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.tasks.text.caches import ROOM
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.passes import PADDING

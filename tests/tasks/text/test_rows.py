@@ -9,9 +9,9 @@ from tiny_models import FAMILIES, LENGTH, documents, tiny_pair, tiny_text_model
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace
-from seqdefer.engine.rows import Chunk
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
+from seqdefer.rows import Chunk
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.types import SequenceSpec

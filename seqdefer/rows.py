@@ -1,0 +1,75 @@
+"""Rows that stand at their own positions: what the speculative loop needs of a predictor and of an expert.
+
+A model's state is a batch whose rows have read equally much. Rows read on one by one, go back to earlier positions,
+leave, and join others that are further ahead. `seqdefer.engine.rows` makes them of the states of any model; a model with
+a faster way returns its own from `Predictor.rows` or `NextTokenExpert.rows`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from seqdefer.types import Examples, Proposal
+
+
+class PredictorRows(ABC):
+    """Rows of a predictor. All of them write one token at a time; each may go back."""
+
+    @abstractmethod
+    def admit(self, inputs: Tensor) -> Tensor:
+        """Add rows that have read their inputs (B, ...); return their context (B, C)."""
+
+    @abstractmethod
+    def propose(self) -> Proposal:
+        """Propose the next token of every row."""
+
+    @abstractmethod
+    def append(self, tokens: Tensor) -> None:
+        """Every row reads one of `tokens` (n,)."""
+
+    @abstractmethod
+    def go_back(self, steps: Sequence[int]) -> None:
+        """Every row forgets its last `steps` tokens. The next step reads one of every row."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Keep `rows` (int64 indices, none twice), in that order; the others leave."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens that a row of an expert reads next, and where it asks for the expert's: `asked` are places, rising; 0 is
+    before the first of the tokens (only where the row has read nothing), n after n of them."""
+
+    row: int
+    tokens: Sequence[Any]
+    asked: Sequence[int]
+    guesses: Sequence[Any] = ()  # what the predictor wrote at these places
+
+
+class ExpertRows(ABC):
+    """Rows of an expert that names next tokens. Only the rows that ask read. `tokens_read` counts all tokens so far,
+    those of inputs too where a model reads them as it reads others."""
+
+    tokens_read: int = 0
+
+    @abstractmethod
+    def admit(self, examples: Examples) -> None:
+        """Add rows that have read nothing yet."""
+
+    @abstractmethod
+    def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        """Read chunks of different rows, in one pass where possible. Return the expert's tokens at the places asked."""
+
+    @abstractmethod
+    def go_back(self, steps: Sequence[int]) -> None:
+        """Every row forgets the last `steps` tokens that it has read; no more than its last chunk had."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Keep `rows` (int64 indices, none twice), in that order; the others leave."""
