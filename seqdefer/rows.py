@@ -1,8 +1,8 @@
 """Rows that stand at their own positions: what the speculative loop needs of a predictor and of an expert.
 
 A model's state is a batch whose rows have read equally much. Rows read on one by one, go back to earlier positions,
-leave, and join others that are further ahead. `seqdefer.engine.rows` makes them of the states of any model; a model with
-a faster way returns its own from `Predictor.rows` or `NextTokenExpert.rows`.
+leave, and join others that are further ahead. `seqdefer.engine.rows` makes them of the states of any model; a model
+with a faster way returns its own from `Predictor.rows` or `NextTokenExpert.rows`.
 """
 
 from __future__ import annotations

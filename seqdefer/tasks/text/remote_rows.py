@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.tasks.text.remote import unpad_inputs
+from seqdefer.tasks.text.token_ids import Answers, Place
 from seqdefer.types import Examples
 
-if TYPE_CHECKING:
-    from seqdefer.tasks.text.remote_tokens import Answers, Place, RemoteTokenExpert
+
+class AsksPlaces(Protocol):
+    """What rows need of a remote expert."""
+
+    def ask(self, texts: Sequence[Sequence[Place]], answers: Answers) -> None:
+        """Add the answers at all places of some texts."""
 
 
 class RemoteRows(ExpertRows):
     """Documents and the tokens that the expert knows of. Nothing is asked twice."""
 
-    def __init__(self, expert: RemoteTokenExpert) -> None:
+    def __init__(self, expert: AsksPlaces) -> None:
         self.expert = expert
         self.inputs: list[tuple[int, ...]] = []
         self.written: list[tuple[int, ...]] = []

@@ -27,14 +27,11 @@ from seqdefer.tasks.text.remote import (
     unpad_sequences,
 )
 from seqdefer.tasks.text.remote_rows import RemoteRows
-from seqdefer.tasks.text.token_ids import NamedTokens, Tokens, find_obstacle, ids_request, parse_ids
+from seqdefer.tasks.text.token_ids import Answers, NamedTokens, Place, Tokens, find_obstacle, ids_request, parse_ids
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
 MAX_TOKENS_PER_LETTER = 4
 MAX_TREE_NODES = 2**4  # of a decision tree to enumerate, with a call for every other node
-
-Place = tuple[Tokens, Tokens]  # a document, and the tokens written so far
-Answers = dict[Place, int]  # the token that the expert names there
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,17 +11,34 @@ from torch import Tensor
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.tasks.text.caches import ROOM
 from seqdefer.tasks.text.model_rows import ModelRows
+from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
+from seqdefer.tasks.text.reading import Reading
 from seqdefer.types import Examples, Proposal
 
-if TYPE_CHECKING:
-    from seqdefer.tasks.text.pairs import TextExpert, TextPredictor
+
+class NamesTokens(Protocol):
+    """What rows need of a text expert."""
+
+    model: TextModel
+
+    def start_reading(self, inputs: Tensor) -> Reading: ...
+    def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal: ...
+
+
+class ShowsTokens(NamesTokens, Protocol):
+    """What rows need of a text predictor."""
+
+    device: torch.device
+    shown: str
+
+    def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal: ...
 
 
 class TextPredictorRows(PredictorRows):
     """Rows of a text predictor."""
 
-    def __init__(self, predictor: TextPredictor) -> None:
+    def __init__(self, predictor: ShowsTokens) -> None:
         self.predictor, self.rows = predictor, ModelRows(predictor.model.network)
         self.inputs = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
         self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)  # (n, W), padded
@@ -75,7 +92,7 @@ class TextPredictorRows(PredictorRows):
 class TextExpertRows(ExpertRows):
     """Rows of a text expert. A row reads its input when it first asks."""
 
-    def __init__(self, expert: TextExpert) -> None:
+    def __init__(self, expert: NamesTokens) -> None:
         self.expert, self.rows = expert, ModelRows(expert.model.network)
 
     def admit(self, examples: Examples) -> None:

@@ -22,6 +22,8 @@ NOT_UNDERSTOOD = (400, 422)  # statuses of servers that do not take ids, or not 
 REPLACEMENT = "\ufffd"  # decodes a part of a letter
 
 Tokens = tuple[int, ...]
+Place = tuple[Tokens, Tokens]  # a document, and the tokens written so far
+Answers = dict[Place, int]  # the token that an expert names there
 
 
 @dataclass(frozen=True)
