@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import labelling, server, text, tsp, weather
+from benchmarks import labelling, server, speculation, text, tsp, weather
 from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
@@ -30,7 +30,7 @@ from seqdefer.storage.files import writable_folder, write_json
 from seqdefer.tasks.text.loading import DTYPES
 
 Benchmark = Callable[[Bench], list[Row]]
-OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **server.OURS}
+OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **speculation.OURS, **server.OURS}
 
 
 def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
@@ -40,6 +40,7 @@ def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
         **tsp.BENCHMARKS,
         **labelling.BENCHMARKS,
         "text": partial(text.text, choice=choice),
+        "speculation": partial(speculation.speculation, choice=choice),
         "rejector": partial(server.rejector, choice=choice),
         "server": partial(server.server, choice=choice),
     }
@@ -82,7 +83,7 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
     command = " ".join(["python -m benchmarks", *_without_out(arguments)])
     made = provenance(bench, command, begun)
-    if any(row.benchmark in ("text", "rejector", "server") for row in rows):
+    if any(row.benchmark in ("text", "speculation", "rejector", "server") for row in rows):
         made["text"] = text.provenance(choice)
     made["ours"] = {row.benchmark: OURS[row.benchmark] for row in rows}
     write_json(chosen.out, made | {"rows": [asdict(row) for row in rows]})

@@ -68,11 +68,19 @@ class Sizes:
     width: int = 512
     n_heads: int = 6
     n_words: int = 32128
+    is_quick: bool = False
 
 
 DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32}, n_asked={1: 8, 8: 16, 32: 32})
 QUICK = Sizes(
-    n_documents={1: 1, 4: 4}, n_asked={1: 2, 4: 4}, n_labelled=2, longest=128, more_layers=(), width=256, n_words=8064
+    n_documents={1: 1, 4: 4},
+    n_asked={1: 2, 4: 4},
+    n_labelled=2,
+    longest=128,
+    more_layers=(),
+    width=256,
+    n_words=8064,
+    is_quick=True,
 )
 
 

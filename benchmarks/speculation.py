@@ -1,0 +1,212 @@
+"""Benchmark of speculative deferral: documents stream in, and each budget is compared with either model alone.
+
+Two pairs. One is decoder-only with a large gap in cost: random weights in the shapes of a small and a large Qwen2. In
+both, the next token follows mostly from the last one, by one rule; noise of their layers makes them differ, and the
+small one uncertain, at some positions. The other is the pair of the benchmark `text`: two T5s, or `--pair`.
+
+The tokens are compared with those of the interleaved loop first. The bound is the predictor alone, and the expert's
+reading of all tokens before the last deferred one in chunks that are known beforehand, its inputs included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.measure import Row, Seconds, race, require_same
+from benchmarks.text import Choice, Decoding, IdTokenizer, decoding_of, quiet
+from benchmarks.weather import SEED, Bench
+from seqdefer.budgets.policies import Threshold
+from seqdefer.engine.pace import Pace
+from seqdefer.engine.speculative import run_all, speculative_loop
+from seqdefer.environment import choose_device
+from seqdefer.errors import MissingExtraError
+from seqdefer.rejectors.confidence import Confidence
+from seqdefer.rows import Chunk
+from seqdefer.tasks.text.models import text_model, transformers
+from seqdefer.tasks.text.pairs import TextExpert, TextPair, TextPredictor
+from seqdefer.types import Examples, Rollout, SequenceSpec
+
+BUDGETS = (0.05, 0.1, 0.2, 0.5, 1.0)
+TRIALS = 6  # to find the threshold of a budget
+OURS = {"speculation": "speculative deferral, documents streaming in"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a Qwen2, and how much its layers change what follows from the last token."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp: int
+    noise: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The decoder-only pair, and how much is written."""
+
+    predictor: Shape
+    expert: Shape
+    words: int
+    prompt: int
+    length: int
+    streamed: dict[int, int]  # documents by the number that run at once
+    budgets: tuple[float, ...] = BUDGETS
+
+
+CPU = Sizes(Shape(192, 4, 4, 512, 60.0), Shape(1024, 18, 16, 2816, 8.0), 8000, 32, 24, {1: 4, 8: 16, 32: 64})
+GPU = Sizes(  # 0.5B and 7B
+    Shape(896, 24, 14, 4864, 15.0), Shape(3584, 28, 28, 18944, 4.0), 32000, 128, 128, {1: 4, 8: 32, 32: 128}
+)
+QUICK = Sizes(Shape(32, 2, 2, 64, 60.0), Shape(64, 4, 4, 128, 20.0), 500, 8, 12, {1: 2, 4: 6}, (0.2, 1.0))
+
+
+def speculation(bench: Bench, choice: Choice) -> list[Row]:
+    """Compare budgets with either model alone, with assisted generation and with the bound."""
+    try:
+        transformers()
+    except MissingExtraError as missing:
+        bench.log(f"skipped: {missing}")
+        return []
+    device = choose_device(choice.device)
+    sizes = QUICK if choice.sizes.is_quick else CPU if device.type == "cpu" else GPU
+    rows = []
+    with quiet(), torch.no_grad():
+        if choice.pair is None:
+            bench.log("preparing a decoder-only pair")
+            whole = decoder_only(sizes, device, choice.dtype)
+            rows += _of_pair(bench, "decoder-only", whole, sizes, is_exact=choice.dtype == "float32")
+        whole = decoding_of(choice)
+        n = {at_once: min(n, len(whole.examples)) for at_once, n in choice.sizes.n_documents.items()}
+        rows += _of_pair(bench, "T5", whole, replace(sizes, streamed=n), is_exact=choice.dtype == "float32")
+    return rows
+
+
+def decoder_only(sizes: Sizes, device: torch.device, dtype: str) -> Decoding:
+    """Make a pair that agrees about as often as real ones do."""
+    tokenizer, n = IdTokenizer(sizes.words, end=None), max(sizes.streamed.values())
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(SEED)
+        following = torch.randperm(sizes.words)
+        small, large = (
+            text_model(_qwen(shape, sizes, following).to(device, getattr(torch, dtype)), tokenizer)
+            for shape in (sizes.predictor, sizes.expert)
+        )
+        inputs = torch.randint(0, sizes.words, (n, sizes.prompt))
+    pair = TextPair(TextPredictor(small, n_tokens=sizes.words), TextExpert(large, n_tokens=sizes.words))
+    examples = Examples(inputs, inputs[:, :0], torch.arange(n)).to(device)
+    return Decoding(pair, examples, SequenceSpec(sizes.length, None), n)
+
+
+def _qwen(shape: Shape, sizes: Sizes, following: Tensor) -> Any:
+    config = transformers().Qwen2Config(
+        vocab_size=sizes.words, hidden_size=shape.width, num_hidden_layers=shape.layers, intermediate_size=shape.mlp,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.heads, tie_word_embeddings=False,
+        max_position_embeddings=sizes.prompt + sizes.length, eos_token_id=None, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers().Qwen2ForCausalLM(config).eval()
+    embedded = torch.randn(sizes.words, shape.width)
+    model.model.embed_tokens.weight.data = embedded
+    model.lm_head.weight.data[following] = embedded / shape.width**0.5
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data *= shape.noise
+        layer.mlp.down_proj.weight.data *= shape.noise
+    return model
+
+
+@dataclass
+class Streamed:
+    """Documents that stream in, some at once."""
+
+    decoding: Decoding
+    pace: Pace
+
+    def write(self, threshold: float) -> Rollout:
+        some = self.decoding
+        policy = Threshold(Confidence("uncertainty"), threshold)
+        loop = speculative_loop(some.pair.predictor, some.pair.expert, policy, some.spec, self.pace)
+        return run_all(loop, some.examples, some.batch)
+
+    def threshold(self, budget: float) -> float:
+        """Find the threshold that spends about a budget, by halving the scores in between."""
+        if budget >= 1:
+            return -np.inf
+        scores = self.write(np.inf).scores.flatten().sort().values
+        low, high = 0, len(scores) - 1
+        for _ in range(TRIALS):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.write(_above(scores, middle)).share > budget else (low, middle)
+        return _above(scores, high)
+
+    def read(self, written: Rollout) -> None:
+        """Let the expert read what was written, in chunks between deferred positions."""
+        some = self.decoding
+        for rows in torch.arange(len(some.examples)).split(some.batch):
+            expert = some.pair.expert.rows()
+            expert.admit(some.examples.select(rows.to(some.examples.ids.device)))
+            asked = [written.by_expert[row].nonzero().squeeze(1).tolist() for row in rows.tolist()]
+            for number in range(max(map(len, asked))):
+                expert.read(
+                    [
+                        _chunk(place, written.sequences.tokens[row], [0, *asked[place]][number], asked[place][number])
+                        for place, row in enumerate(rows.tolist())
+                        if number < len(asked[place])
+                    ]
+                )
+
+
+def _above(scores: Tensor, place: int) -> float:
+    """Return a number between two scores: at a score itself, rounding could decide."""
+    return float(scores[place] + scores[min(place + 1, len(scores) - 1)]) / 2
+
+
+def _chunk(place: int, tokens: Tensor, begin: int, end: int) -> Chunk:
+    return Chunk(place, tokens[begin:end].tolist(), [end - begin])
+
+
+def _of_pair(bench: Bench, name: str, whole: Decoding, sizes: Sizes, *, is_exact: bool) -> list[Row]:
+    rows = []
+    for at_once, n in sizes.streamed.items():
+        some = replace(whole, examples=whole.examples.select(torch.arange(n)), batch=at_once)
+        rows += _of_batch(bench, f"{name}, {at_once} at once", some, sizes.budgets, is_exact=is_exact)
+    return rows
+
+
+def _of_batch(bench: Bench, name: str, some: Decoding, budgets: tuple[float, ...], *, is_exact: bool) -> list[Row]:
+    streamed, rows = Streamed(some, Pace()), []
+    for budget in budgets:
+        bench.log(f"{name}, budget {budget:g}: comparing")
+        threshold = streamed.threshold(budget)
+        written = streamed.write(threshold)
+        same = _compare(some, threshold, written, is_exact=is_exact)
+        share, agreement = written.share, streamed.pace.agreement
+        ways: dict[str, Callable[[], Any]] = {
+            "ours": lambda at=threshold: streamed.write(at),
+            "the expert alone": some.expert,
+            "generate of the expert": lambda: some.generate(some.pair.expert.model),
+            "the predictor alone": lambda: streamed.write(np.inf),
+            "the expert's reading": lambda what=written: streamed.read(what),
+            "the interleaved loop": lambda at=threshold: some.roll(Threshold(Confidence("uncertainty"), at)),
+        }
+        if some.batch == 1:
+            ways["assisted generation"] = some.assisted
+        seconds = race(ways, bench.sizes.repeats, 0.0, bench.log)
+        ours, note = seconds.pop("ours"), f"spends {share:.2f}, the expert agrees at {agreement:.2f} of the questions"
+        bound: Seconds = seconds["the predictor alone"] + seconds.pop("the expert's reading")
+        for what, theirs in seconds.items():
+            rows.append(Row.faster("speculation", f"{name}, budget {budget:g}: {what}", ours, theirs, same, note))
+        rows.append(Row.of("speculation", f"{name}, budget {budget:g}: the bound", "times its time", ours / bound))
+    return rows
+
+
+def _compare(some: Decoding, threshold: float, written: Rollout, *, is_exact: bool) -> str:
+    policy = Threshold(Confidence("uncertainty"), threshold)
+    plain = some.roll(policy).cpu()
+    return require_same("tokens", (written.sequences.tokens, plain), rounding=0.05 if is_exact else 1.0)
