@@ -136,11 +136,11 @@ def _roll(
         met.append(scores)
         defer, differ = (torch.zeros(shape, dtype=torch.bool, device=trees.device) for _ in range(2))
         defer[live] = scores[back] >= thresholds[:, None].expand(shape)[live]
-        differ[live] = trees.differ(here)[back]
         deferred += defer
         last, last_choice = torch.where(live, nodes, last), torch.where(live, defer, last_choice)
         following = torch.full_like(nodes, END)
         following[live] = trees.children(nodes[live], defer[live])
+        differ[defer] = trees.differ(nodes[defer])
         nodes = following
         counter.add(live, defer, differ, nodes == END)
         if not bool((nodes != END).any()):

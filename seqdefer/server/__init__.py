@@ -3,7 +3,7 @@
     metrics      counters in the Prometheus text format
     http         limits, errors, and the gateway that every request passes: host, key, size, time, counting
     fallback     the predictor takes over when the expert fails; experts that wait without blocking others
-    running      requests that are written together, and join and leave between two turns
+    batches      requests that are written together, and join and leave between two turns
     scheduler    the thread that owns the models, and the queue before it
     protocol     requests as JSON
     openapi      the shapes of responses and the errors of routes: /openapi.json

@@ -17,6 +17,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.server.batches import InputsRead, Token, WriteRequest
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.protocol import (
     ChatRequest,
@@ -27,7 +28,6 @@ from seqdefer.server.protocol import (
     requested_budget,
 )
 from seqdefer.server.responses import DeferralFormat, ResponseFormat, Transcript, scores_response
-from seqdefer.server.running import InputsRead, Token, WriteRequest
 from seqdefer.server.scheduler import Scheduler
 
 OVERHEAD_HEADER = "x-seqdefer-overhead-ms"

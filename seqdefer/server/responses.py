@@ -14,6 +14,7 @@ from seqdefer.budgets.calibration import LossCurve
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.timing import Timing
+from seqdefer.server.batches import InputsRead, Token
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.openapi import (
     Author,
@@ -30,7 +31,6 @@ from seqdefer.server.openapi import (
     Usage,
 )
 from seqdefer.server.protocol import SEPARATOR
-from seqdefer.server.running import InputsRead, Token
 
 LISTED_BUDGETS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # /v1/models lists each as a model
 

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.server.batches import Event, Failed, Member, Recipient, RunningBatch, Token, WriteRequest, encode_inputs
 from seqdefer.server.fallback import CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
-from seqdefer.server.running import Event, Failed, Member, Recipient, RunningBatch, Token, WriteRequest, encode_inputs
 
 SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
 

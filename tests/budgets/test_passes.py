@@ -12,7 +12,8 @@ from toy_budgets import each_toy, roll
 from seqdefer.budgets.passes import CHUNK, PassCounter
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.token_sweeps import sweep_thresholds
-from seqdefer.engine.speculative import speculate
+from seqdefer.engine.pace import FixedPace
+from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.other_rules import ReadFirstRule
@@ -60,8 +61,9 @@ def test_the_engine_makes_as_many_passes_as_a_sweep_counts(task: ToyTask) -> Non
     for place, threshold in enumerate(thresholds.tolist()):
         for row, one in enumerate(rows_of(examples)):
             policy = Threshold(rejector, threshold)
-            _, work = speculate(task.predictor, task.expert, one, policy, task.spec, ahead=CHUNK)
-            assert int(swept.passes[place, row]) == work.expert_passes
+            loop = speculative_loop(task.predictor, task.expert, policy, task.spec, FixedPace(CHUNK))
+            run_all(loop, one)
+            assert int(swept.passes[place, row]) == loop.work.expert_passes
 
 
 @each_toy

@@ -45,7 +45,7 @@ def test_a_method_sweeps_calibrates_and_plans(
     points = {(round(x, 6), round(y, 6)) for x, y in curve.points}
     if get_method(name).reads_first:
         with pytest.raises(OptionError, match="it can be compared with others"):
-            deferral.plan(TASK, data.examples, torch.zeros(len(rows)))
+            deferral.plan(TASK)
         return
     for setting in calibration.settings[::10]:
         thresholds = torch.full((len(rows),), setting.threshold, dtype=torch.float64)

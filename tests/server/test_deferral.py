@@ -35,8 +35,8 @@ from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.model.deferring_model import DeferringModel, Generation
 from seqdefer.progress import Silent
 from seqdefer.rejectors.token import TokenNetwork
+from seqdefer.server.batches import Token
 from seqdefer.server.responses import token_details
-from seqdefer.server.running import Token
 from seqdefer.tasks.tsp.task import ENTRY
 from seqdefer.tasks.tsp.tours import is_tour
 from seqdefer.testing import ToyTask

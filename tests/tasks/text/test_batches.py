@@ -56,10 +56,10 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def holding_three(method: Callable[..., Any]) -> Callable[..., Any]:
-    def limited(first: Any, tokens: Tensor) -> Any:
+    def limited(first: Any, tokens: Tensor, **options: Any) -> Any:
         if len(tokens) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return method(first, tokens)
+        return method(first, tokens, **options)
 
     return limited
 
@@ -78,13 +78,13 @@ def failing_once(method: Callable[..., Any], at: int) -> Callable[..., Any]:
     """Run out of memory at call number `at` with more than one row."""
     calls = 0
 
-    def limited(first: Any, tokens: Tensor) -> Any:
+    def limited(first: Any, tokens: Tensor, **options: Any) -> Any:
         nonlocal calls
         calls += len(tokens) > 1
         if calls == at and len(tokens) > 1:
             calls += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return method(first, tokens)
+        return method(first, tokens, **options)
 
     return limited
 
