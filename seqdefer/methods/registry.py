@@ -94,6 +94,11 @@ def require_fittable(name: str) -> None:
         )
 
 
+def usual_methods() -> list[str]:
+    """Return the methods that a run has without naming them."""
+    return [name for name, one in all_methods().items() if not one.runs_when_named]
+
+
 def fittable_methods() -> list[str]:
     """Return the methods that can generate and serve."""
     return [name for name, one in all_methods().items() if not one.reads_first]

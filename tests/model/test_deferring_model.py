@@ -23,7 +23,7 @@ from seqdefer.labels.labelled import LearningData
 from seqdefer.labels.trees import enumerate_trees
 from seqdefer.methods.base import FitContext
 from seqdefer.methods.plans import scored_hand_offs
-from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.methods.registry import fittable_methods, get_method
 from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
 from seqdefer.recipes import LearningSettings
 from seqdefer.rejectors.checkpoints import load_rejector
@@ -306,7 +306,7 @@ def test_a_budget_warning_names_the_line_that_asked(ask: Callable[[DeferringMode
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(all_methods()))
+@pytest.mark.parametrize("name", fittable_methods())
 def test_every_method_can_be_saved_calibrated_and_run(name: str, tmp_path: Path) -> None:
     """Confidence rules and whole deferral are methods like the others; decisions cost the expert nothing."""
     toy, task = Toy.of(length=6), ToyTask(n=40, length=6)

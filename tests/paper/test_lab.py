@@ -23,8 +23,7 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.interfaces import SplitName
 from seqdefer.labels import jobs
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.base import Method
-from seqdefer.methods.registry import all_methods, get_method
+from seqdefer.methods.registry import all_methods, get_method, usual_methods
 from seqdefer.paper import lab as lab_module
 from seqdefer.paper.lab import DEFAULT_VARIANT as DEFAULT
 from seqdefer.paper.lab import Lab, Variant
@@ -35,11 +34,6 @@ from seqdefer.rejectors.losses import rule_of_thumb
 from seqdefer.storage.shards import DamagedShardWarning
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 from tests.evaluation.test_experiment import OPTIMAL, TINY
-
-
-def usual_methods() -> dict[str, Method]:
-    """Return the methods that run without being named."""
-    return {name: one for name, one in all_methods().items() if not one.runs_when_named}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +90,7 @@ def test_stored_cells_equal_measured_ones(filled: Lab) -> None:
 
 def test_the_published_recipe_runs_no_method_of_ours(tmp_path: Path) -> None:
     lab = open_lab(tmp_path, recipe="published")
-    ours = {name for name, one in usual_methods().items() if one.is_ours}
+    ours = {name for name, one in all_methods().items() if one.is_ours}
     assert "OneTimeCost" in ours
     assert lab.methods == [name for name in usual_methods() if name not in ours]
 
@@ -129,7 +123,7 @@ def load_rejector_of(lab: Lab, method: str) -> Any:
 
 
 def test_methods_apply_to_the_task(tmp_path: Path) -> None:
-    assert open_lab(tmp_path / "one").methods == list(usual_methods())
+    assert open_lab(tmp_path / "one").methods == usual_methods()
     only_completes = open_lab(tmp_path / "other", Toy("solve", ToyOptions(by_token=False)))
     assert only_completes.methods == [name for name in usual_methods() if not name.startswith("Tokenwise")]
     assert set(only_completes.oracles(0)) == {"OptimalFree", "OptimalWhole", "OptimalOneTime"}

@@ -15,7 +15,7 @@ from toy_studies import DRAWN, ENTRIES, PLAN, RECIPES, SEEDS, TIMED, Finished, T
 
 from seqdefer import cli
 from seqdefer.methods import one_time_cost
-from seqdefer.methods.registry import all_methods
+from seqdefer.methods.registry import usual_methods
 from seqdefer.paper import labs
 from seqdefer.paper.claims import CLAIMS, judge
 from seqdefer.paper.plan import STUDIES
@@ -76,7 +76,7 @@ def test_origins_hold_the_provenance(finished: Finished) -> None:
             assert one.data
             assert one.models
             assert one.machine["device"].startswith("cpu")
-        methods = [name for name in all_methods() if recipe == "ours" or name != "OneTimeCost"]
+        methods = [name for name in usual_methods() if recipe == "ours" or name != "OneTimeCost"]
         by_token = [name for name in methods if name.startswith("Tokenwise")]
         for task, fitted in {"spell": {*methods}, "solve": {*methods} - {*by_token}}.items():
             assert set(origins.tasks[task].seconds) - {"label", "oracles"} == fitted
@@ -233,7 +233,7 @@ def test_bars_are_not_drawn_over_tables(copied: Path, capsys: Capture, monkeypat
     assert run("table1", "--preset", "tiny", "--out", copied, "--no-figures") == 0
     output = capsys.readouterr()
     assert output.out == ""  # all went through the console of the bars
-    assert all(method in output.err for method in all_methods())
+    assert all(method in output.err for method in usual_methods())
 
 
 def test_a_full_disk_fails_in_one_line(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import torch
 from seqdefer.evaluation.experiment import REFERENCES, granularity_of
 from seqdefer.evaluation.results import load_results
 from seqdefer.labels import exploration, hand_offs
-from seqdefer.methods.registry import all_methods
+from seqdefer.methods.registry import usual_methods
 from seqdefer.progress import Silent
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -64,8 +64,7 @@ def labels_in(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_method_is_in_the_results_and_in_the_report(done: Path) -> None:
-    results, names = load_results(done), {*REFERENCES}
-    names |= {name for name, one in all_methods().items() if not one.runs_when_named}
+    results, names = load_results(done), {*usual_methods(), *REFERENCES}
     assert set(results.summary) == names
     assert [set(seed.methods) for seed in results.seeds] == [names] * 2
     assert results.task == "text"
