@@ -202,7 +202,7 @@ def _of_batch(bench: Bench, name: str, some: Decoding, budgets: tuple[float, ...
         bound: Seconds = seconds["the predictor alone"] + seconds.pop("the expert's reading")
         for what, theirs in seconds.items():
             rows.append(Row.faster("speculation", f"{name}, budget {budget:g}: {what}", ours, theirs, same, note))
-        rows.append(Row.of("speculation", f"{name}, budget {budget:g}: the bound", "times its time", ours / bound))
+        rows.append(Row.faster("speculation", f"{name}, budget {budget:g}: the bound", ours, bound, same, note))
     return rows
 
 
