@@ -7,6 +7,7 @@ Past the end of a shorter sequence tokens are padding (0) and carry no meaning: 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, Self
 
@@ -96,6 +97,16 @@ class Proposal:
         entropy = None if self.entropy is None else self.entropy[rows]
         pair = None if self.pair is None else self.pair.select(rows)
         return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy, pair=pair)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors, without `pair`; `Proposal(*tensors)` is the proposal again."""
+        return [self.tokens, self.features, self.uncertainty, *([] if self.entropy is None else [self.entropy])]
+
+    @staticmethod
+    def join(parts: Sequence[Proposal]) -> Proposal:
+        """Put the rows of proposals without `pair` under each other."""
+        columns = zip(*(part.tensors() for part in parts), strict=True)
+        return parts[0] if len(parts) == 1 else Proposal(*(torch.cat(column) for column in columns))
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,12 @@ class StateRows(Generic[State]):
         answers = [question(batch.states[-1], batch.rows) for batch in self.batches]
         if len(answers) == 1:
             return answers[0]
-        order = torch.cat([batch.rows for batch in self.batches]).argsort()
+        order = self.order()
         return [torch.cat(parts)[order] for parts in zip(*answers, strict=True)]
+
+    def order(self) -> Tensor:
+        """Return the order that puts the batches' rows, one batch after the other, into that of all rows."""
+        return torch.cat([batch.rows for batch in self.batches]).argsort()
 
     def go_back(self, steps: Sequence[int]) -> None:
         batches = []
@@ -112,9 +116,7 @@ class StatePredictorRows(PredictorRows):
 
     def propose(self) -> Proposal:
         def ask(state: Any, _: Tensor) -> list[Tensor]:
-            proposal = self.predictor.propose(state)
-            entropy = [] if proposal.entropy is None else [proposal.entropy]
-            return [proposal.tokens, proposal.features, proposal.uncertainty, *entropy]
+            return self.predictor.propose(state).tensors()
 
         return Proposal(*self.states.ask(ask))
 

@@ -164,16 +164,21 @@ class SpeculativeLoop:
         return guesses, len(columns)
 
     def _decide(self, positions: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        scores = torch.zeros(len(positions), device=positions.device)
-        defer = torch.zeros(len(positions), dtype=torch.bool, device=positions.device)
+        scores, defer = list[Tensor](), list[Tensor]()
 
         def decide(state: Any, rows: Tensor) -> Any:
-            part = proposal if len(rows) == len(positions) else proposal.select(rows)
-            scores[rows], defer[rows], state = self.policy.decide(state, positions[rows], part)
+            is_all = len(rows) == len(positions)
+            here = (positions, proposal) if is_all else (positions[rows], proposal.select(rows))
+            own, wanted, state = self.policy.decide(state, *here)
+            scores.append(own)
+            defer.append(wanted)
             return state
 
         self.policies.advance(decide)
-        return scores, defer
+        if len(scores) == 1:
+            return scores[0], defer[0]
+        order = self.policies.order()
+        return torch.cat(scores)[order], torch.cat(defer)[order]
 
     def _own(self, row: RowWritten, tokens: list[Any], scores: list[float], defer: list[bool]) -> _Guesses:
         """Return the guesses that belong to a row's sequence."""

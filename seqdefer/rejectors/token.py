@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seqdefer.graphs import Replayed
 from seqdefer.interfaces import TokenRejector
 from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron
 from seqdefer.types import Proposal
@@ -20,12 +21,22 @@ class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)
         self.reads_first = sizes.has_statistics
+        self._replayed = Replayed(self._score)
 
     @abstractmethod
     def forward(self, state: Tensor, position: int | Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (B,) and the next state, from standardised steps (B, sizes.step)."""
 
     def score(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        if self.training or self.reads_first or not state.is_cuda:
+            return self._score(state, position, proposal)
+        positions = torch.as_tensor(position, device=state.device).expand(len(state))
+        scores, state = self._replayed.padded([state, positions, *proposal.tensors()])
+        return scores, state
+
+    def _score(self, state: Tensor, position: int | Tensor, *seen: Any) -> tuple[Tensor, Tensor]:
+        """Score from a proposal or from its tensors."""
+        proposal = seen[0] if isinstance(seen[0], Proposal) else Proposal(*seen)
         scores: Tensor
         scores, state = self(state, position, self._steps(self.sizes.step_inputs(proposal)))
         return scores, state

@@ -1,7 +1,7 @@
-"""Caches of keys and values that are written in place, and attention of rows that are packed into one.
+"""Caches of keys and values that are written in place, and attention to them.
 
 A layer's buffers (P, H, W, D) grow as rows and columns are needed. Before a pass, `Layer.place` says where its new
-columns go. In a packed pass all tokens are one row of the model's batch; `Packing` says which belong to which row.
+columns go. In a packed pass all tokens are one row of the model's batch; `Segment`s say which belong to which row.
 """
 
 from __future__ import annotations
@@ -17,14 +17,21 @@ import torch
 from torch import Tensor, nn
 
 ROOM = 64  # columns that a cache grows by, at least
-PACKED = "seqdefer_packed"  # the name of our attention among those of transformers
+PACKED, GROUPED = "seqdefer_packed", "seqdefer_grouped"  # names of our attentions among those of transformers
+
+
+class Growth:
+    """Counts how often buffers were replaced by larger ones."""
+
+    count = 0
 
 
 class _Buffer:
     """One tensor (P, H, W, D), with P rows and W columns of room."""
 
-    def __init__(self) -> None:
+    def __init__(self, growth: Growth) -> None:
         self.tensor: Tensor | None = None
+        self.growth = growth
 
     def room_for(self, rows: int, columns: int, like: Tensor) -> Tensor:
         """Return the tensor with at least so many rows and columns; grow it where it is smaller."""
@@ -37,6 +44,7 @@ class _Buffer:
             if old is not None:
                 grown[: old.shape[0], :, : old.shape[2]] = old
             self.tensor = grown
+            self.growth.count += 1
         assert self.tensor is not None
         return self.tensor
 
@@ -56,8 +64,8 @@ class Target:
 class Layer:
     """Keys and values of one layer: new columns go to their places, and all that rows may see come back."""
 
-    def __init__(self) -> None:
-        self.buffers = _Buffer(), _Buffer()
+    def __init__(self, growth: Growth) -> None:
+        self.buffers = _Buffer(growth), _Buffer(growth)
         self.target = Target(slice(0), 0, torch.zeros(0), torch.zeros(0), 0)
         self.keys = self.values = torch.zeros(0)
 
@@ -70,7 +78,7 @@ class Layer:
             columns = new.transpose(1, 2)  # (R, T, H, D)
             room = buffer.room_for(target.n_rows, target.reach, new)
             room[target.index, :, target.columns] = columns[0] if target.is_packed else columns
-        if not target.is_packed:  # otherwise `_attend` looks into the buffers itself
+        if not target.is_packed:  # otherwise `_attend_packed` looks into the buffers itself
             keys, values = (tensor[target.rows, :, : target.reach] for tensor in self.tensors)
         return keys, values
 
@@ -81,10 +89,16 @@ class Layer:
         assert values is not None
         return keys, values
 
-    def write(self, rows: slice, columns: int, both: tuple[Tensor, Tensor]) -> None:
-        """Put keys and values (R, H, T, D) at the first columns of `rows`; make room for `columns`."""
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make room, unless nothing was written yet."""
+        for buffer in self.buffers:
+            if buffer.tensor is not None:
+                buffer.room_for(rows, columns, buffer.tensor)
+
+    def write(self, rows: slice | Tensor, n_rows: int, columns: int, both: tuple[Tensor, Tensor]) -> None:
+        """Put keys and values (R, H, T, D) at the first columns of `rows`; make room for so many rows and columns."""
         for buffer, new in zip(self.buffers, both, strict=True):
-            room = buffer.room_for(rows.stop, max(new.shape[2], columns), new)
+            room = buffer.room_for(n_rows, max(new.shape[2], columns), new)
             room[rows, :, : new.shape[2]] = new
 
     def show(self, rows: slice | Tensor, columns: int) -> None:
@@ -141,14 +155,15 @@ class _Packing:
 _packing: ContextVar[_Packing] = ContextVar("packing")
 
 
-def can_pack(model: Any) -> bool:
+def can_replace_attention(model: Any) -> bool:
     """Tell whether the attention of a model can be replaced: it has a name, no window and nothing added to it."""
     config, attention = model.config, import_module("transformers").AttentionInterface
     has_window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     is_plain = not (has_window or getattr(config, "attn_logit_softcapping", None))
     if config.is_encoder_decoder or not is_plain or not getattr(model, "_supports_attention_backend", False):
         return False
-    attention.register(PACKED, _attend)
+    attention.register(PACKED, _attend_packed)
+    attention.register(GROUPED, _attend_grouped)
     return True
 
 
@@ -156,15 +171,42 @@ def can_pack(model: Any) -> bool:
 def packed(model: Any, layers: list[Layer], segments: list[Segment]) -> Iterator[None]:
     """Let each segment's tokens attend to the cache of their own row."""
     token = _packing.set(_Packing(layers, [(one, one.mask()) for one in segments]))
-    before, model.config._attn_implementation = model.config._attn_implementation, PACKED
+    try:
+        with _attention(model, PACKED):
+            yield
+    finally:
+        _packing.reset(token)
+
+
+@contextmanager
+def grouped(model: Any) -> Iterator[None]:
+    """Let the queries that share keys and values attend to them as one longer query. Masks are repeated for them."""
+    with _attention(model, GROUPED):
+        yield
+
+
+@contextmanager
+def _attention(model: Any, name: str) -> Iterator[None]:
+    before, model.config._attn_implementation = model.config._attn_implementation, name
     try:
         yield
     finally:
         model.config._attn_implementation = before
-        _packing.reset(token)
 
 
-def _attend(
+def _attend_grouped(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """Return the attention (R, T, H, D) of query (R, H, T, D), with a mask (R, 1, H / G T, W) where G is the number of
+    heads of keys. They are not copied for each head of queries."""
+    n, heads, length, size = query.shape
+    result = nn.functional.scaled_dot_product_attention(
+        query.reshape(n, key.shape[1], -1, size), key, value, attn_mask=attention_mask, scale=options.get("scaling")
+    )
+    return result.reshape(n, heads, length, size).transpose(1, 2), None
+
+
+def _attend_packed(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Return the attention of a packed pass, (1, T, H, D), of query (1, H, T, D)."""

@@ -21,21 +21,24 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import OptionError, unknown
+from seqdefer.graphs import Replayed
 from seqdefer.interfaces import EXPECTED_BRANCHES, Expert, NextTokenExpert, Predictor
 from seqdefer.remote.client import EndpointClient
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.batches import AdaptiveBatch
 from seqdefer.tasks.text.facts import facts_of
 from seqdefer.tasks.text.loading import load_text_model
+from seqdefer.tasks.text.model_rows import RowsOf
 from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
 from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert
 from seqdefer.tasks.text.remote_tokens import RemoteTokenExpert
-from seqdefer.tasks.text.rows import TextExpertRows, TextPredictorRows
-from seqdefer.types import Examples, Proposal
+from seqdefer.tasks.text.rows import TextExpertRows, TextPredictorRows, complete_rows
+from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 FEATURE_SETS = ("facts", "states", "both")
 DEFAULT_BATCH = {"cpu": 32, "cuda": 512}  # rows; halved if they do not fit into GPU memory
+MAX_GRAPHED_ROWS = 64  # of a completion; of more, rows of one document share its cache
 MAX_TREE_NODES = 2**6  # of a decision tree to enumerate: exploring 6 tokens along 8 rollouts visits nearly as many
 
 
@@ -50,6 +53,7 @@ class _Writer(ABC):
         self.n_tokens = min(n_tokens or model.n_tokens, model.n_tokens)
         self.batch = AdaptiveBatch(DEFAULT_BATCH.get(model.device.type, 32))
         self.reader = Reader(model.network, self.to_proposal, self.batch)
+        self.rows_of = RowsOf(model.network, self.to_proposal)
         self.fingerprint = fingerprint(model.fingerprint(), self.end, self.n_tokens)
 
     @property
@@ -130,12 +134,13 @@ class TextPredictor(_Writer, Predictor[Reading]):
         if shown not in FEATURE_SETS:
             raise unknown("choice of what rejectors see", shown, FEATURE_SETS)
         self.shown = shown
+        self.showing = Replayed(lambda inputs, tokens, *parts: self.show(Proposal(*parts), inputs, tokens).tensors())
         self.writer, self.fingerprint = self.fingerprint, fingerprint(self.fingerprint, shown)
 
     def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
         """Return proposals whose features are the hidden state, the second likeliest token and its log p."""
         log_probs = logits[:, : self.n_tokens].float().log_softmax(1)
-        best, likeliest = log_probs.topk(2, 1)
+        best, likeliest = _best_two(log_probs)
         tokens = self.next_tokens(log_probs, is_first)
         # Finite even if a model allows a single token and the second has log p = -inf.
         features = torch.cat([hidden.float(), likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)], 1)
@@ -210,6 +215,16 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
         named, state = self.reader.read(state, tokens)
         return named.to(tokens.device), state
 
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        going = (~spec.is_over(prefixes)).nonzero().squeeze(1)
+        if self.device.type != "cuda" or not 0 < len(going) <= MAX_GRAPHED_ROWS:
+            return super().complete(examples, prefixes, spec)
+        self.start_reading(examples.inputs)  # checks them
+        some = prefixes.select(going)
+        written = complete_rows(self.rows_of.rows(), examples.inputs[going.to(examples.inputs.device)], some, spec)
+        tokens = prefixes.tokens.index_copy(0, going, written.tokens)
+        return Sequences(tokens, prefixes.lengths.index_copy(0, going, written.lengths))
+
     def with_log_probs(self) -> TextExpert:
         return self.keeping_logits()
 
@@ -227,6 +242,16 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
 
     def rows(self) -> TextExpertRows:
         return TextExpertRows(self)
+
+
+def _best_two(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two largest values of each row (R, V) and their columns, each (R, 2). A GPU takes longer to sort."""
+    if not values.is_cuda:
+        best, columns = values.topk(2, 1)
+        return best, columns
+    first, column = values.max(1, keepdim=True)
+    second, other = values.scatter(1, column, -torch.inf).max(1, keepdim=True)
+    return torch.cat([first, second], 1), torch.cat([column, other], 1)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,18 @@ class EncoderDecoder(Network):
         empty = self.cache_classes.EncoderDecoderCache(self._wrap(()), self._wrap(()))
         return self._decode(empty, states, mask, torch.cat([start, tokens], 1), context, says_all)
 
+    def prefill_unseen(self, inputs: Tensor, tokens: Tensor) -> ForwardPass:
+        """Read as `prefill` with `says_all`, without the cache of encoder states and without a look at any value, so
+        that a CUDA graph can record it."""
+        given = inputs != PADDING
+        bias = to_bias(given[:, None, None], self.model.dtype)  # (R, 1, 1, S)
+        mask = bias.expand(-1, -1, inputs.shape[1], -1)
+        states = self.encoder(input_ids=inputs.clamp(min=0), attention_mask=mask).last_hidden_state
+        context = (states * given[:, :, None]).sum(1, dtype=torch.float32) / given.sum(1, keepdim=True).clamp(min=1)
+        tokens = torch.cat([torch.full_like(inputs[:, :1], self.start), tokens], 1)
+        empty = self.cache_classes.EncoderDecoderCache(self._wrap(()), self._wrap(()))
+        return self._decode(empty, states, bias.expand(-1, -1, tokens.shape[1], -1), tokens, context, says_all=True)
+
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         wrapped = self.cache_classes.EncoderDecoderCache(self._wrap(cache.own), self._wrap(cache.source))
         keys = cache.source[0][0]
@@ -231,7 +243,7 @@ class EncoderDecoder(Network):
         with self._last_position(says_all=says_all) as seen:
             output = self.model(
                 encoder_outputs=(states,),
-                attention_mask=None if mask is None else mask.long(),
+                attention_mask=mask.long() if mask is not None and mask.dtype == torch.bool else mask,
                 decoder_input_ids=tokens,
                 past_key_values=wrapped,
                 use_cache=True,
@@ -287,6 +299,11 @@ class DecoderOnly(Network):
             output = self.model(input_ids=tokens, past_key_values=wrapped, use_cache=True, **options)
         cache = KeyValueCache(_layers(output.past_key_values, end), (), mask, base)
         return _said(cache, seen[-1], output.logits, says_all), seen[-1]
+
+
+def to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where a query may look and the least number elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def pad_left(inputs: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class Reading:
             order.append(members)
         if len(parts) == 1:
             return parts[0]
-        return _join(parts).select(torch.cat(order).argsort().to(self.tokens.device))
+        return Proposal.join(parts).select(torch.cat(order).argsort().to(self.tokens.device))
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
         """Return the logits (R, V) behind the proposals for `rows`, from a reader that keeps them."""
@@ -231,13 +231,3 @@ def _with_blocks(reading: Reading, new: list[_NewBlock]) -> Reading:
 def _select(proposal: Proposal, index: Tensor) -> Proposal:
     is_all = len(index) == len(proposal.tokens) and torch.equal(index, torch.arange(len(index)))
     return proposal if is_all else proposal.select(index.to(proposal.tokens.device))
-
-
-def _join(parts: list[Proposal]) -> Proposal:
-    entropies = [part.entropy for part in parts if part.entropy is not None]
-    return Proposal(
-        torch.cat([part.tokens for part in parts]),
-        torch.cat([part.features for part in parts]),
-        torch.cat([part.uncertainty for part in parts]),
-        torch.cat(entropies) if entropies else None,
-    )

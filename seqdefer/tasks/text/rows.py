@@ -8,22 +8,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from seqdefer.graphs import Replayed, rounded
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.tasks.text.caches import ROOM
-from seqdefer.tasks.text.model_rows import ModelRows
-from seqdefer.tasks.text.models import TextModel
+from seqdefer.tasks.text.model_rows import ModelRows, RowsOf
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.tasks.text.reading import Reading
-from seqdefer.types import Examples, Proposal
+from seqdefer.tasks.text.row_passes import COLUMNS
+from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
+
+STEPS = 16  # of a model that writes alone, between two looks at what it wrote
 
 
 class NamesTokens(Protocol):
     """What rows need of a text expert."""
 
-    model: TextModel
+    rows_of: RowsOf
 
     def start_reading(self, inputs: Tensor) -> Reading: ...
-    def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal: ...
 
 
 class ShowsTokens(NamesTokens, Protocol):
@@ -32,51 +34,50 @@ class ShowsTokens(NamesTokens, Protocol):
     device: torch.device
     shown: str
 
-    def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal: ...
+    showing: Replayed  # of inputs, tokens and the parts of proposals; see `TextPredictor.show`
 
 
 class TextPredictorRows(PredictorRows):
     """Rows of a text predictor."""
 
     def __init__(self, predictor: ShowsTokens) -> None:
-        self.predictor, self.rows = predictor, ModelRows(predictor.model.network)
+        self.predictor, self.rows = predictor, predictor.rows_of.rows()
         self.inputs = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
         self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)  # (n, W), padded
         self.counts: list[int] = []  # of each row, its tokens
+        self._counts: Tensor | None = None  # the same on the device
         self.proposal: Proposal | None = None  # of all rows
 
     def admit(self, inputs: Tensor) -> Tensor:
         self.predictor.start_reading(inputs)  # checks them
         inputs = inputs.to(self.predictor.device)
-        said, context = self.rows.admit(inputs)
-        new = torch.ones(len(inputs), dtype=torch.bool, device=inputs.device)
-        proposal = self.predictor.to_proposal(said.hidden, said.logits, new)
+        proposal, context = self.rows.admit(inputs)
         self.inputs, self.counts = _stack(self.inputs, inputs), [*self.counts, *[0] * len(inputs)]
-        self.tokens = _stack(self.tokens, inputs[:, :0])
-        self.proposal = proposal if self.proposal is None else _join_proposals(self.proposal, proposal)
+        self.tokens, self._counts = _stack(self.tokens, inputs[:, :0]), None
+        self.proposal = proposal if self.proposal is None else Proposal.join([self.proposal, proposal])
         length = (inputs != PADDING).sum(1, keepdim=True).float().log()
         parts = {"states": [context], "facts": [length], "both": [context, length]}
         return torch.cat(parts[self.predictor.shown], 1)
 
     def propose(self) -> Proposal:
         assert self.proposal is not None
-        return self.predictor.show(self.proposal, self.inputs, self.tokens)
+        given = self.inputs, self.tokens, *self.proposal.tensors()
+        return Proposal(*self.predictor.showing.padded(given))
 
     def append(self, tokens: Tensor) -> None:
-        said = self.rows.step(tokens)
+        self.proposal = self.rows.step(tokens)
         if max(self.counts) == self.tokens.shape[1]:
             self.tokens = torch.nn.functional.pad(self.tokens, (0, ROOM), value=PADDING)
-        every, at = torch.arange(len(tokens), device=tokens.device), torch.tensor(self.counts, device=tokens.device)
-        self.tokens[every, at] = tokens
-        self.counts = [count + 1 for count in self.counts]
-        self.proposal = self.predictor.to_proposal(said.hidden, said.logits, torch.zeros_like(every, dtype=torch.bool))
+        at = torch.tensor(self.counts, device=tokens.device) if self._counts is None else self._counts
+        self.tokens = self.tokens.scatter(1, at[:, None], tokens[:, None])
+        self.counts, self._counts = [count + 1 for count in self.counts], at + 1
 
     def go_back(self, steps: Sequence[int]) -> None:
         self.rows.go_back(steps)
         self.counts = [count - n for count, n in zip(self.counts, steps, strict=True)]
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        counts = torch.tensor(self.counts, device=self.tokens.device)
-        self.tokens = self.tokens.masked_fill(columns >= counts[:, None], PADDING)
+        self._counts = torch.tensor(self.counts, device=self.tokens.device)
+        self.tokens = self.tokens.masked_fill(columns >= self._counts[:, None], PADDING)
 
     def keep(self, rows: Tensor) -> None:
         listed = rows.tolist()
@@ -86,6 +87,7 @@ class TextPredictorRows(PredictorRows):
             self.tokens[rows],
             [self.counts[row] for row in listed],
         )
+        self._counts = None
         self.proposal = self.proposal and self.proposal.select(rows)
 
 
@@ -93,18 +95,15 @@ class TextExpertRows(ExpertRows):
     """Rows of a text expert. A row reads its input when it first asks."""
 
     def __init__(self, expert: NamesTokens) -> None:
-        self.expert, self.rows = expert, ModelRows(expert.model.network)
+        self.expert, self.rows = expert, expert.rows_of.rows()
 
     def admit(self, examples: Examples) -> None:
         self.expert.start_reading(examples.inputs)  # checks them
         self.rows.add(examples.inputs)
 
     def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
-        is_first = [self.rows.places[chunk.row] is None and place == 0 for chunk in chunks for place in chunk.asked]
         self.tokens_read += sum(self.rows.size(chunk) for chunk in chunks)
-        said = self.rows.read(chunks)
-        first = torch.tensor(is_first, device=said.hidden.device)
-        named = iter(self.expert.to_proposal(said.hidden, said.logits, first).tokens.tolist())
+        named = iter(self.rows.read(chunks).tokens.tolist())
         return [[next(named) for _ in chunk.asked] for chunk in chunks]
 
     def go_back(self, steps: Sequence[int]) -> None:
@@ -114,17 +113,34 @@ class TextExpertRows(ExpertRows):
         self.rows.keep(rows.tolist())
 
 
+def complete_rows(rows: ModelRows, inputs: Tensor, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+    """Let a model complete prefixes, none of which is over. It looks at what it wrote only now and then, as each look
+    makes a GPU wait."""
+    written = [line[:n] for line, n in zip(prefixes.tokens.tolist(), prefixes.lengths.tolist(), strict=True)]
+    rows.add(inputs)
+    tokens = rows.read([Chunk(row, line, [len(line)]) for row, line in enumerate(written)]).tokens
+    going = list(range(len(written)))
+    while going:
+        columns = [tokens]
+        for _ in range(min(STEPS, spec.length - max(len(written[row]) for row in going)) - 1):
+            columns.append(rows.step(columns[-1]).tokens)
+        for row, line in zip(going, torch.stack(columns, 1).tolist(), strict=True):
+            written[row] += line[: line.index(spec.end) + 1] if spec.end in line else line
+        kept = [place for place, row in enumerate(going) if written[row][-1] != spec.end]
+        kept = [place for place in kept if len(written[going[place]]) < spec.length]
+        if kept and len(kept) < len(going):
+            rows.keep(kept)
+        going = [going[place] for place in kept]
+        if going:
+            tokens = rows.step(columns[-1][torch.tensor(kept, device=tokens.device)]).tokens
+    lengths = torch.tensor([len(line) for line in written])
+    padded = [[*line, *[0] * (prefixes.tokens.shape[1] - len(line))] for line in written]
+    return Sequences(torch.tensor(padded).to(prefixes.tokens), lengths.to(prefixes.lengths))
+
+
 def _stack(old: Tensor, new: Tensor) -> Tensor:
-    """Put rows under others, padded to one width."""
+    """Put rows under others, padded to one width, one of few on a GPU."""
     width = max(old.shape[1], new.shape[1])
+    width = COLUMNS * rounded(-(-width // COLUMNS)) if new.is_cuda else width
     pad = torch.nn.functional.pad
     return torch.cat([pad(one, (0, width - one.shape[1]), value=PADDING) for one in (old, new)])
-
-
-def _join_proposals(one: Proposal, other: Proposal) -> Proposal:
-    assert one.entropy is not None
-    assert other.entropy is not None
-    return Proposal(
-        torch.cat([one.tokens, other.tokens]), torch.cat([one.features, other.features]),
-        torch.cat([one.uncertainty, other.uncertainty]), torch.cat([one.entropy, other.entropy]),
-    )  # fmt: skip

@@ -14,18 +14,21 @@ from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rows import Chunk
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.types import SequenceSpec
+from seqdefer.tasks.text.row_passes import RowPasses
+from seqdefer.tasks.text.rows import complete_rows
+from seqdefer.types import Proposal, Sequences, SequenceSpec
 
 
-@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("way", ["padded", "packed", "rounded"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_say_what_whole_passes_say(family: str, is_packed: bool) -> None:
+def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
     """Rows begin late, read chunks of their own lengths, step together, go back, leave and come, in any order."""
     network, random = tiny_text_model(family, 2, seed=0).network, torch.Generator().manual_seed(0)
-    rows, known = ModelRows(network), list[tuple[list[int], list[int]]]()
-    if is_packed and not rows.is_packed:
+    passes = RowPasses(network, lambda hidden, logits, _: Proposal(logits.argmax(1), hidden, logits))
+    rows, known = ModelRows(passes), list[tuple[list[int], list[int]]]()
+    if way == "packed" and not passes.is_packed:
         pytest.skip("this family has no packed passes")
-    rows.is_packed = is_packed
+    passes.is_packed, passes.is_rounded = way == "packed", way == "rounded"
 
     def draw(least: int, most: int) -> list[int]:
         n = int(torch.randint(least, most + 1, (), generator=random))
@@ -46,7 +49,7 @@ def test_rows_say_what_whole_passes_say(family: str, is_packed: bool) -> None:
         first = len(known)
         said, context = rows.admit(inputs(n))
         for place, row in enumerate(range(first, first + n)):
-            check(row, 0, said.hidden[place], said.logits[place])
+            check(row, 0, said.features[place], said.uncertainty[place])
             run = network.prefill(torch.tensor([known[row][0]]), torch.zeros(1, 0, dtype=torch.long))
             assert torch.allclose(run.context[0], context[place], atol=2e-5)
 
@@ -63,9 +66,9 @@ def test_rows_say_what_whole_passes_say(family: str, is_packed: bool) -> None:
             before = len(known[chunk.row][1])
             known[chunk.row][1].extend(chunk.tokens)
             for n in chunk.asked:
-                check(chunk.row, before + n, said.hidden[place], said.logits[place])
+                check(chunk.row, before + n, said.features[place], said.uncertainty[place])
                 place += 1
-        assert place == len(said.logits)
+        assert place == len(said.tokens)
         last = {chunk.row: len(chunk.tokens) for chunk in chunks}
         steps = [min(last.get(row, 0), len(draw(0, 2))) for row in range(len(known))]
         rows.go_back(steps)
@@ -83,7 +86,7 @@ def test_rows_say_what_whole_passes_say(family: str, is_packed: bool) -> None:
     said = rows.step(tokens)
     for row, token in enumerate(tokens.tolist()):
         known[row][1].append(token)
-        check(row, len(known[row][1]), said.hidden[row], said.logits[row])
+        check(row, len(known[row][1]), said.features[row], said.uncertainty[row])
 
 
 @pytest.mark.parametrize("at_once", [2, 7])
@@ -104,3 +107,16 @@ def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead:
         assert torch.equal(found.authors, expected.authors)
         assert torch.allclose(found.scores, expected.scores, atol=1e-4)
         assert (loop.work.expert_passes == 0) == (threshold == 9e9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_complete_what_the_expert_completes(family: str) -> None:
+    expert, examples = tiny_pair(family).expert, documents(6)
+    spec = SequenceSpec(LENGTH, expert.end)
+    blank = Sequences(torch.zeros(6, LENGTH, dtype=torch.long), torch.zeros(6, dtype=torch.long))
+    whole = expert.complete(examples, blank, spec)
+    kept = torch.minimum(torch.tensor([0, 1, 2, 0, 3, 1]), whole.lengths - 1)
+    rows = expert.rows_of.rows()
+    found = complete_rows(rows, examples.inputs, whole.truncate(kept), spec)
+    assert torch.equal(found.lengths, whole.lengths)
+    assert torch.equal(found.tokens * found.mask(), whole.tokens * whole.mask())
