@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seqdefer.rows import Chunk
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, Network
-from seqdefer.tasks.text.row_passes import Line, Place, RowPasses, ToProposal
+from seqdefer.tasks.text.row_passes import Place, RowPasses, TokenLine, ToProposal
 from seqdefer.types import Proposal
 
 TOKENS_PER_PASS = {"cpu": 2048, "gpu": 2**15}  # of new rows
@@ -165,7 +165,7 @@ class ModelRows:
 
     def _read(self, chunks: Sequence[Chunk]) -> tuple[Proposal, list[Tensor]]:
         """Read chunks, after their inputs where rows are new. Return also the means (H,) of new rows' inputs."""
-        lines, asked, new = list[Line](), list[Place](), list[tuple[int, int]]()
+        lines, asked, new = list[TokenLine](), list[Place](), list[tuple[int, int]]()
         for number, chunk in enumerate(chunks):
             is_new = self._is_new(chunk)
             given = self.inputs[chunk.row] if is_new else []
@@ -174,7 +174,7 @@ class ModelRows:
                 new.append((number, len(given)))
             place = self.places[chunk.row]
             assert place is not None
-            lines.append(Line(place, self.ends[place], [*given, *chunk.tokens]))
+            lines.append(TokenLine(place, self.ends[place], [*given, *chunk.tokens]))
             asked += [Place(number, len(given) - 1 + one, is_new and one == 0) for one in chunk.asked]
         if not isinstance(self.network, EncoderDecoder):
             self.network.check_width(max(line.begin + len(line.tokens) for line in lines))

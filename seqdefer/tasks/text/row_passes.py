@@ -40,7 +40,7 @@ ToProposal = Callable[[Tensor, Tensor, Tensor], Proposal]
 
 
 @dataclass(frozen=True)
-class Line:
+class TokenLine:
     """Tokens that a row reads in a pass."""
 
     place: int  # of the row in the caches
@@ -82,7 +82,7 @@ class RowPasses:
         fused = Fused(network.model)
         self.replayed, self.replayed_encoding = Replayed(self._padded, fused), Replayed(self._encode, fused)
 
-    def read(self, lines: Sequence[Line], asked: Sequence[Place], ends: Sequence[int]) -> Said:
+    def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""
         return self._read_packed(lines, asked) if self.is_packed else self._read_padded(lines, asked, ends)
 
@@ -137,7 +137,7 @@ class RowPasses:
 
     # -- packed ----------------------------------------------------------------------------------------------------
 
-    def _read_packed(self, lines: Sequence[Line], asked: Sequence[Place]) -> Said:
+    def _read_packed(self, lines: Sequence[TokenLine], asked: Sequence[Place]) -> Said:
         """Read lines, one after the other, as one row."""
         sizes = [0, *(len(line.tokens) for line in lines)]
         starts = [sum(sizes[: number + 1]) for number in range(len(lines))]
@@ -160,7 +160,7 @@ class RowPasses:
 
     # -- padded ----------------------------------------------------------------------------------------------------
 
-    def _read_padded(self, lines: Sequence[Line], asked: Sequence[Place], ends: Sequence[int]) -> Said:
+    def _read_padded(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         order = sorted(range(len(lines)), key=lambda number: lines[number].place)
         rank = {number: place for place, number in enumerate(order)}
         n, length = self.rows_of(len(lines)), max(len(line.tokens) for line in lines)
