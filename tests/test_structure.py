@@ -21,6 +21,7 @@ import seqdefer
 TASKS_IMPORT = {
     "errors",
     "environment",
+    "graphs",
     "hyperparameters",
     "interfaces",
     "progress",
