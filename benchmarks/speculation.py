@@ -23,6 +23,7 @@ from benchmarks.text import Choice, Decoding, IdTokenizer, decoding_of, quiet
 from benchmarks.weather import SEED, Bench
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.pace import Pace
+from seqdefer.engine.rows import rows_of_expert
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.environment import choose_device
 from seqdefer.errors import MissingExtraError
@@ -158,7 +159,7 @@ class Streamed:
         """Let the expert read what was written, in chunks between deferred positions."""
         some = self.decoding
         for rows in torch.arange(len(some.examples)).split(some.batch):
-            expert = some.pair.expert.rows()
+            expert = rows_of_expert(some.pair.expert)
             expert.admit(some.examples.select(rows.to(some.examples.ids.device)))
             asked = [written.by_expert[row].nonzero().squeeze(1).tolist() for row in rows.tolist()]
             for number in range(max(map(len, asked))):

@@ -80,7 +80,7 @@ def tiny(family: str, n_layers: int, seed: int) -> Any:
             model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**common, **llama))
         case _:
             raise AssertionError(family)
-    return _lively(model, seed)
+    return lively(model, seed)
 
 
 def _untied(model: Any) -> Any:
@@ -90,7 +90,7 @@ def _untied(model: Any) -> Any:
     return model
 
 
-def _lively(model: Any, seed: int) -> Any:
+def lively(model: Any, seed: int) -> Any:
     """Draw larger weights, so that the output depends on the input."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

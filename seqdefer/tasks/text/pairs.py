@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -33,6 +34,7 @@ from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
 from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert
 from seqdefer.tasks.text.remote_tokens import RemoteTokenExpert
+from seqdefer.tasks.text.row_probe import rows_stand_apart
 from seqdefer.tasks.text.rows import TextExpertRows, TextPredictorRows, complete_rows
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
@@ -73,6 +75,11 @@ class _Writer(ABC):
     def examples_at_once(self) -> int:
         """Return 1 on a CPU: rows of one document share its cache, which is slower to copy than to attend to."""
         return 1 if self.device.type == "cpu" else max(1, self.batch_size // EXPECTED_BRANCHES)
+
+    @cached_property
+    def has_rows(self) -> bool:
+        """Tell whether rows can stand at their own positions, which is tried out on first use."""
+        return rows_stand_apart(self.model.network, self.name)
 
     @abstractmethod
     def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
@@ -184,8 +191,8 @@ class TextPredictor(_Writer, Predictor[Reading]):
     def select(self, state: Reading, rows: Tensor) -> Reading:
         return state.select(rows)
 
-    def rows(self) -> TextPredictorRows:
-        return TextPredictorRows(self)
+    def rows(self) -> TextPredictorRows | None:
+        return TextPredictorRows(self) if self.has_rows else None
 
 
 class TextExpert(_Writer, NextTokenExpert[Reading]):
@@ -217,7 +224,8 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         going = (~spec.is_over(prefixes)).nonzero().squeeze(1)
-        if self.device.type != "cuda" or not 0 < len(going) <= MAX_GRAPHED_ROWS:
+        is_graphed = self.device.type == "cuda" and 0 < len(going) <= MAX_GRAPHED_ROWS
+        if not (is_graphed and self.has_rows):
             return super().complete(examples, prefixes, spec)
         self.start_reading(examples.inputs)  # checks them
         some = prefixes.select(going)
@@ -240,8 +248,8 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
     def select(self, state: Reading, rows: Tensor) -> Reading:
         return state.select(rows)
 
-    def rows(self) -> TextExpertRows:
-        return TextExpertRows(self)
+    def rows(self) -> TextExpertRows | None:
+        return TextExpertRows(self) if self.has_rows else None
 
 
 def _best_two(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,8 @@ from torch import nn
 
 from seqdefer.tasks.text.fused import Fused
 
+pytest.importorskip("transformers", reason="needs the extra 'text'")
+
 FUSED = ("llama", "qwen2", "t5")  # they have root-mean-square norms; the first two rotate queries and keys
 
 

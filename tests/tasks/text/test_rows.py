@@ -18,6 +18,8 @@ from seqdefer.tasks.text.row_passes import RowPasses
 from seqdefer.tasks.text.rows import complete_rows
 from seqdefer.types import Proposal, Sequences, SequenceSpec
 
+pytest.importorskip("transformers", reason="needs the extra 'text'")
+
 
 @pytest.mark.parametrize("way", ["padded", "packed", "rounded"])
 @pytest.mark.parametrize("family", FAMILIES)
