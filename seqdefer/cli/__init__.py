@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 import warnings
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # print tables even where the terminal has no degree sign
         sys.stdout.reconfigure(errors="replace")  # stderr escapes by default
     warnings.formatwarning = lambda message, *_, **__: f"seqdefer: {one_line(str(message))}\n"
+    if logging.lastResort is not None:  # prints log messages of level warning to stderr
+        logging.lastResort.setFormatter(logging.Formatter("seqdefer: %(message)s"))
     try:
         return _run_command(list(sys.argv[1:] if arguments is None else arguments))
     except SeqdeferError as error:

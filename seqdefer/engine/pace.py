@@ -7,15 +7,23 @@ than turns do on average. The time to read tokens is left out of that average: w
 Reading on to a row's next question pays where it saves more of a turn's fixed time than it takes. On a GPU a pass over
 many tokens takes hardly longer than one over few, so all are asked; on a CPU mostly the first alone.
 
-Times are measured as the work goes on. What is written does not depend on them.
+Times are measured as the work goes on. What is written does not depend on them. Where the expert alone would clearly be
+faster, a warning says so, once: it needs a pass over one token of every row for each position.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
 
 MEMORY = 0.95  # weight of what was seen before, per turn
 AT_MOST = 16
+PASSES = 10  # of a stretch of turns, which is compared with the expert alone
+STRETCHES = 3  # slower ones in a row before that is said: the first passes on a machine are slow
+MARGIN = 1.2
+LOST_SECONDS = 1.0  # a loss below these is not worth a word
 
 
 @dataclass
@@ -28,6 +36,7 @@ class Turn:
     passes: int = 0  # of the expert
     chunks: int = 0  # rows that read
     tokens_read: int = 0
+    inputs_read: int = 0  # tokens of inputs among them
     pass_seconds: float = 0.0
     asked: int = 0  # questions whose answer counted
     agreed: int = 0
@@ -37,12 +46,52 @@ class Turn:
     seconds: float = 0.0
 
 
+@dataclass
+class Stretch:
+    """Turns in a row, and the work of the expert alone that writes as much."""
+
+    passes: int = 0
+    written: int = 0
+    seconds: float = 0.0
+    alone_passes: float = 0.0
+    alone_tokens: int = 0
+
+    def add(self, turn: Turn) -> None:
+        self.passes += turn.passes
+        self.written += turn.written
+        self.seconds += turn.seconds
+        self.alone_passes += turn.written / turn.rows
+        self.alone_tokens += turn.written + turn.inputs_read
+
+
+@dataclass
+class Slowdown:
+    """What the last stretches took, all of them slower than the expert alone."""
+
+    stretches: int = 0
+    written: int = 0
+    seconds: float = 0.0
+    alone_seconds: float = 0.0
+
+    @property
+    def is_clear(self) -> bool:
+        return self.stretches >= STRETCHES and self.seconds - self.alone_seconds >= LOST_SECONDS
+
+    def __str__(self) -> str:
+        ours, alone = (1000 * seconds / self.written for seconds in (self.seconds, self.alone_seconds))
+        return (
+            f"deferral is slower here than the expert alone: {ours:.3g} instead of about {alone:.3g} ms a token; "
+            "to save time, lower the budget, write fewer sequences at once, or let the expert write alone"
+        )
+
+
 class Pace:
-    """Decides for a loop, and learns from its turns."""
+    """Decides for a loop, and learns from its turns. Loops of one pair share it."""
 
     def __init__(self) -> None:
         self._seen = dict.fromkeys(vars(Turn()), 0.0)
         self._passes = [0.0] * 5  # weighted sums of 1, n, n^2, t, n t over passes of n tokens that took t seconds
+        self._stretch, self.slowdown, self._has_warned = Stretch(), Slowdown(), False
 
     def note(self, turn: Turn) -> None:
         for name, value in vars(turn).items():
@@ -51,6 +100,27 @@ class Pace:
             n, t = turn.tokens_read, turn.pass_seconds
             sums = zip(self._passes, (1, n, n * n, t, n * t), strict=True)
             self._passes = [MEMORY * old + new for old, new in sums]
+        self._stretch.add(turn)
+        if self._stretch.passes >= PASSES:
+            self._compare(self._stretch)
+            self._stretch = Stretch()
+
+    def _compare(self, stretch: Stretch) -> None:
+        """Compare a stretch with the expert alone; warn once where it is clearly faster."""
+        alone = self.pass_seconds * stretch.alone_passes + self.token_seconds * stretch.alone_tokens
+        if stretch.seconds <= MARGIN * alone:
+            self.slowdown = Slowdown()
+            return
+        before = self.slowdown
+        self.slowdown = Slowdown(
+            before.stretches + 1,
+            before.written + stretch.written,
+            before.seconds + stretch.seconds,
+            before.alone_seconds + alone,
+        )
+        if self.slowdown.is_clear and not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s", self.slowdown)
 
     @property
     def agreement(self) -> float:

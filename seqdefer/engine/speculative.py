@@ -203,6 +203,7 @@ class SpeculativeLoop:
             turn.pass_seconds = time.perf_counter() - start
             turn.passes, turn.chunks = 1, len(chunks)
             turn.tokens_read = self.expert.tokens_read - read_before
+            turn.inputs_read = max(turn.tokens_read - sum(len(chunk.tokens) for chunk in chunks), 0)
             self.work.expert_passes += 1
             self.work.chunks += len(chunks)
             self.work.tokens_read += turn.tokens_read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import subprocess
 import sys
@@ -165,3 +166,13 @@ def test_a_log_shows_long_stages_only(capsys: Capture, monkeypatch: pytest.Monke
             advance(1)
     lines = ["long work: 4 of 8, 31 s", "long work: 8 of 8, 62 s", "long work: done, 70 s"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_log_messages_look_like_warnings(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine logs what is slow, once; the command line shows it."""
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest has some, a command line has none
+    assert run("tasks") == 0
+    capsys.readouterr()
+    logging.getLogger("seqdefer.engine.pace").warning("deferral is slower here than the expert alone")
+    logging.getLogger("seqdefer.tasks.text.row_probe").info("rows cannot stand at their own positions")
+    assert capsys.readouterr().err == "seqdefer: deferral is slower here than the expert alone\n"

@@ -8,7 +8,7 @@ from tiny_models import FAMILIES, LENGTH, documents, tiny_pair, tiny_text_model
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
-from seqdefer.engine.pace import FixedPace, Pace
+from seqdefer.engine.pace import FixedPace, Pace, Turn
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rows import Chunk
@@ -122,3 +122,18 @@ def test_rows_complete_what_the_expert_completes(family: str) -> None:
     found = complete_rows(rows, examples.inputs, whole.truncate(kept), spec)
     assert torch.equal(found.lengths, whole.lengths)
     assert torch.equal(found.tokens * found.mask(), whole.tokens * whole.mask())
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_turns_count_the_inputs_that_the_expert_reads(family: str) -> None:
+    pair, examples, turns = tiny_pair(family), documents(5), list[Turn]()
+
+    class Noted(Pace):
+        def note(self, turn: Turn) -> None:
+            turns.append(turn)
+
+    spec = SequenceSpec(LENGTH, pair.predictor.end)
+    loop = speculative_loop(pair.predictor, pair.expert, Threshold(Confidence(), -9e9), spec, Noted())
+    run_all(loop, examples, at_once=2)
+    assert sum(turn.inputs_read for turn in turns) == int((examples.inputs != PADDING).sum())
+    assert sum(turn.inputs_read > 0 for turn in turns) < len(turns)
