@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_benchmarks import TEXT_BENCHMARKS, check_spread, run
+
+from seqdefer.budgets.policies import Threshold
+from seqdefer.engine.speculative import run_all, speculative_loop
+from seqdefer.rejectors.confidence import Confidence
+from seqdefer.types import EXPERT, PREDICTOR
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -86,3 +93,34 @@ def test_different_text_is_not_timed(
     monkeypatch.setattr(text, "generate", lambda *given, **options: right(*given, **options) + 1)
     assert run("--only", "text", "--out", str(tmp_path / "bench.json")) == 1
     assert "benchmarks: tokens of either model alone: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("author", [PREDICTOR, EXPERT])
+def test_speculation_may_differ_at_ties_alone(author: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that differs is a tie where both tokens, or the score and the threshold, are equal within rounding."""
+    from benchmarks import speculation
+    from benchmarks.measure import ResultsDifferError
+
+    some, threshold = speculation.decoder_only(speculation.QUICK, torch.device("cpu"), "float32"), 0.7
+    policy = Threshold(Confidence("uncertainty"), threshold)
+    loop = speculative_loop(some.pair.predictor, some.pair.expert, policy, some.spec)
+    right = run_all(loop, some.examples)
+    assert re.fullmatch(r"\d+ tokens equal", speculation._compare(some, threshold, right, is_exact=True))
+
+    row, at = (right.authors == author).nonzero()[-1].tolist()
+    tokens, authors = right.sequences.tokens.clone(), right.authors.clone()
+    wrong = replace(right, sequences=replace(right.sequences, tokens=tokens))
+    tokens[row, at:] = (tokens[row, at:] + 1) % 500  # what follows the first difference does not count
+    gaps = [abs(float(right.scores[row, at]) - threshold)]
+    writer = (some.pair.predictor, some.pair.expert)[author]
+    said = writer.model.network.prefill(some.examples.inputs[row : row + 1], tokens[row : row + 1, :at]).logits[0]
+    gaps.append(float((said[right.sequences.tokens[row, at]] - said[tokens[row, at]]).abs()))
+    authors[row, at] = 1 - author
+    for gap, rollout in zip(gaps, (replace(wrong, authors=authors), wrong), strict=True):
+        with pytest.raises(ResultsDifferError, match=f"two choices are {gap:.2g} apart"):
+            speculation._compare(some, threshold, rollout, is_exact=True)
+        text = f"the rest differ by rounding; ties: 1, at most {gap:.1g} apart"
+        assert speculation._compare(some, threshold, rollout, is_exact=False).endswith(text)
+        with monkeypatch.context() as patched:
+            patched.setattr(speculation, "TIE", gap * 1.001)
+            assert speculation._compare(some, threshold, rollout, is_exact=True).endswith(text)
