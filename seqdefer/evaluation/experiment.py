@@ -146,7 +146,9 @@ class Experiment:
         if self.splits.reads_first:  # elsewhere passes follow what is written
             by_cost["passes"] = tuple(compare([run.in_passes() for run in runs], pairs, resamples))
         if timed is not None and all(has_slower_expert(run, timed) for run in runs):
-            by_cost["seconds"] = tuple(compare([in_seconds(run, timed) for run in runs], pairs, resamples))
+            by_second = [in_seconds(run, timed) for run in runs]
+            drawn = [pair for pair in pairs if all(set(pair) <= set(run.sweeps) for run in by_second)]
+            by_cost["seconds"] = tuple(compare(by_second, drawn, resamples))
         coins = [self.coin(seed) if by_cost else {} for seed in range(len(runs))]
         parts = zip(oracles, runs, coins, strict=True)
         seeds = [seed_result(seed, *part, timed if "seconds" in by_cost else None) for seed, part in enumerate(parts)]

@@ -58,11 +58,16 @@ def can_be_timed(task: Task) -> bool:
 
 
 def in_seconds(run: Run, timing: PairTiming) -> Run:
-    """Return the same run with derived seconds beyond those of the predictor alone in the place of deferred tokens."""
-    costs = {"a_pass": timing.a_pass, "a_token": timing.a_token}
-    sweeps = {name: sweep.in_seconds(**costs) for name, sweep in run.sweeps.items()}
+    """Return the same run with derived seconds beyond those of the predictor alone in the place of deferred tokens.
+    Methods are left out that have no setting between both models alone: their curve would be that of Random."""
     ends = Ends(run.ends.predictor_loss, run.ends.expert_loss, _beyond_predictor(run, timing))
-    return Run(ends, {name: sweep for name, sweep in sweeps.items() if sweep is not None})
+    sweeps = {name: one.in_seconds(a_pass=timing.a_pass, a_token=timing.a_token) for name, one in run.sweeps.items()}
+    return Run(ends, {name: one for name, one in sweeps.items() if one is not None and _is_on_axis(one, ends)})
+
+
+def _is_on_axis(sweep: Sweep, ends: Ends) -> bool:
+    seconds = sweep.curves(np.ones((1, len(ends))))[0]
+    return bool(((seconds > 0) & (seconds <= ends.expert_deferred.mean())).any())
 
 
 def has_slower_expert(run: Run, timing: PairTiming) -> bool:

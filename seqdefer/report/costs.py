@@ -39,13 +39,15 @@ def seconds_section(results: Results) -> Markup:
         f"{_duration(timing.expert)}. "
     )
     if by_second is None:
-        words = f"{costs}The expert takes no longer than the predictor, so deferral has no time to save."
-        return section("Loss against seconds", element("p", words))
+        no_room = "The expert takes no longer than the predictor, so deferral has no time to save."
+        too_slow = "By what its passes take, every setting of every method takes longer than the expert alone."
+        words = too_slow if timing.expert > timing.predictor else no_room
+        return section("Loss against seconds", element("p", f"{costs}{words}"), _timed_table(timing))
     words = (
         f"{costs}A token that the expert writes on its own takes {_duration(timing.a_token)}, a pass over a chunk "
         f"{_duration(timing.a_pass)}, with what the predictor writes again after it. Lines are derived from these: "
         "the predictor's seconds, and those of the passes that a setting takes; whole and one-time deferral take the "
-        "expert's tokens. Points that take longer than the expert alone are left out."
+        "expert's tokens. Settings that take longer than the expert alone are left out, and methods without any other."
     )
     measured = [one for settings in timing.methods.values() for one in settings]
     slower = sum(one.measured > timing.expert for one in measured)

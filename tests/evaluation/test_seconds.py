@@ -78,6 +78,13 @@ def test_more_passes_take_longer_and_the_unit_of_time_does_not_matter() -> None:
         assert first == pytest.approx(second)
 
 
+def test_a_method_that_is_always_slower_than_the_expert_has_no_curve() -> None:
+    """It had the line of Random, and so a better area than methods with a few slow settings."""
+    assert set(in_seconds(small_run(), replace(TIMING, a_pass=9.0)).sweeps) == {"ChowSum"}
+    found = seed_result(0, {}, small_run(), timing=replace(TIMING, a_pass=9.0)).methods["TokenwiseScore"]
+    assert set(found.against) == {"passes"}
+
+
 def test_an_expert_as_fast_as_the_predictor_leaves_no_time_to_save() -> None:
     assert has_slower_expert(small_run(), TIMING)
     assert not has_slower_expert(small_run(), replace(TIMING, predictor=6.0))

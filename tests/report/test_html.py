@@ -90,10 +90,15 @@ def test_page_shows_seconds_where_the_pair_was_timed(results: Results, page: str
 
 
 def test_page_says_where_there_is_no_time_to_save(results: Results) -> None:
-    made = render_report(replace(results, timing=timed(results).timing))
-    text = " ".join("".join(Walk(made).text).split())
-    assert "The expert takes no longer than the predictor, so deferral has no time to save." in text
-    assert "<circle" not in made
+    timing = timed(results).timing
+    assert timing is not None
+    for predictor, words in (
+        (30.0, "The expert takes no longer than the predictor"),
+        (10.0, "every setting of every method"),
+    ):
+        made = render_report(replace(results, timing=replace(timing, predictor=predictor)))
+        assert words in " ".join("".join(Walk(made).text).split())
+        assert "<circle" not in made
 
 
 def test_seconds_begin_with_those_of_the_predictor(results: Results, tmp_path: Path) -> None:
