@@ -30,7 +30,6 @@ from seqdefer.tasks.text.caches import (
     grouped,
     packed,
 )
-from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
@@ -80,8 +79,8 @@ class RowPasses:
         self.replaces_attention = can_replace_attention(network.model)
         self.is_packed = network.device.type == "cpu" and self.replaces_attention
         self.is_rounded = network.device.type == "cuda"
-        fused = Fused(network.model)
-        self.replayed, self.replayed_encoding = Replayed(self._padded, fused), Replayed(self._encode, fused)
+        self.replayed = Replayed(self._padded, network.fused)
+        self.replayed_encoding = Replayed(self._encode, network.fused)
 
     def read(self, lines: Sequence[Line], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""
