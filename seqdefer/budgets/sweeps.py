@@ -29,8 +29,11 @@ class Sweep(ABC):
     """What a method does to n test instances as its setting moves.
 
     Sums are taken before they are divided by the weights: counts of tokens then add up exactly, and settings that
-    defer equally much get equal x, whatever the order of the instances.
+    defer equally much get equal x, whatever the order of the instances. `settings` are those that a plan would be
+    given, in the order of `curves`; None where they are not known.
     """
+
+    settings: Floats | None  # (T,)
 
     @abstractmethod
     def curves(self, weights: Floats) -> tuple[Floats, Floats]:
@@ -41,19 +44,30 @@ class Sweep(ABC):
         where they were not counted."""
         return self  # an expert that writes on its own takes a pass for each token
 
+    @abstractmethod
+    def in_seconds(self, *, a_pass: float, a_token: float) -> Sweep | None:
+        """Return the same settings with the seconds that the expert adds in the place of deferred tokens: so many for
+        a pass over a chunk, or for a token that it writes on its own. None where passes were not counted."""
+
 
 @final
 class GridSweep(Sweep):
     """Outcomes measured at each of T settings (token-level deferral): deferred, loss, perhaps passes; (T, n) each."""
 
-    def __init__(self, deferred: Values, loss: Values, passes: Values | None = None) -> None:
+    def __init__(
+        self, deferred: Values, loss: Values, passes: Values | None = None, settings: Values | None = None
+    ) -> None:
         self.deferred = to_floats(deferred)
         self.loss = to_floats(loss)
         self.passes = None if passes is None else to_floats(passes)
+        self.settings = None if settings is None else to_floats(settings)
         require_same_shape(deferred=self.deferred, loss=self.loss)
 
     def in_passes(self) -> Sweep | None:
         return None if self.passes is None else GridSweep(self.passes, self.loss)
+
+    def in_seconds(self, *, a_pass: float, a_token: float) -> Sweep | None:
+        return None if self.passes is None else GridSweep(self.passes * a_pass, self.loss)
 
     def curves(self, weights: Floats) -> tuple[Floats, Floats]:
         total = weights.sum(1, keepdims=True)
@@ -76,6 +90,11 @@ class StepSweep(Sweep):
         require_same_shape(start_deferred=self.start[0], start_loss=self.start[1])
         if np.isnan(self.scores).any():
             raise DataError(f"{int(np.isnan(self.scores).sum())} scores are NaN and have no place in the order")
+        self.settings = np.append(np.inf, -np.unique(-self.scores))
+
+    def in_seconds(self, *, a_pass: float, a_token: float) -> Sweep:
+        change, start = ((part[0] * a_token, part[1]) for part in (self.change, self.start))
+        return StepSweep(self.scores, self.rows, change, start)
 
     def curves(self, weights: Floats) -> tuple[Floats, Floats]:
         order = np.argsort(-self.scores, kind="stable")

@@ -82,8 +82,8 @@ def _fit_parser(entry: TaskEntry) -> Parser:
 
 
 def calibrate(arguments: list[str]) -> int:
+    from seqdefer.methods.timing import TIMED_BUDGETS
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
-    from seqdefer.model.timing import TIMED_BUDGETS
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)

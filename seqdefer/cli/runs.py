@@ -40,9 +40,9 @@ def run(arguments: list[str]) -> int:
     options, settings = chosen_settings(entry, chosen)
     folder = run_folder(entry, chosen)
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
-    labelling = chosen_executor(chosen)
+    how |= {"labelling": chosen_executor(chosen), "timing": not chosen.no_timing}
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
-        results = run_task(entry, options, settings, folder, **how, meter=meter, labelling=labelling)
+        results = run_task(entry, options, settings, folder, **how, meter=meter)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
     else:
@@ -67,6 +67,8 @@ def _run_parser(entry: TaskEntry) -> Parser:
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances per run ({defaults.instances})")
     words = "methods to compare with Random and oracles (all but other people's rules and those that read first)"
     group.add_argument("--methods", type=names, metavar="A,B", help=words)
+    words = "do not time the pair and its methods for curves against seconds"
+    group.add_argument("--no-timing", action="store_true", help=words)
     add_learning(parser, entry)
     add_executor(parser, store="labels, in the folder of --out")
     add_task_options(parser, entry)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from seqdefer import __version__
 from seqdefer.budgets.passes import CHUNK
-from seqdefer.budgets.sweeps import GridSweep
-from seqdefer.budgets.token_sweeps import sweep_hindsight
+from seqdefer.budgets.sweeps import GridSweep, Sweep
+from seqdefer.budgets.token_sweeps import sweep_hindsight, sweep_thresholds
 from seqdefer.environment import machine
 from seqdefer.errors import CheckpointError
 from seqdefer.evaluation.curves import (
@@ -46,6 +46,7 @@ from seqdefer.evaluation.results import (
     CostCurve,
     ExpertCalls,
     MethodResult,
+    PairTiming,
     PaperFigure,
     Point,
     Provenance,
@@ -54,6 +55,7 @@ from seqdefer.evaluation.results import (
     Units,
     summarise,
 )
+from seqdefer.evaluation.seconds import TIMING_FILE, can_be_timed, has_slower_expert, in_seconds, time_methods
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
@@ -65,12 +67,14 @@ from seqdefer.methods.deferral import deferral_of
 from seqdefer.methods.registry import RANK, all_methods, get_method, methods_for, require_applicable
 from seqdefer.progress import Clock, Progress
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
+from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Granularity
 
 REFERENCES: dict[str, Granularity] = {
     "Random": "whole",
+    "RandomSpeculative": "whole",
     "OptimalFree": "whole",
     "OptimalWhole": "whole",
     "OptimalOneTime": "once",
@@ -117,17 +121,20 @@ class Experiment:
         )
         self.drawn = ""
 
-    def run(self, *, preset: str = "custom", command: str = "") -> Results:
-        """Label, fit, sweep and compare; return the results (`run_task` also writes them). Rejectors are stored."""
+    def run(self, *, preset: str = "custom", command: str = "", timing: bool = False) -> Results:
+        """Label, fit, sweep and compare; return the results (`run_task` also writes them). Rejectors are stored. With
+        `timing`, pairs that run here are timed, for curves against seconds."""
         require_applicable(self.task, self.settings.methods or ())
         self.splits.make_by_engine("test", "train", "validation")
         _ = self.splits.test  # first, to fail early if it is too small
-        runs, seeds = [], []
+        runs, oracles, timed = list[Run](), list[dict[str, Curve]](), None
         for seed in range(self.settings.seeds):
             rejectors = self.fit(self.splits.train, self.splits.validation, seed)
             run = self.sweep(seed, rejectors)
             runs.append(run)
-            seeds.append(seed_result(seed, self.oracles(seed, run), run))
+            oracles.append(self.oracles(seed, run))
+            if seed == 0 and timing and can_be_timed(self.task):
+                timed = self.time(rejectors, run)
             if seed == 0 and type(self.task).draw is not Task.draw:
                 with self.clock.stage("draw examples", 1) as advance:
                     self.drawn = draw_examples(self.splits, rejectors)
@@ -138,8 +145,16 @@ class Experiment:
         by_cost = {}
         if self.splits.reads_first:  # elsewhere passes follow what is written
             by_cost["passes"] = tuple(compare([run.in_passes() for run in runs], pairs, resamples))
+        if timed is not None and all(has_slower_expert(run, timed) for run in runs):
+            by_second = [in_seconds(run, timed) for run in runs]
+            drawn = [pair for pair in pairs if all(set(pair) <= set(run.sweeps) for run in by_second)]
+            by_cost["seconds"] = tuple(compare(by_second, drawn, resamples))
+        coins = [self.coin(seed) if by_cost else {} for seed in range(len(runs))]
+        parts = zip(oracles, runs, coins, strict=True)
+        seeds = [seed_result(seed, *part, timed if "seconds" in by_cost else None) for seed, part in enumerate(parts)]
         notes = self._notes(self.splits.train, self.splits.validation)
-        return replace(self._results(preset, command, seeds, comparisons, notes), cost_comparisons=by_cost)
+        results = self._results(preset, command, seeds, comparisons, notes)
+        return replace(results, cost_comparisons=by_cost, timing=timed)
 
     def fit(self, train: LearningData, validation: LearningData, seed: int) -> dict[str, Rejector]:
         """Return the rejectors of a seed by method, from the folder where they are there already."""
@@ -176,6 +191,22 @@ class Experiment:
             run = sweep_methods(test, rows, rejectors)
             advance(1)
         return run
+
+    def time(self, rejectors: Mapping[str, Rejector], run: Run) -> PairTiming:
+        """Time the pair and the methods of the first seed; a run that resumes finds what was measured."""
+        examples, file = self.splits.test.examples.select(self.splits.rows(0)), self.folder / TIMING_FILE
+        with self.clock.stage("time methods", len(rejectors)) as advance:
+            return time_methods(self.task, examples, rejectors, run, file, advance)
+
+    def coin(self, seed: int) -> dict[str, Sweep]:
+        """Return RandomSpeculative: a coin for each sequence between the predictor alone and lossless speculative
+        decoding, the expert's tokens in as few passes as drafts allow. Against written tokens it is Random."""
+        test, rows = self.splits.test, self.splits.rows(seed)
+        if test.trees is None:
+            return {}
+        swept = sweep_thresholds(Confidence(), test.trees, rows, torch.tensor([-math.inf, math.inf]))
+        assert swept.passes is not None
+        return {"RandomSpeculative": GridSweep(swept.deferred.cpu(), swept.loss.cpu(), swept.passes.cpu())}
 
     def oracles(self, seed: int, run: Run) -> dict[str, Curve]:
         """Return the best that each granularity can do on the test instances of a seed, what a free expert would give
@@ -251,7 +282,11 @@ class Experiment:
             comparisons=tuple(comparisons),
             paper=self._paper,
             units=Units(
-                loss=self.task.loss_unit, costs={"passes": f"passes per sequence, in chunks of {CHUNK} tokens"}
+                loss=self.task.loss_unit,
+                costs={
+                    "passes": f"expert passes per sequence, in chunks of {CHUNK} tokens",
+                    "seconds": "seconds per sequence",
+                },
             ),
             notes=notes,
             provenance=Provenance(
@@ -297,23 +332,43 @@ def sweep_methods(part: LabelledData, rows: Tensor, rejectors: Mapping[str, Reje
     return Run(Ends.of(part.table.select(rows)), sweeps)
 
 
-def seed_result(seed: int, oracles: Mapping[str, Curve], run: Run) -> SeedResult:
-    """Return the areas of all curves of a seed: Random's, the oracles', the methods'."""
+def seed_result(
+    seed: int,
+    oracles: Mapping[str, Curve],
+    run: Run,
+    coins: Mapping[str, Sweep] | None = None,
+    timing: PairTiming | None = None,
+) -> SeedResult:
+    """Return the areas of all curves of a seed: Random's, the oracles', the methods'; by passes, and where the pair was
+    timed by seconds."""
+    run = Run(run.ends, {**(coins or {}), **run.sweeps})
     random = random_curve(run.ends)
     curves = {"Random": random, **oracles, **{name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}}
-    by_pass = {name: curve_of(sweep, run.ends) for name, sweep in run.in_passes().sweeps.items()}
-    by_pass |= {name: curves[name] for name in ("Random", FREE) if name in curves}
-    costs = {name: {"passes": CostCurve(*_measured(curve, random))} for name, curve in by_pass.items()}
+    costs = {"passes": _cost_curves(run.in_passes())}
+    if timing is not None:
+        costs["seconds"] = _cost_curves(in_seconds(run, timing), begin=timing.predictor)
     methods = {
-        name: MethodResult(granularity_of(name), *_measured(curve, random), against=costs.get(name, {}))
+        name: MethodResult(
+            granularity_of(name),
+            *_measured(curve, random),
+            against={cost: found[name] for cost, found in costs.items() if name in found},
+        )
         for name, curve in curves.items()
     }
     return SeedResult(seed, methods)
 
 
-def _measured(curve: Curve, random: Curve) -> tuple[float, float, tuple[Point, ...]]:
-    """Return area, improvement and points of a curve."""
-    return curve.area, improvement(curve, random), tuple((x, y) for x, y in curve.points)
+def _cost_curves(run: Run, begin: float = 0.0) -> dict[str, CostCurve]:
+    """Return the curves of a run by another cost, of which the predictor alone takes `begin`."""
+    random = random_curve(run.ends)
+    curves = {"Random": random, FREE: free_curve(run.ends)}
+    curves |= {name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}
+    return {name: CostCurve(*_measured(curve, random, begin)) for name, curve in curves.items()}
+
+
+def _measured(curve: Curve, random: Curve, begin: float = 0.0) -> tuple[float, float, tuple[Point, ...]]:
+    """Return area, improvement and points of a curve, which are moved to begin at `begin`."""
+    return curve.area, improvement(curve, random), tuple((begin + x, y) for x, y in curve.points)
 
 
 def to_compare(run: Run) -> list[tuple[str, str]]:

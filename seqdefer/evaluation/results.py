@@ -25,13 +25,13 @@ FREE = "OptimalFree"  # the expert's loss at every budget
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
 Point = tuple[float, float]  # mean number of deferred tokens per sequence, mean loss
-Cost = Literal["passes"]  # what else curves are drawn against than deferred tokens; seconds would be another
+Cost = Literal["passes", "seconds"]  # what else curves are drawn against than deferred tokens
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """The loss of a method against another cost. Both ends and Random are those of the deferral curve: the expert alone
-    takes a pass for each of its tokens."""
+    """The loss of a method against another cost, from the predictor alone to the expert alone, which takes a pass for
+    each of its tokens. Seconds begin with those of the predictor; the area counts from there."""
 
     audc: float
     improvement: float
@@ -88,6 +88,32 @@ class PaperFigure:
 
 
 @dataclass(frozen=True)
+class TimedSetting:
+    """A setting of a method at which the timed inputs were written: seconds per sequence, derived and measured."""
+
+    share: float  # of the tokens that the expert alone writes
+    loss: float  # of all test instances of the first seed
+    derived: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class PairTiming:
+    """What a pair took on one machine, `inputs` sequences with `at_once` of them together. Seconds of curves are
+    derived from these; `methods` has settings that were also measured."""
+
+    inputs: int
+    at_once: int
+    predictor: float  # seconds per sequence, alone
+    expert: float
+    a_token: float  # seconds per token that the expert writes on its own
+    a_pass: float  # seconds per chunk that the expert reads
+    methods: Mapping[str, tuple[TimedSetting, ...]] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    made_by: str = ""
+
+
+@dataclass(frozen=True)
 class Units:
     loss: str = "loss"
     deferred: str = "tokens per sequence"
@@ -132,10 +158,16 @@ class Results:
     provenance: Provenance = field(default_factory=Provenance)
     recipe: str = "ours"
     recipe_changes: tuple[str, ...] = ()  # options that differ from the recipe's
+    timing: PairTiming | None = None  # where the pair can be timed
 
     @property
     def recipe_in_words(self) -> str:
         return recipe_in_words(self.recipe, self.recipe_changes)
+
+    @property
+    def cost(self) -> str | None:
+        """The cost of `by_cost`; None where curves are against deferred tokens."""
+        return next((cost for cost, unit in self.units.costs.items() if unit == self.units.deferred), None)
 
     def headroom(self, name: str) -> tuple[float, float] | None:
         """Return `headroom_of` a method; None where a seed lacks it, or what a free expert would give."""

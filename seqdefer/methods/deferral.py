@@ -76,7 +76,7 @@ class TokenDeferral(DeferralRunner):
         assert data.trees is not None
         swept = sweep_tokens(self.rejector, data.trees, rows)
         passes = None if swept.passes is None else swept.passes.cpu()
-        return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes)
+        return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes, swept.thresholds.cpu())
 
     @torch.no_grad()
     def spending(

@@ -32,6 +32,8 @@ from seqdefer.interfaces import DraftRejector, Expert, Predictor, TokenRejector
 from seqdefer.rows import ExpertRows
 from seqdefer.types import Draft, Examples, Rollout, SequenceSpec
 
+BATCH_SIZE = 32  # rows that are written at once, unless callers say otherwise
+
 
 class Pair(Protocol):
     """A predictor and an expert; tasks and served pairs are pairs."""

@@ -26,7 +26,8 @@ from seqdefer.interfaces import Served, Task
 from seqdefer.labels.labelled import LabelledData
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
-from seqdefer.methods.plans import Plan, PlanResult
+from seqdefer.methods.plans import BATCH_SIZE, Plan, PlanResult
+from seqdefer.methods.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.model.folders import (
     CALIBRATION_FILE,
     CURVE_FILE,
@@ -41,7 +42,6 @@ from seqdefer.model.folders import (
     read_timing,
 )
 from seqdefer.model.generation import Decisions, Generation, StreamedToken
-from seqdefer.model.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.progress import Meter, Progress, Silent
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.storage.files import write_json
@@ -50,7 +50,6 @@ from seqdefer.types import Examples, Sequences
 
 DEFAULT_BUDGET = 0.2
 CHECKED_BUDGETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
-BATCH_SIZE = 32
 
 
 class BudgetWarning(UserWarning):

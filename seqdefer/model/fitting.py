@@ -19,9 +19,9 @@ from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.methods.registry import get_method, preferred_methods, require_applicable, require_fittable
+from seqdefer.methods.timing import TIMED_BUDGETS
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import WORK_FOLDER, pairing_of
-from seqdefer.model.timing import TIMED_BUDGETS
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.recipes import recipe_in_words
 

@@ -21,7 +21,7 @@ from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served
-from seqdefer.model.timing import Timing
+from seqdefer.methods.timing import Timing
 from seqdefer.progress import Meter
 from seqdefer.registry import load_task
 from seqdefer.rejectors.base import SavedRejector

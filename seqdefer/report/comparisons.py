@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Results, Summary
 from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, percent, scrolling, section
 from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
-from seqdefer.report.svg import inline_svg, names_by_block, tick_labels, ticks
+from seqdefer.report.svg import names_by_block, tick_labels, ticks
 
 HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
 
 
 def methods_section(results: Results) -> Markup:
-    table = _MethodTable.of(results)
+    table = MethodTable.of(results)
     spread = "Mean (standard deviation) over the seeds. " if table.has_spread else ""
     mark = " The bar is measured, the vertical mark is the paper's." if table.has_paper else ""
     words = f"{spread}AUDC: lower is better. {HEADROOM} Bold: best of its block.{mark}"
@@ -46,7 +46,7 @@ class _Scale:
 
 
 @dataclass(frozen=True)
-class _MethodTable:
+class MethodTable:
     """The paper's table for one task: a block per granularity, bars on a common scale."""
 
     results: Results
@@ -56,7 +56,7 @@ class _MethodTable:
     has_spread: bool
 
     @classmethod
-    def of(cls, results: Results) -> _MethodTable:
+    def of(cls, results: Results) -> MethodTable:
         paper = {name: figure for name, figure in results.paper.items() if name in results.summary}
         # Oracles have no bars: they would shrink all others.
         names = [name for block, row in names_by_block(results).items() if block != "reference" for name in row]
@@ -131,23 +131,6 @@ def _paper_cell(paper: PaperFigure | None) -> Markup:
 # --- comparisons -----------------------------------------------------------------------------------------------------
 
 
-def passes_section(results: Results) -> Markup:
-    """Show curves and methods by the expert's passes, where they were counted."""
-    by_pass = results.by_cost("passes")
-    if by_pass is None:
-        return Markup()
-    words = (
-        "Written tokens do not tell what a rule costs that lets the expert read before it decides. Here the predictor "
-        f"runs ahead and the expert settles its tokens in chunks: {by_pass.units.deferred}. A rule that decides first "
-        "takes a pass for each chunk with a deferred token, one that reads first a pass for each chunk; whole and "
-        "one-time deferral a pass for each token of the expert. Random and both ends are those above."
-    )
-    names = [name for name in by_pass.summary if by_pass.summary[name].granularity == "token"]
-    figure = element("figure", inline_svg(by_pass, [*names, "Random"]), class_="drawn")
-    table = scrolling(_MethodTable.of(by_pass).draw(), "Methods by passes")
-    return section("Loss against expert passes", element("p", words), figure, table, _forest(by_pass.comparisons))
-
-
 def comparisons_section(comparisons: Sequence[Comparison]) -> Markup:
     if not comparisons:
         return Markup()
@@ -155,10 +138,10 @@ def comparisons_section(comparisons: Sequence[Comparison]) -> Markup:
         f"Difference in points of %{NBSP}improvement, with its paired 95{NBSP}% bootstrap interval. Right of zero the "
         "first method is better; a filled dot marks an interval that excludes zero."
     )
-    return section("Comparisons", element("p", words), _forest(comparisons))
+    return section("Comparisons", element("p", words), forest(comparisons))
 
 
-def _forest(comparisons: Sequence[Comparison]) -> Markup:
+def forest(comparisons: Sequence[Comparison]) -> Markup:
     if not comparisons:
         return Markup()
     scale = _Scale.around([value for row in comparisons for value in (row.low, row.high)])

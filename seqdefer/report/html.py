@@ -13,7 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from seqdefer.evaluation.results import Provenance, Results
-from seqdefer.report.comparisons import comparisons_section, methods_section, passes_section
+from seqdefer.report.comparisons import comparisons_section, methods_section
+from seqdefer.report.costs import passes_section, seconds_section
 from seqdefer.report.curve_figure import OPENING_BUDGET, ReportCurves, curves_section, in_percent
 from seqdefer.report.markup import Markup, element, join, percent, section
 from seqdefer.report.panels import Panel
@@ -40,6 +41,7 @@ def render_report(results: Results, *, panels: Sequence[Panel] = ()) -> str:
         methods_section(results),
         comparisons_section(results.comparisons),
         passes_section(results),
+        seconds_section(results),
         join(section(panel.title, Markup(panel.html)) for panel in panels),
         _notes_section(results.notes),
         _provenance_section(results.provenance),

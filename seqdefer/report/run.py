@@ -30,13 +30,14 @@ def run_task(
     device: str = "auto",
     meter: Meter | None = None,
     labelling: ExecutorSettings | None = None,
+    timing: bool = True,
 ) -> Results:
     """Prepare the task, run the experiment, and write results.json and report.html into `folder`."""
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
     labels = open_labels(labelling or ExecutorSettings(), entry, options, task, folder, device)
     experiment = Experiment(task, settings, folder, clock, labels=labels)
-    results = experiment.run(preset=preset, command=command)
+    results = experiment.run(preset=preset, command=command, timing=timing)
     results = replace(results, recipe_changes=recipe_changes(entry, options, settings))
     save_results(results, folder)
     (folder / EXAMPLES_FILE).unlink(missing_ok=True)  # drawings of an earlier run

@@ -35,8 +35,8 @@ INK, SOFT, RULE = "#1f2733", "#5b6675", "#e3e7ec"
 
 
 def block_of(name: str, granularity: Block) -> Block:
-    """Return the block that shows a method. Random and the oracles are references, whatever their granularity."""
-    return "reference" if name == "Random" or name.startswith(("Optimal", "Myopic")) else granularity
+    """Return the block that shows a method. Coins and oracles are references, whatever their granularity."""
+    return "reference" if name.startswith(("Random", "Optimal", "Myopic")) else granularity
 
 
 def group_by_block(methods: Iterable[tuple[str, Block]]) -> dict[Block, list[str]]:

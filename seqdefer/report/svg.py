@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seqdefer.errors import InputError, unknown
-from seqdefer.evaluation.results import FREE, Block, Point, Results, mean_and_std
+from seqdefer.evaluation.results import FREE, Block, Cost, Point, Results, TimedSetting, mean_and_std
 from seqdefer.report.markup import Markup, element, join, number
 from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT, group_by_block
 from seqdefer.storage.files import write_text
@@ -45,14 +45,20 @@ class DrawnCurve:
 
 @dataclass(frozen=True)
 class Axes:
-    """The data window, x from 0 to `end` deferred tokens and y from `low` to `high`, and its ticks."""
+    """The data window, x from `begin` to `end` deferred tokens (or another cost) and y from `low` to `high`, and its
+    ticks."""
 
+    begin: float
     end: float
     low: float
     high: float
     x_ticks: tuple[float, ...]
     y_ticks: tuple[float, ...]
     decimals: int  # of a printed loss
+
+    def x_share(self, cost: float) -> float:
+        """Return 0 at the left of the plot, 1 at its right."""
+        return (cost - self.begin) / (self.end - self.begin)
 
     def y_share(self, loss: float) -> float:
         """Return 0 at the bottom of the plot, 1 at its top."""
@@ -68,12 +74,12 @@ def names_by_block(results: Results) -> dict[Block, list[str]]:
 
 def mean_curves(results: Results) -> dict[str, DrawnCurve]:
     """Return the curve of every method that has one, averaged over the seeds."""
-    end = extent(results)
+    begin, end = beginning(results), extent(results)
     curves = {}
     for block, names in names_by_block(results).items():
         drawn = [name for name in names if _points(results, name)]
         for rank, name in enumerate(_ranked(results, block, drawn)):
-            sampled = [sample(points, end) for points in _points(results, name)]
+            sampled = [sample(points, end, begin) for points in _points(results, name)]
             mean, std = zip(*(mean_and_std(column) for column in zip(*sampled, strict=True)), strict=True)
             curves[name] = DrawnCurve(name, block, rank, mean, std)
     if not curves:
@@ -91,18 +97,26 @@ def _ranked(results: Results, block: Block, names: Sequence[str]) -> list[str]:
     return list(names) if block == "reference" else sorted(names, key=lambda name: results.summary[name].audc_mean)
 
 
+def beginning(results: Results) -> float:
+    """Return the start of the x axis: the predictor alone defers nothing, but it takes seconds."""
+    return results.timing.predictor if results.cost == "seconds" and results.timing else 0.0
+
+
 def extent(results: Results) -> float:
-    """Return the end of the x axis: L, or the mean length of the expert's sequences where they end before L."""
+    """Return the end of the x axis: L, or the mean length of the expert's sequences where they end before L; the
+    seconds of the expert alone."""
     longest = max((x for seed in results.seeds for row in seed.methods.values() for x, _ in row.curve), default=0.0)
+    if results.cost == "seconds":
+        return longest if longest > beginning(results) else beginning(results) + 1.0
     is_drawn = longest > 1e-6 * results.length  # otherwise nothing was deferred
     return longest if is_drawn and abs(longest - results.length) > 0.01 * results.length else float(results.length)
 
 
-def sample(points: Sequence[Point], end: float) -> list[float]:
+def sample(points: Sequence[Point], end: float, begin: float = 0.0) -> list[float]:
     """Return the loss at each step of the grid. Past its last point a curve is level: a budget need not be spent."""
     ordered = sorted(points, key=lambda point: point[0])
     xs = [x for x, _ in ordered]
-    return [_interpolate(ordered, xs, end * step / STEPS) for step in range(STEPS + 1)]
+    return [_interpolate(ordered, xs, begin + (end - begin) * step / STEPS) for step in range(STEPS + 1)]
 
 
 def _interpolate(points: Sequence[Point], xs: Sequence[float], x: float) -> float:
@@ -133,7 +147,7 @@ def ticks(low: float, high: float, count: int = 6, factors: Sequence[float] = (1
     return tuple(round(index * step, 12) for index in range(first, last + 1))
 
 
-def fit_axes(curves: Iterable[DrawnCurve], end: float) -> Axes:
+def fit_axes(curves: Iterable[DrawnCurve], end: float, begin: float = 0.0) -> Axes:
     """Fit a window around all curves and bands. It starts at zero, unless that wastes more than half of the height."""
     pairs = [pair for curve in curves for pair in zip(curve.mean, curve.std, strict=True)]
     low, high = min(mean - std for mean, std in pairs), max(mean + std for mean, std in pairs)
@@ -146,8 +160,8 @@ def fit_axes(curves: Iterable[DrawnCurve], end: float) -> Axes:
     pad = 0.04 * (high - low)
     low, high = low if low == 0 else low - pad, high + pad
     decimals = min(max(2 - math.floor(math.log10(high - low)), 0), 6)
-    x_ticks = ticks(0, end, factors=(1, 2, 5, 10))  # whole tokens
-    return Axes(end, low, high, x_ticks, ticks(low, high, 5), decimals)
+    x_ticks = ticks(begin, end, factors=(1, 2, 5, 10))  # whole tokens
+    return Axes(begin, end, low, high, x_ticks, ticks(low, high, 5), decimals)
 
 
 def tick_labels(values: Sequence[float]) -> list[str]:
@@ -220,9 +234,11 @@ def write_plots(results: Results, directory: Path | str) -> list[Path]:
         if names:
             bounds = [name for name in curves if name == "Random" or _is_oracle_of(results, name, block)]
             paths.append(write_text(folder / f"curves-{block}.svg", curves_svg(results, names + bounds)))
-    by_pass = results.by_cost("passes")
-    if by_pass is not None:
-        paths.append(write_text(folder / "curves-passes.svg", curves_svg(by_pass)))
+    costs: tuple[Cost, ...] = ("passes", "seconds")
+    for cost in costs:
+        by_cost = results.by_cost(cost)
+        if by_cost is not None:
+            paths.append(write_text(folder / f"curves-{cost}.svg", curves_svg(by_cost)))
     return paths
 
 
@@ -236,18 +252,21 @@ def loss_title(results: Results) -> str:
 
 
 def deferred_title(results: Results) -> str:
-    is_cost = results.units.deferred in results.units.costs.values()
-    return f"Expert {results.units.deferred}" if is_cost else f"Deferred {results.units.deferred}"
+    unit = results.units.deferred
+    return f"Deferred {unit}" if results.cost is None else f"{unit[:1].upper()}{unit[1:]}"
 
 
 def _share_title(results: Results) -> str:
-    if results.units.deferred in results.units.costs.values():
-        return "Share of the passes of the expert alone"
+    if results.cost == "seconds":
+        return "From the predictor alone to the expert alone"
+    if results.cost is not None:
+        return f"Share of the {results.cost} of the expert alone"
     return "Budget: share of the tokens the expert writes"
 
 
 def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
-    axes = fit_axes(curves, extent(results))
+    axes = fit_axes(curves, extent(results), beginning(results))
+    timed = results.timing.methods if results.cost == "seconds" and results.timing else {}
     title = f"Deferral curves of the task {results.task}"
     width, height = _SIZE
     return element(
@@ -256,6 +275,7 @@ def _draw(results: Results, curves: Sequence[DrawnCurve]) -> str:
         element("rect", width=width, height=height, fill="#ffffff", rx=6),
         _svg_axes(results, axes),
         join(_svg_curve(curve, axes, min(0.13, 0.6 / len(curves))) for curve in curves),  # the more bands, the fainter
+        join(_svg_dots(curve, timed.get(curve.name, ()), axes) for curve in curves),
         _svg_legend(curves),
         xmlns=_NAME_SPACE,
         viewBox=f"0 0 {width} {height}",
@@ -282,7 +302,7 @@ def _svg_axes(results: Results, axes: Axes) -> Markup:
             element("text", label, x=left - 10, y=y + 4, text_anchor="end", fill=SOFT),
         ]
     for value, label in zip(axes.x_ticks, tick_labels(axes.x_ticks), strict=True):
-        x = round(left + _FRAME.width * value / axes.end, 1)
+        x = round(left + _FRAME.width * axes.x_share(value), 1)
         parts += [
             element("path", d=f"M{x} {bottom}v5", stroke=SOFT),
             element("text", label, x=x, y=bottom + 20, text_anchor="middle", fill=SOFT),
@@ -306,6 +326,17 @@ def _svg_curve(curve: DrawnCurve, axes: Axes, opacity: float) -> Markup:
         element("path", d=band, fill=colour, fill_opacity=round(opacity, 3)) if band else "",
         _svg_line(line_path(curve, axes, _FRAME), curve),
     )
+
+
+def _svg_dots(curve: DrawnCurve, timed: Sequence[TimedSetting], axes: Axes) -> Markup:
+    """Draw measured seconds, as far as they are on the axis."""
+    places = [
+        _FRAME.place(axes, STEPS * axes.x_share(one.measured), one.loss).split()
+        for one in timed
+        if axes.begin <= one.measured <= axes.end and axes.low <= one.loss <= axes.high
+    ]
+    colour = LIGHT[curve.block][curve.shade]
+    return join(element("circle", cx=x, cy=y, r=4, fill=colour, stroke="#ffffff") for x, y in places)
 
 
 def _svg_line(path: str, curve: DrawnCurve) -> Markup:

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
-from seqdefer.evaluation.results import Results, Summary
-from seqdefer.model.timing import Timing
+from seqdefer.evaluation.results import Cost, Results, Summary
+from seqdefer.methods.timing import Timing
 from seqdefer.report.style import BLOCKS, HEADROOM
 from seqdefer.report.svg import names_by_block
 
@@ -30,10 +30,11 @@ def results_table(results: Results) -> Table:
         ),
     )
     table.add_column("method", no_wrap=True)
-    by_pass = results.by_cost("passes") if results.cost_comparisons else None
+    costs: tuple[Cost, ...] = ("passes", "seconds")
+    by_cost = {cost: found for cost in costs if cost in results.cost_comparisons and (found := results.by_cost(cost))}
     headings = ["AUDC", "% over\nRandom", "% of\nheadroom"]
     headings += ["paper: %\nover Random"] if results.paper else []
-    headings += ["by passes: %\nover Random"] if by_pass is not None else []
+    headings += [f"by {cost}: %\nover Random" for cost in by_cost]
     for heading in headings:
         table.add_column(heading, justify="right")
     for block, names in names_by_block(results).items():
@@ -42,17 +43,20 @@ def results_table(results: Results) -> Table:
         best = max(row.improvement_mean for row in rows.values())
         for name, row in rows.items():
             is_best = block != "reference" and row.improvement_mean == best
-            counted = None if by_pass is None else by_pass.summary.get(name)
-            passes = "" if counted is None else f"{counted.improvement_mean:.2f} ({counted.improvement_std:.2f})"
-            table.add_row(*_cells(name, row, results, is_best), *([] if by_pass is None else [passes]))
+            others = [found.summary.get(name) for found in by_cost.values()]
+            table.add_row(*_cells(name, row, results, is_best), *map(_improvement, others))
     return table
+
+
+def _improvement(row: Summary | None) -> str:
+    return "" if row is None else f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})"
 
 
 def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str]:
     cells = [
         f"  {escape(name)}",
         f"{row.audc_mean:.4g} ({row.audc_std:.2g})",
-        f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})",
+        _improvement(row),
         "" if (share := results.headroom(name)) is None else f"{share[0]:.0f} ({share[1]:.0f})",
     ]
     if results.paper:

@@ -12,8 +12,8 @@ from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
 from seqdefer.interfaces import Codec, TokenRejector
+from seqdefer.methods.timing import Timing
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.timing import Timing
 from seqdefer.server.batches import InputsRead, Token
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.openapi import (

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from browsers import chromium
-from fake_report import HOSTILE, SAG, Walk
+from fake_report import HOSTILE, SAG, Walk, timed
 
 from seqdefer.evaluation.results import (
     Comparison,
@@ -30,6 +30,7 @@ from seqdefer.report.svg import (
     curves_svg,
     default_names,
     mean_curves,
+    write_plots,
 )
 
 
@@ -57,7 +58,10 @@ def test_page_shows_passes_where_they_were_counted(results: Results, page: str) 
         )
         for seed in results.seeds
     )
-    units, contrast = replace(results.units, costs={"passes": "passes in chunks"}), Comparison("A", "B", 3.21, 1.0, 5.0)
+    units, contrast = (
+        replace(results.units, costs={"passes": "expert passes in chunks"}),
+        Comparison("A", "B", 3.21, 1.0, 5.0),
+    )
     counted = replace(results, seeds=seeds, units=units, cost_comparisons={"passes": (contrast,)})
     made = render_report(counted)
     test_page_needs_nothing_from_outside(made)
@@ -68,6 +72,44 @@ def test_page_shows_passes_where_they_were_counted(results: Results, page: str) 
     found = counted.by_cost("passes")
     assert found is not None
     assert f"{found.summary['TokenwiseModel'].improvement_mean:.2f}" in text
+
+
+def test_page_shows_seconds_where_the_pair_was_timed(results: Results, page: str) -> None:
+    """Derived lines and measured dots are told apart, and the machine and the batch are named."""
+    assert "Loss against seconds" not in page
+    made = render_report(timed(results))
+    test_page_needs_nothing_from_outside(made)
+    text = " ".join("".join(Walk(made).text).split())
+    for words in (
+        "Loss against seconds", "cpu (abacus), 3 cores, with 64 test inputs, 32 at once", "+3.21 [1.00, 5.00]",
+        "Lines are derived", "Dots are measured", "1 of 2 measured settings takes longer than the expert alone",
+        "10 %13 s12 s1.08",
+    ):  # fmt: skip
+        assert words in text
+    assert made.count("<circle") == 1  # the other is beyond the expert alone
+
+
+def test_page_says_where_there_is_no_time_to_save(results: Results) -> None:
+    timing = timed(results).timing
+    assert timing is not None
+    for predictor, words in (
+        (30.0, "The expert takes no longer than the predictor"),
+        (10.0, "every setting of every method"),
+    ):
+        made = render_report(replace(results, timing=replace(timing, predictor=predictor)))
+        assert words in " ".join("".join(Walk(made).text).split())
+        assert "<circle" not in made
+
+
+def test_seconds_begin_with_those_of_the_predictor(results: Results, tmp_path: Path) -> None:
+    by_second = timed(results).by_cost("seconds")
+    assert by_second is not None
+    drawn, plain = mean_curves(by_second)["TokenwiseModel"], mean_curves(results)["TokenwiseModel"]
+    assert drawn.mean == pytest.approx(plain.mean)  # the same curve on another axis
+    figure = " ".join(ElementTree.fromstring(curves_svg(by_second)).itertext())
+    assert "Seconds per sequence" in figure
+    assert "From the predictor alone to the expert alone" in figure
+    assert [path.name for path in write_plots(timed(results), tmp_path)][-1] == "curves-seconds.svg"
 
 
 def half_price(row: MethodResult) -> CostCurve:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+from fake_report import timed
 from rich.console import Console
 
 from seqdefer.evaluation.results import Results, SeedResult, Units, summarise
@@ -50,3 +51,12 @@ def test_terminal_table_marks_the_best_and_quotes_the_paper(results: Results) ->
         assert bold == {f"[bold]{row.audc_mean:.4g} ({row.audc_std:.2g})[/bold]"
                         for name, row in results.summary.items() if name in best}  # fmt: skip
         assert ["paper" in str(column.header) for column in columns] == [False] * 4 + [True] * bool(paper)
+
+
+def test_terminal_table_has_a_column_for_each_other_cost(results: Results) -> None:
+    columns = results_table(timed(results)).columns
+    assert [str(column.header).startswith("by seconds") for column in columns] == [False] * 5 + [True]
+    shown = timed(results).by_cost("seconds")
+    assert shown is not None
+    row = shown.summary["TokenwiseModel"]
+    assert f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})" in columns[-1].cells

@@ -1,14 +1,15 @@
-"""Fewer kernels for the same numbers: normalisation and rotary positions of a Hugging Face model.
+"""Fewer kernels for the same numbers: norms, rotary positions and linear layers of a Hugging Face model.
 
 One step of a small model on a GPU is as long as its number of kernels. Written out, a root-mean-square norm takes six
 and a rotation of queries and keys twelve; here they take one and four. Whether a model computes what is meant is tried
-out on random numbers first, so that variants (norms with 1 + weight, rotations of neighbours) stay as they are.
+out on random numbers first, so that variants (norms with 1 + weight, rotations of neighbours) stay as they are. Linear
+layers that read the same input (queries, keys and values; gate and up) are computed as one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -32,6 +33,9 @@ class Fused:
     def _replacements(self) -> list[tuple[Any, str, Any]]:
         norms = [module for module in self.model.modules() if _is_root_mean_square(module)]
         found: list[tuple[Any, str, Any]] = [(module, "forward", partial(_norm, module)) for module in norms]
+        if not self.model.config.is_encoder_decoder:  # whose keys may be those of another input
+            for layers in _same_input(self.model):
+                found += [(layer, "forward", one) for layer, one in zip(layers, merge(layers), strict=True)]
         home = sys.modules[type(self.model).__module__]
         return [*found, (home, ROTATION, Rotation())] if _rotates_halves(getattr(home, ROTATION, None)) else found
 
@@ -87,6 +91,38 @@ class Rotation:
         both = torch.cat([queries, keys], 1)  # (R, H, T, D)
         turned = torch.addcmul(both * cos.unsqueeze(1), both.roll(both.shape[-1] // 2, -1), self._signed)
         return turned[:, : queries.shape[1]], turned[:, queries.shape[1] :]
+
+
+def _same_input(model: nn.Module) -> Iterator[list[nn.Linear]]:
+    """Yield linear layers that read the same input."""
+    for module in model.modules():
+        for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            layers = [getattr(module, name, None) for name in names]
+            plain = [layer for layer in layers if type(layer) is nn.Linear]
+            if len(plain) == len(layers) and len({layer.bias is None for layer in plain}) == 1:
+                yield plain
+
+
+def merge(layers: Sequence[nn.Linear]) -> list[Callable[[Tensor], Tensor]]:
+    """Return the functions of linear layers that are called with one and the same input, one after the other: the first
+    computes all. Their weights are laid one behind the other, and take no more memory than before."""
+    weight = torch.cat([layer.weight.data for layer in layers])
+    biases = [layer.bias.data for layer in layers if layer.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    sizes = [layer.out_features for layer in layers]
+    for layer, part in zip(layers, weight.split(sizes), strict=True):
+        layer.weight.data = part
+    known: list[Any] = [None, ()]  # the input and all results
+
+    def compute(number: int, hidden: Tensor) -> Tensor:
+        if number == 0 or known[0] is not hidden:
+            known[:] = hidden, nn.functional.linear(hidden, weight, bias).split(sizes, -1)
+        result: Tensor = known[1][number]
+        if number == len(sizes) - 1:
+            known[:] = None, ()
+        return result
+
+    return [partial(compute, number) for number in range(len(layers))]
 
 
 def _rotates_halves(function: Callable[..., Any] | None) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, DataError
 from seqdefer.tasks.text.encoder_cache import EncoderCache
+from seqdefer.tasks.text.fused import Fused
 
 PADDING = -1  # ends short rows of inputs; no vocabulary has it, while a model's pad token may be its end token
 Layer = tuple[Tensor, Tensor]  # keys and values, each (P, H, W, D)
@@ -126,6 +127,7 @@ class Network(ABC):
         self.model, self.device = model, model.device
         self.head: nn.Module = model.get_output_embeddings()
         self.cache_classes = import_module("transformers.cache_utils")
+        self.fused = Fused(model)
 
     @abstractmethod
     def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:

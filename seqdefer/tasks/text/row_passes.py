@@ -30,10 +30,10 @@ from seqdefer.tasks.text.caches import (
     grouped,
     packed,
 )
-from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
+LONG = 33  # tokens of a row in a pass, one and those of a turn or two; more are those of new rows
 COLUMNS = 128  # the least width of caches and inputs on a GPU, which are this times a power of two
 
 ToProposal = Callable[[Tensor, Tensor, Tensor], Proposal]
@@ -72,15 +72,15 @@ class RowPasses:
 
     def __init__(self, network: Network, to_proposal: ToProposal) -> None:
         self.network, self.to_proposal, self.device = network, to_proposal, network.device
-        self.growth, self._known_growth = Growth(), 0
+        self.growth, self._known_growth, self._widest = Growth(), 0, 0
         self.layers: list[Layer] = []
         self.sources: list[Layer] = []  # cross-attention, of models with an encoder
         self.source_mask = torch.zeros(0, 0, dtype=torch.bool, device=network.device)  # (P, S)
         self.replaces_attention = can_replace_attention(network.model)
         self.is_packed = network.device.type == "cpu" and self.replaces_attention
         self.is_rounded = network.device.type == "cuda"
-        fused = Fused(network.model)
-        self.replayed, self.replayed_encoding = Replayed(self._padded, fused), Replayed(self._encode, fused)
+        self.replayed = Replayed(self._padded, network.fused)
+        self.replayed_encoding = Replayed(self._encode, network.fused)
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""
@@ -107,7 +107,8 @@ class RowPasses:
             return run.hidden, run.logits, run.context
         network.check_width(inputs.shape[1])
         most = network.limit() or sys.maxsize
-        rows, width, longest = rounded(n) - n, min(self._wide(inputs.shape[1]), most), min(rounded(1 + length), most)
+        width = min(COLUMNS * rounded(-(-inputs.shape[1] // COLUMNS)), most)
+        rows, longest = rounded(n) - n, min(rounded(1 + length), most)
         inputs = nn.functional.pad(inputs, (0, width - inputs.shape[1], 0, rows), value=PADDING)
         tokens = nn.functional.pad(tokens, (0, longest - 1 - length, 0, rows))
         places = torch.tensor([*range(first, first + n), *[self._n_rows - 1] * rows], device=self.device)
@@ -163,27 +164,36 @@ class RowPasses:
     def _read_padded(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         order = sorted(range(len(lines)), key=lambda number: lines[number].place)
         rank = {number: place for place, number in enumerate(order)}
-        n, length = self.rows_of(len(lines)), max(len(line.tokens) for line in lines)
-        length = finely_rounded(length) if self.is_rounded else length
+        n, length, m = self._shape(len(lines), max(len(line.tokens) for line in lines), len(asked), len(ends))
+        more = n - len(lines)
         tokens = [[*lines[one].tokens, *[0] * (length - len(lines[one].tokens))] for one in order]
-        tokens += [[0] * length] * (n - len(lines))
         places, begins = [lines[one].place for one in order], [lines[one].begin for one in order]
-        are_first = places == list(range(len(places)))
-        if are_first:  # rows that only pad write behind what they have read
-            begins += [*ends[len(lines) : n], *[0] * (n - max(len(lines), len(ends)))]
-            places = list(range(n))
-        else:
-            begins += [0] * (n - len(lines))
-            places += [self.rows_of(len(ends))] * (n - len(lines))  # a row that nobody uses
-        m = len(asked) if not self.is_rounded else n if len(asked) <= n else n * length
-        wanted = [rank[one.line] * length + one.token for one in asked] + [0] * (m - len(asked))
-        is_first = [one.is_first for one in asked] + [False] * (m - len(asked))
-        given = [torch.tensor(one, device=self.device) for one in (tokens, begins, places, wanted, is_first)]
+        are_first = not self.is_rounded and places == list(range(n))
+        wanted = [rank[one.line] * length + one.token for one in asked]
+        given = [
+            torch.tensor(one, device=self.device)
+            for one in (
+                [*tokens, *[[0] * length] * more], [*begins, *[0] * more],
+                [*places, *[self._n_rows - 1] * more],  # a row that nobody uses
+                [*wanted, *[0] * (m - len(asked))], [*(one.is_first for one in asked), *[False] * (m - len(asked))],
+            )
+        ]  # fmt: skip
         reach = self._wide(max(begins) + length)
         self._reserve(reach)
         hidden, *parts = self.replayed(given, (reach, are_first))
         proposal = Proposal(*(part[: len(asked)] for part in parts))
         return Said(proposal, hidden.flatten(0, 1), [rank[number] * length for number in range(len(lines))])
+
+    def _shape(self, n: int, length: int, asked: int, n_rows: int) -> tuple[int, int, int]:
+        """Return the rows, tokens of a row and places asked of a pass over n rows of `n_rows`. On a GPU few shapes are
+        worth more than little padding."""
+        if not self.is_rounded:
+            return n, length, asked
+        if length > LONG:  # new rows, with their inputs
+            n, length = rounded(n), finely_rounded(length)
+            return n, length, n if asked <= n else n * LONG
+        n, length = rounded(max(n, min(4, n_rows))), 1 if length == 1 else 1 + rounded(max(length - 1, 4))
+        return n, length, n * length
 
     def _padded(
         self, reach: int, are_first: bool, tokens: Tensor, begins: Tensor, places: Tensor, wanted: Tensor, first: Tensor
@@ -255,7 +265,12 @@ class RowPasses:
             self._known_growth = self.growth.count
 
     def _wide(self, n: int) -> int:
-        return COLUMNS * rounded(-(-n // COLUMNS)) if self.is_rounded else n
+        """Return the width of a pass that needs n columns. The largest so far will do for much narrower ones."""
+        if not self.is_rounded:
+            return n
+        wide = COLUMNS * rounded(-(-n // COLUMNS))
+        self._widest = max(wide, self._widest)
+        return self._widest if self._widest <= 4 * wide else wide
 
     def _place(self, target: Target) -> None:
         if not self.layers:

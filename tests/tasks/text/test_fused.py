@@ -7,7 +7,7 @@ import torch
 from tiny_models import FAMILIES, documents, tiny_text_model
 from torch import nn
 
-from seqdefer.tasks.text.fused import Fused
+from seqdefer.tasks.text.fused import Fused, _is_root_mean_square, merge
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -38,4 +38,18 @@ def test_a_norm_of_another_kind_is_left_alone() -> None:
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             return nn.functional.rms_norm(hidden, (8,), 1 + self.weight, self.eps)
 
-    assert not Fused(nn.Sequential(ShiftedNorm()))._replacements
+    assert not _is_root_mean_square(ShiftedNorm())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_merged_layers_compute_what_each_computes(has_bias: bool) -> None:
+    layers = [nn.Linear(6, size, bias=has_bias) for size in (4, 2, 3)]
+    inputs = torch.randn(2, 5, 6), torch.randn(2, 5, 6)
+    expected = [[layer(one) for layer in layers] for one in inputs]
+    functions = merge(layers)
+    for one, results in zip(inputs, expected, strict=True):
+        for function, result in zip(functions, results, strict=True):
+            assert torch.allclose(function(one), result, atol=1e-6)
+    assert torch.allclose(functions[1](inputs[0]), expected[0][1], atol=1e-6)  # on its own, too
+    for layer, result in zip(layers, expected[0], strict=True):
+        assert torch.allclose(layer(inputs[0]), result, atol=1e-6)

@@ -21,7 +21,7 @@ from seqdefer.progress import Progress
 from seqdefer.types import Examples, Sequences
 
 TIMED_BUDGETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
-SECONDS = 4.0  # that the expert alone may take: fewer inputs are timed where it is slow
+MAX_SECONDS = 4.0  # that the expert alone may take: fewer inputs are timed where it is slow
 GROWTH = 4
 Result = TypeVar("Result")
 
@@ -67,7 +67,7 @@ def time_budgets(
     """Time `thresholds` by budget, and both models alone; None where the expert runs elsewhere and calls may cost."""
     if pair.expert.waits:
         return None
-    examples = _as_many_as_fit(pair, examples, at_once)
+    examples = as_many_as_fit(pair, examples, at_once)
     n, at_once = len(examples), min(at_once, len(examples))
 
     def write(threshold: float) -> PlanResult:
@@ -75,12 +75,12 @@ def time_budgets(
         return deferral.write(pair, examples, settings, at_once=at_once)
 
     write(float("inf"))  # memory is allocated, and what is compiled on first use
-    predictor, _ = _timed(partial(write, float("inf")))
-    expert, _ = _timed(partial(write_alone, pair, examples, at_once))
+    predictor, _ = timed(partial(write, float("inf")))
+    expert, _ = timed(partial(write_alone, pair, examples, at_once))
     found = []
     for budget, threshold in thresholds.items():
         write(threshold)  # how far to run ahead is learned on the way
-        seconds, result = _timed(partial(write, threshold))
+        seconds, result = timed(partial(write, threshold))
         found.append(BudgetTime(budget, result.rollout.share, result.work.chunks / n, seconds / n))
         progress(1)
     where = machine(pair.predictor.device)
@@ -100,18 +100,19 @@ def write_alone(pair: Pair, examples: Examples, at_once: int) -> Sequences:
     return Sequences(torch.cat([one.tokens for one in parts]), torch.cat([one.lengths for one in parts]))
 
 
-def _as_many_as_fit(pair: Pair, examples: Examples, at_once: int) -> Examples:
-    """Return two batches, or about as many inputs as the expert writes in SECONDS."""
+def as_many_as_fit(pair: Pair, examples: Examples, at_once: int, max_seconds: float = MAX_SECONDS) -> Examples:
+    """Return two batches, or about as many inputs as the expert writes in `max_seconds`."""
     n, most = 1, min(len(examples), 2 * at_once)
     while True:
         some = examples.select(torch.arange(n))
-        seconds, _ = _timed(partial(write_alone, pair, some, at_once))
-        if n == most or GROWTH * seconds > SECONDS:
+        seconds, _ = timed(partial(write_alone, pair, some, at_once))
+        if n == most or GROWTH * seconds > max_seconds:
             return some
         n = min(GROWTH * n, most)
 
 
-def _timed(call: Callable[[], Result]) -> tuple[float, Result]:
+def timed(call: Callable[[], Result]) -> tuple[float, Result]:
+    """Return the seconds that a call takes, and its result."""
     started = time.perf_counter()
     result = call()
     if torch.cuda.is_available():

@@ -12,7 +12,7 @@ from toy_pair import LetterCodec, Toy
 
 from seqdefer.budgets.calibration import LossCurve, LossPoint
 from seqdefer.interfaces import Served
-from seqdefer.model.timing import TIMED_BUDGETS, BudgetTime, Timing, write_alone
+from seqdefer.methods.timing import TIMED_BUDGETS, BudgetTime, Timing, write_alone
 from seqdefer.report.terminal import timing_table
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import blank_prefixes
