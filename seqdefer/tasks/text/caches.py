@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 ROOM = 64  # columns that a cache grows by, at least
-PACKED, GROUPED = "seqdefer_packed", "seqdefer_grouped"  # names of our attentions among those of transformers
+PACKED, LAID_OUT, GROUPED = "seqdefer_packed", "seqdefer_laid_out", "seqdefer_grouped"  # our attentions' names
 
 
 class Growth:
@@ -152,7 +152,18 @@ class _Packing:
     segments: list[tuple[Segment, Tensor | None]]  # with their masks
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the N tokens of a packed pass stand among R rows of T. Attention is computed there, on a GPU in one go."""
+
+    tokens: Tensor  # (R, T): the token at each place; any where there is none
+    places: Tensor  # (N,): the place of each token among R x T
+    rows: Tensor  # (R,): the places of the rows in the caches
+    bias: Tensor  # (R, 1, G T, reach): 0 where one of the G queries that share keys may look
+
+
 _packing: ContextVar[_Packing] = ContextVar("packing")
+_layout: ContextVar[tuple[list[Layer], Layout]] = ContextVar("layout")
 
 
 def can_replace_attention(model: Any) -> bool:
@@ -163,6 +174,7 @@ def can_replace_attention(model: Any) -> bool:
     if config.is_encoder_decoder or not is_plain or not getattr(model, "_supports_attention_backend", False):
         return False
     attention.register(PACKED, _attend_packed)
+    attention.register(LAID_OUT, _attend_laid_out)
     attention.register(GROUPED, _attend_grouped)
     return True
 
@@ -176,6 +188,17 @@ def packed(model: Any, layers: list[Layer], segments: list[Segment]) -> Iterator
             yield
     finally:
         _packing.reset(token)
+
+
+@contextmanager
+def laid_out(model: Any, layers: list[Layer], layout: Layout) -> Iterator[None]:
+    """Let the tokens of a packed pass attend to the caches of their rows."""
+    token = _layout.set((layers, layout))
+    try:
+        with _attention(model, LAID_OUT):
+            yield
+    finally:
+        _layout.reset(token)
 
 
 @contextmanager
@@ -204,6 +227,18 @@ def _attend_grouped(
         query.reshape(n, key.shape[1], -1, size), key, value, attn_mask=attention_mask, scale=options.get("scaling")
     )
     return result.reshape(n, heads, length, size).transpose(1, 2), None
+
+
+def _attend_laid_out(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+) -> tuple[Tensor, None]:
+    """Return the attention of a packed pass, (1, N, H, D), of query (1, H, N, D)."""
+    layers, layout = _layout.get()
+    reach = layout.bias.shape[3]
+    keys, values = (tensor[layout.rows, :, :reach] for tensor in layers[module.layer_idx].tensors)
+    rows = query[0].transpose(0, 1)[layout.tokens].transpose(1, 2)  # (R, H, T, D)
+    result, _ = _attend_grouped(module, rows, keys, values, layout.bias, **options)  # (R, T, H, D)
+    return result.flatten(0, 1)[layout.places][None], None
 
 
 def _attend_packed(

@@ -23,17 +23,20 @@ from seqdefer.graphs import Replayed, finely_rounded, rounded
 from seqdefer.tasks.text.caches import (
     Growth,
     Layer,
+    Layout,
     Segment,
     Target,
     as_cache,
     can_replace_attention,
     grouped,
+    laid_out,
     packed,
 )
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
-LONG = 33  # tokens of a row in a pass, one and those of a turn or two; more are those of new rows
+LONG = 32  # tokens of a row in a pass, those of a turn or two; more are those of new rows
+LEAST = 16  # tokens of a pass
 COLUMNS = 128  # the least width of caches and inputs on a GPU, which are this times a power of two
 
 ToProposal = Callable[[Tensor, Tensor, Tensor], Proposal]
@@ -77,14 +80,17 @@ class RowPasses:
         self.sources: list[Layer] = []  # cross-attention, of models with an encoder
         self.source_mask = torch.zeros(0, 0, dtype=torch.bool, device=network.device)  # (P, S)
         self.replaces_attention = can_replace_attention(network.model)
-        self.is_packed = network.device.type == "cpu" and self.replaces_attention
+        self.is_packed = self.replaces_attention and network.device.type in ("cpu", "cuda")
         self.is_rounded = network.device.type == "cuda"
         self.replayed = Replayed(self._padded, network.fused)
+        self.replayed_packed = Replayed(self._packed, network.fused)
         self.replayed_encoding = Replayed(self._encode, network.fused)
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""
-        return self._read_packed(lines, asked) if self.is_packed else self._read_padded(lines, asked, ends)
+        if self.is_packed:
+            return self._read_rounded(lines, asked, len(ends)) if self.is_rounded else self._read_packed(lines, asked)
+        return self._read_padded(lines, asked, ends)
 
     def step(self, tokens: Tensor, ends: Tensor, reach: int, wanted: Tensor) -> Proposal:
         """Every row at the first places reads one of `tokens` (P,), which may be padded. Return the proposals at the
@@ -159,6 +165,51 @@ class RowPasses:
         is_first = torch.tensor([one.is_first for one in asked])
         return Said(self.to_proposal(picked, logits, is_first), hidden.flatten(0, 1), starts)
 
+    def _read_rounded(self, lines: Sequence[TokenLine], asked: Sequence[Place], n_rows: int) -> Said:
+        """Read lines, one after the other, as one row; attention is computed in rows of equal length."""
+        sizes = [len(line.tokens) for line in lines]
+        starts = [sum(sizes[:number]) for number in range(len(lines))]
+        total, rows, width = finely_rounded(max(sum(sizes), LEAST)), rounded(n_rows), max(sizes)
+        width = 1 + LONG if width <= 1 + LONG else finely_rounded(width)
+        more, unused = total - sum(sizes), self._n_rows - 1  # the last row is nobody's
+        places = [line.place for line in lines for _ in line.tokens] + [unused] * more
+        columns = [line.begin + n for line in lines for n in range(len(line.tokens))] + [0] * more
+        layout = [[start + min(n, size - 1) for n in range(width)] for start, size in zip(starts, sizes, strict=True)]
+        back = [number * width + n for number, size in enumerate(sizes) for n in range(size)] + [0] * more
+        m = total if width == 1 + LONG else rows if len(asked) <= rows else rows * LONG
+        idle = rows - len(lines)
+        given = [
+            torch.tensor(one, device=self.device)
+            for one in (
+                [*(token for line in lines for token in line.tokens), *[0] * more], places, columns,
+                [*layout, *[[0] * width] * idle], back,
+                [*(line.place for line in lines), *[unused] * idle], [*(line.begin for line in lines), *[0] * idle],
+                [*(starts[one.line] + one.token for one in asked), *[0] * (m - len(asked))],
+                [*(one.is_first for one in asked), *[False] * (m - len(asked))],
+            )
+        ]  # fmt: skip
+        reach = self._wide(max(line.begin + len(line.tokens) for line in lines))
+        self._reserve(reach)
+        hidden, *parts = self.replayed_packed(given, (reach,))
+        return Said(Proposal(*(part[: len(asked)] for part in parts)), hidden[0], starts)
+
+    def _packed(
+        self, reach: int, tokens: Tensor, places: Tensor, columns: Tensor, layout: Tensor, back: Tensor, rows: Tensor,
+        begins: Tensor, wanted: Tensor, first: Tensor,
+    ) -> Sequence[Tensor]:  # fmt: skip
+        """Read tokens (N,) at their places and columns. See `Layout`; `begins` (R,) are the columns before the rows'
+        first tokens."""
+        model = self.network.model
+        self._place(Target(slice(0), self._n_rows, places, columns, reach, is_packed=True))
+        last = begins[:, None] + torch.arange(layout.shape[1], device=self.device)  # (R, T)
+        seen = torch.arange(reach, device=self.device) <= last[:, :, None]
+        bias = to_bias(seen[:, None], model.dtype).repeat(1, 1, _heads_per_key(model), 1)
+        with laid_out(model, self.layers, Layout(layout, back, rows, bias)):
+            hidden, picked, logits = self._call(
+                wanted, input_ids=tokens[None], position_ids=columns[None], past_key_values=self._cache()
+            )
+        return [hidden, *self.to_proposal(picked, logits, first).tensors()]
+
     # -- padded ----------------------------------------------------------------------------------------------------
 
     def _read_padded(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
@@ -189,9 +240,6 @@ class RowPasses:
         worth more than little padding."""
         if not self.is_rounded:
             return n, length, asked
-        if length > LONG:  # new rows, with their inputs
-            n, length = rounded(n), finely_rounded(length)
-            return n, length, n if asked <= n else n * LONG
         n, length = rounded(max(n, min(4, n_rows))), 1 if length == 1 else 1 + rounded(max(length - 1, 4))
         return n, length, n * length
 
@@ -261,6 +309,7 @@ class RowPasses:
             self.growth.count += 1
         if self.growth.count != self._known_growth:
             self.replayed.forget()
+            self.replayed_packed.forget()
             self.replayed_encoding.forget()
             self._known_growth = self.growth.count
 
