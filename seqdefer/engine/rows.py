@@ -107,6 +107,7 @@ class StatePredictorRows(PredictorRows):
 
     def __init__(self, predictor: Predictor[Any], history: int) -> None:
         self.predictor = predictor
+        self.runs_past_end = predictor.runs_past_end
         self.states: StateRows[Any] = StateRows(predictor.select, predictor.join, history)
 
     def admit(self, inputs: Tensor) -> Tensor:

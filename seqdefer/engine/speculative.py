@@ -144,7 +144,8 @@ class SpeculativeLoop:
         The last ones are not read yet: the expert may change them."""
         start, length = time.perf_counter(), self.spec.length
         positions, columns = self._tensor(begin), list[tuple[Tensor, Tensor, Tensor]]()
-        most = min(self.pace.most_steps(), length - min(begin))
+        furthest = min(begin) if self.predictor.runs_past_end else max(begin)
+        most = min(self.pace.most_steps(), length - furthest)
         progress = _Progress(self, len(begin))
         for step in range(most):
             proposal = self.predictor.propose()

@@ -14,7 +14,7 @@ from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
-from seqdefer.testing import ToyTask
+from seqdefer.testing import FunctionPredictor, ToyTask
 from seqdefer.types import Rollout
 
 TOYS = {
@@ -55,3 +55,24 @@ def test_writes_what_the_interleaved_loop_writes(task: ToyTask, ahead: int, at_o
         same(run_all(loop, examples, at_once), expected)
         loop = speculative_loop(task.predictor, task.expert, policy, task.spec, Pace())
         same(run_all(loop, examples, at_once), expected)
+
+
+def test_no_row_is_asked_past_its_last_token() -> None:
+    """Unless its predictor says that it may be: rows stand at different positions, and run ahead together."""
+    task = ToyTask(n=12, length=5, ends=False)
+    longest = 0
+
+    def write(given: torch.Tensor, prefix: list[int]) -> tuple[int, float]:
+        nonlocal longest
+        longest = max(longest, len(prefix))
+        return (int(given.sum()) + len(prefix)) % 3, float((int(given.sum()) + len(prefix)) % 4)
+
+    predictor = FunctionPredictor(write, "function")
+    policy = Threshold(Confidence(), 2.0)
+    loop = speculative_loop(predictor, task.expert, policy, task.spec, FixedPace(4))
+    found = run_all(loop, task.split("test"), at_once=4)
+    same(found, roll_out(predictor, task.expert, task.split("test"), policy, task.spec))
+    assert longest == task.spec.length - 1
+    predictor.runs_past_end = True
+    run_all(speculative_loop(predictor, task.expert, policy, task.spec, FixedPace(4)), task.split("test"), at_once=4)
+    assert longest >= task.spec.length

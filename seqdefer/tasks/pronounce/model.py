@@ -221,6 +221,8 @@ class PronouncePredictor(Predictor[_State]):
     """A frozen Pronouncer. The context is its summary of the letters. Features are the cell's state, what it attended
     to, log probabilities of all symbols, and embeddings of the last and the proposed symbol."""
 
+    runs_past_end = True
+
     def __init__(self, model: Pronouncer) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = model.head.weight.device

@@ -132,6 +132,8 @@ class _State:
 class WeatherPredictor(Predictor[_State]):
     """A frozen Forecaster. `facts` adds features of the window to the context, and of the prefix to the features."""
 
+    runs_past_end = True
+
     def __init__(self, model: Forecaster, passes: int, facts: bool, seed: int = 0) -> None:
         self.model, self.facts = model.eval().requires_grad_(False), facts
         self.device = model.head.weight.device
