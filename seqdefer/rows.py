@@ -18,7 +18,7 @@ from seqdefer.types import Examples, Proposal
 
 
 class PredictorRows(ABC):
-    """Rows of a predictor. All of them write one token at a time; each may go back. `runs_past_end`: see `Predictor`."""
+    """Rows of a predictor. All write one token at a time; each may go back. `runs_past_end`: see `Predictor`."""
 
     runs_past_end: bool = True
 
