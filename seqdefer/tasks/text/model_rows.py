@@ -21,7 +21,8 @@ from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, Network
 from seqdefer.tasks.text.row_passes import Place, RowPasses, TokenLine, ToProposal
 from seqdefer.types import Proposal
 
-TOKENS_PER_PASS = {"cpu": 2048, "gpu": 2**15}  # of new rows
+TOKENS_PER_PASS = {"cpu": 2048, "gpu": 2**13}  # of new rows
+LONGEST_MIXED = 256  # tokens of a new row that is read together with others on a GPU
 
 
 class RowsOf:
@@ -126,9 +127,10 @@ class ModelRows:
 
     def _passes(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
         """Yield the chunks that are read together. Unless they are packed, new rows are apart from others, and long
-        ones from short ones."""
+        ones from short ones; on a GPU also packed ones that are long, since attention pads them."""
         sizes = [self.size(chunk) for chunk in chunks]
         numbers, is_packed = list(range(len(chunks))), self.passes.is_packed
+        is_packed &= not self.passes.is_rounded or max(sizes) <= LONGEST_MIXED
         old = [] if is_packed else [number for number in numbers if not self._is_new(chunks[number])]
         if old:
             yield old

@@ -37,6 +37,7 @@ from seqdefer.types import Proposal
 
 LONG = 32  # tokens of a row in a pass, those of a turn or two; more are those of new rows
 LEAST = 16  # tokens of a pass
+FEW_SHAPES = 256  # tokens of a row up to which attention is computed for all rows, so that there are few shapes
 COLUMNS = 128  # the least width of caches and inputs on a GPU, which are this times a power of two
 
 ToProposal = Callable[[Tensor, Tensor, Tensor], Proposal]
@@ -169,8 +170,9 @@ class RowPasses:
         """Read lines, one after the other, as one row; attention is computed in rows of equal length."""
         sizes = [len(line.tokens) for line in lines]
         starts = [sum(sizes[:number]) for number in range(len(lines))]
-        total, rows, width = finely_rounded(max(sum(sizes), LEAST)), rounded(n_rows), max(sizes)
+        total, width = finely_rounded(max(sum(sizes), LEAST)), max(sizes)
         width = 1 + LONG if width <= 1 + LONG else finely_rounded(width)
+        rows = rounded(n_rows if width <= FEW_SHAPES else len(lines))
         more, unused = total - sum(sizes), self._n_rows - 1  # the last row is nobody's
         places = [line.place for line in lines for _ in line.tokens] + [unused] * more
         columns = [line.begin + n for line in lines for n in range(len(line.tokens))] + [0] * more
