@@ -176,20 +176,18 @@ class RowPasses:
         more, unused = total - sum(sizes), self._n_rows - 1  # the last row is nobody's
         places = [line.place for line in lines for _ in line.tokens] + [unused] * more
         columns = [line.begin + n for line in lines for n in range(len(line.tokens))] + [0] * more
-        layout = [[start + min(n, size - 1) for n in range(width)] for start, size in zip(starts, sizes, strict=True)]
+        layout = [start + min(n, size - 1) for start, size in zip(starts, sizes, strict=True) for n in range(width)]
         back = [number * width + n for number, size in enumerate(sizes) for n in range(size)] + [0] * more
         m = total if width == 1 + LONG else rows if len(asked) <= rows else rows * LONG
         idle = rows - len(lines)
-        given = [
-            torch.tensor(one, device=self.device)
-            for one in (
-                [*(token for line in lines for token in line.tokens), *[0] * more], places, columns,
-                [*layout, *[[0] * width] * idle], back,
-                [*(line.place for line in lines), *[unused] * idle], [*(line.begin for line in lines), *[0] * idle],
-                [*(starts[one.line] + one.token for one in asked), *[0] * (m - len(asked))],
-                [*(one.is_first for one in asked), *[False] * (m - len(asked))],
-            )
-        ]  # fmt: skip
+        given = self._bring(
+            [*(token for line in lines for token in line.tokens), *[0] * more], places, columns,
+            [*layout, *[0] * width * idle], back,
+            [*(line.place for line in lines), *[unused] * idle], [*(line.begin for line in lines), *[0] * idle],
+            [*(starts[one.line] + one.token for one in asked), *[0] * (m - len(asked))],
+            [*(one.is_first for one in asked), *[False] * (m - len(asked))],
+        )  # fmt: skip
+        given[3], given[8] = given[3].view(rows, width), given[8].bool()
         reach = self._wide(max(line.begin + len(line.tokens) for line in lines))
         self._reserve(reach)
         hidden, *parts = self.replayed_packed(given, (reach,))
@@ -219,23 +217,26 @@ class RowPasses:
         rank = {number: place for place, number in enumerate(order)}
         n, length, m = self._shape(len(lines), max(len(line.tokens) for line in lines), len(asked), len(ends))
         more = n - len(lines)
-        tokens = [[*lines[one].tokens, *[0] * (length - len(lines[one].tokens))] for one in order]
+        tokens = [token for one in order for token in (*lines[one].tokens, *[0] * (length - len(lines[one].tokens)))]
         places, begins = [lines[one].place for one in order], [lines[one].begin for one in order]
         are_first = not self.is_rounded and places == list(range(n))
         wanted = [rank[one.line] * length + one.token for one in asked]
-        given = [
-            torch.tensor(one, device=self.device)
-            for one in (
-                [*tokens, *[[0] * length] * more], [*begins, *[0] * more],
-                [*places, *[self._n_rows - 1] * more],  # a row that nobody uses
-                [*wanted, *[0] * (m - len(asked))], [*(one.is_first for one in asked), *[False] * (m - len(asked))],
-            )
-        ]  # fmt: skip
+        given = self._bring(
+            [*tokens, *[0] * length * more], [*begins, *[0] * more],
+            [*places, *[self._n_rows - 1] * more],  # a row that nobody uses
+            [*wanted, *[0] * (m - len(asked))], [*(one.is_first for one in asked), *[False] * (m - len(asked))],
+        )  # fmt: skip
+        given[0], given[4] = given[0].view(n, length), given[4].bool()
         reach = self._wide(max(begins) + length)
         self._reserve(reach)
         hidden, *parts = self.replayed(given, (reach, are_first))
         proposal = Proposal(*(part[: len(asked)] for part in parts))
         return Said(proposal, hidden.flatten(0, 1), [rank[number] * length for number in range(len(lines))])
+
+    def _bring(self, *lists: list[int]) -> list[Tensor]:
+        """Return lists of numbers as tensors on the device, which are sent there at once."""
+        every = torch.tensor([number for one in lists for number in one], dtype=torch.long, device=self.device)
+        return list(every.split([len(one) for one in lists]))
 
     def _shape(self, n: int, length: int, asked: int, n_rows: int) -> tuple[int, int, int]:
         """Return the rows, tokens of a row and places asked of a pass over n rows of `n_rows`. On a GPU few shapes are
