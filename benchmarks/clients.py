@@ -12,31 +12,38 @@ import queue
 import sys
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
 OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
+EVENT = b"data: {"
 
 
 def complete(connection: http.client.HTTPConnection, model: str, text: str, stream: bool) -> dict[str, Any]:
-    """Send one request; return its text, its seconds and the server's overhead."""
+    """Send one request; return its text, its seconds, the server's overhead and, of a stream, the seconds between its
+    pieces, the first from the request on."""
     body = json.dumps({"model": model, "prompt": text, "stream": stream})
     begun = time.perf_counter()
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
     response = connection.getresponse()
-    content = response.read()
+    lines, times = list[bytes](), [begun]
+    for line in response:
+        lines.append(line)
+        if line.startswith(EVENT):
+            times.append(time.perf_counter())
+    response.read()  # nothing, but now the connection can be used again
     seconds = time.perf_counter() - begun
     if response.status != 200:
-        raise SystemExit(f"the server returned {response.status}: {content[:200]!r}")
+        raise SystemExit(f"the server returned {response.status}: {b''.join(lines)[:200]!r}")
     overhead = float(response.headers[OVERHEAD_HEADER]) / 1000
-    return {"seconds": seconds, "overhead": overhead, "text": _text(content, stream)}
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    return {"seconds": seconds, "overhead": overhead, "text": _text(lines, stream), "gaps": gaps}
 
 
-def _text(content: bytes, stream: bool) -> str:
-    if not stream:
-        return str(json.loads(content)["choices"][0]["text"])
-    events = [line[6:] for line in content.decode().splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+def _text(lines: list[bytes], stream: bool) -> str:
+    bodies = [line.removeprefix(b"data: ") for line in lines if line.startswith(EVENT)] if stream else [b"".join(lines)]
+    return "".join(json.loads(body)["choices"][0]["text"] for body in bodies)
 
 
 def run(address: str, model: str, n_clients: int, inputs: list[str], stream: bool) -> dict[str, Any]:
@@ -60,6 +67,8 @@ def run(address: str, model: str, n_clients: int, inputs: list[str], stream: boo
         thread.start()
     for thread in threads:
         thread.join()
+    if not all(answers):
+        raise SystemExit("a client failed; see above")
     return {"seconds": time.perf_counter() - begun, "answers": answers}
 
 

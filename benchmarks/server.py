@@ -230,21 +230,33 @@ def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: 
     texts = [answer["text"] for answer in _complete(address, BUDGET, n_clients, inputs)["answers"]]
     same = _same_texts(texts, engine().outputs)
     seconds: dict[str, list[float]] = {name: [] for name in (*budgets, "engine")}
+    requests, pieces = list[list[float]](), list[list[float]]()
     for turn in range(bench.sizes.repeats):
         bench.log(f"{n_clients} clients: round {turn + 1} of {bench.sizes.repeats}")
         for name, budget in budgets.items():
             seconds[name].append(_complete(address, budget, n_clients, inputs)["seconds"])
         seconds["engine"].append(seconds_of(engine))
+        streamed = _complete(address, BUDGET, n_clients, inputs, "stream")["answers"]
+        requests.append([1000 * one["seconds"] for one in streamed])
+        pieces.append([1000 * gap for one in streamed for gap in one["gaps"][1:]])
     times = {name: np.array(values) for name, values in seconds.items()}
     clients, speed = f"{n_clients} client{'s' * (n_clients > 1)}", n / np.median(times["ours"])
 
     def against(what: str, way: str, note: str = "") -> Row:
         return Row.faster("server", f"{clients}: {what}", times["ours"], times[way], same, note)
 
+    def waited(what: str, times: list[list[float]]) -> list[Row]:
+        return [
+            Row.of("server", f"{clients}: {what}, {name}", "ms", [np.percentile(one, percent) for one in times])
+            for name, percent in (("median", 50), ("99th percentile", 99))
+        ]
+
     return [
         against("the expert alone (budget 1)", "expert", f"{speed:.3g} documents a second"),
         against("the predictor alone (budget 0)", "predictor"),
         against(f"the bare engine, batches of {n_clients}", "engine"),
+        *waited("a streamed request", requests),
+        *waited("between two pieces of a stream", pieces),
     ]
 
 

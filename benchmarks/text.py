@@ -71,7 +71,7 @@ class Sizes:
     is_quick: bool = False
 
 
-DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32}, n_asked={1: 8, 8: 16, 32: 32})
+DEFAULT = Sizes(n_documents={1: 2, 8: 8, 32: 32}, n_asked={1: 8, 8: 16, 32: 32, 64: 64})
 QUICK = Sizes(
     n_documents={1: 1, 4: 4},
     n_asked={1: 2, 4: 4},

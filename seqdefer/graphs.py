@@ -8,8 +8,10 @@ function cannot be recorded, it is called.
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -62,29 +64,41 @@ class Replayed:
     ) -> None:
         self.function, self.while_recording = function, while_recording
         self.is_off = False
+        self._lock = threading.Lock()  # threads would overwrite each other's inputs
         self._graphs: dict[Hashable, _Graph] = {}
         self._calls: Counter[Hashable] = Counter()
         self._pool: Any = None
         self._failures = 0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replayed:
+        """Return the same of a copied function: graphs know the addresses of the original's weights."""
+        return Replayed(copy.deepcopy(self.function, memo), copy.deepcopy(self.while_recording, memo))
+
     def __call__(self, tensors: Sequence[Tensor], constants: tuple[Hashable, ...] = ()) -> Sequence[Tensor]:
         if self.is_off or not tensors[0].is_cuda or torch.is_grad_enabled():
             return self.function(*constants, *tensors)
         key = (constants, *((tensor.shape, tensor.dtype) for tensor in tensors))
-        if key not in self._graphs:
-            self._calls[key] += 1
-            if self._calls[key] <= BEFORE:
-                return self.function(*constants, *tensors)
-            try:
-                self._graphs[key] = self._record(tensors, constants)
-            except Exception as error:  # whatever a model does that cannot be recorded
-                logger.info("no CUDA graph of %s: %s", self.function, error)
-                self._failures += 1
-                self.is_off = self._failures == MAX_FAILURES
-                return self.function(*constants, *tensors)
-            if len(self._graphs) > AT_MOST:
-                del self._graphs[next(iter(self._graphs))]
-        return self._graphs[key].replay(tensors)
+        with self._lock:
+            graph = self._graphs.get(key) or self._record_if_known(key, tensors, constants)
+            return graph.replay(tensors) if graph else self.function(*constants, *tensors)
+
+    def _record_if_known(
+        self, key: Hashable, tensors: Sequence[Tensor], constants: tuple[Hashable, ...]
+    ) -> _Graph | None:
+        """Record a graph of a shape that has come before; None for a new one, and where it cannot be recorded."""
+        self._calls[key] += 1
+        if self._calls[key] <= BEFORE:
+            return None
+        try:
+            graph = self._graphs[key] = self._record(tensors, constants)
+        except Exception as error:  # whatever a model does that cannot be recorded
+            logger.info("no CUDA graph of %s: %s", self.function, error)
+            self._failures += 1
+            self.is_off = self._failures == MAX_FAILURES
+            return None
+        if len(self._graphs) > AT_MOST:
+            del self._graphs[next(iter(self._graphs))]
+        return graph
 
     def padded(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Call the function with tensors (n, ...), padded with rows of zeros; return the first n rows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -18,6 +20,22 @@ def test_a_function_is_called_on_a_cpu() -> None:
     one, other = torch.arange(3.0), torch.ones(3)
     assert torch.equal(replayed([one, other], (2,))[0], 2 * one + other)
     assert torch.equal(Replayed(lambda one: [one + 1]).padded([one])[0], one + 1)
+
+
+def test_a_copy_calls_the_copied_function() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.weight = 2.0
+            self.replayed = Replayed(self.double)
+
+        def double(self, one: torch.Tensor) -> list[torch.Tensor]:
+            return [self.weight * one]
+
+    model = Model()
+    other = copy.deepcopy(model)
+    other.weight = 3.0
+    assert model.replayed([torch.ones(1)])[0] == 2
+    assert other.replayed([torch.ones(1)])[0] == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

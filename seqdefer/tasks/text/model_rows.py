@@ -33,7 +33,10 @@ class RowsOf:
         self.free: list[RowPasses] = []
 
     def rows(self) -> ModelRows:
-        passes = self.free.pop() if self.free else RowPasses(self.network, self.to_proposal)
+        try:
+            passes = self.free.pop()
+        except IndexError:
+            passes = RowPasses(self.network, self.to_proposal)
         rows = ModelRows(passes)
         if passes.is_rounded:
             weakref.finalize(rows, self.free.append, passes)

@@ -7,6 +7,7 @@ objects of transformers are filled in place, so each pass wraps the tensors in n
 from __future__ import annotations
 
 import inspect
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,9 +122,12 @@ class ForwardPass:
 
 
 class Network(ABC):
-    """A model that reads an input (`prefill`) and then more tokens (`extend`). Tokens (R, T) hold no padding."""
+    """A model that reads an input (`prefill`) and then more tokens (`extend`). Tokens (R, T) hold no padding.
+
+    Passes change parts of the model while they run (hooks, positions, attention), so threads take turns: `lock`."""
 
     def __init__(self, model: Any) -> None:
+        self.lock = threading.RLock()
         self.model, self.device = model, model.device
         self.head: nn.Module = model.get_output_embeddings()
         self.cache_classes = import_module("transformers.cache_utils")
@@ -174,11 +178,12 @@ class Network(ABC):
             last = arguments[0][:, -1:].contiguous()  # torch multiplies a view row by row
             return (last, *arguments[1:])
 
-        handle = self.head.register_forward_pre_hook(cut)
-        try:
-            yield seen
-        finally:
-            handle.remove()
+        with self.lock:
+            handle = self.head.register_forward_pre_hook(cut)
+            try:
+                yield seen
+            finally:
+                handle.remove()
 
 
 def _said(

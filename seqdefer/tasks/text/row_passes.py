@@ -89,9 +89,10 @@ class RowPasses:
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""
-        if self.is_packed:
+        with self.network.lock:
+            if not self.is_packed:
+                return self._read_padded(lines, asked, ends)
             return self._read_rounded(lines, asked, len(ends)) if self.is_rounded else self._read_packed(lines, asked)
-        return self._read_padded(lines, asked, ends)
 
     def step(self, tokens: Tensor, ends: Tensor, reach: int, wanted: Tensor) -> Proposal:
         """Every row at the first places reads one of `tokens` (P,), which may be padded. Return the proposals at the
@@ -100,7 +101,8 @@ class RowPasses:
         self._reserve(reach)
         rows = torch.arange(len(tokens), device=self.device)
         given = tokens[:, None], ends, rows, wanted, torch.zeros_like(wanted, dtype=torch.bool)
-        return Proposal(*self.replayed(given, (reach, True))[1:])
+        with self.network.lock:
+            return Proposal(*self.replayed(given, (reach, True))[1:])
 
     def encode(self, inputs: Tensor, tokens: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Read inputs (R, S) and tokens (R, T) of new rows, from place `first` on. Return hidden states (R, T + 1, H),
@@ -120,7 +122,8 @@ class RowPasses:
         tokens = nn.functional.pad(tokens, (0, longest - 1 - length, 0, rows))
         places = torch.tensor([*range(first, first + n), *[self._n_rows - 1] * rows], device=self.device)
         self._reserve(1 + tokens.shape[1], width)
-        hidden, logits, context = (part[:n] for part in self.replayed_encoding((inputs, tokens, places)))
+        with network.lock:
+            hidden, logits, context = (part[:n] for part in self.replayed_encoding((inputs, tokens, places)))
         return hidden, logits, context
 
     def _encode(self, inputs: Tensor, tokens: Tensor, places: Tensor) -> Sequence[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from tiny_models import FAMILIES, LENGTH, documents, tiny_pair, tiny_text_model
@@ -137,3 +139,22 @@ def test_turns_count_the_inputs_that_the_expert_reads(family: str) -> None:
     run_all(loop, examples, at_once=2)
     assert sum(turn.inputs_read for turn in turns) == int((examples.inputs != PADDING).sum())
     assert sum(turn.inputs_read > 0 for turn in turns) < len(turns)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "llama"])
+def test_threads_share_a_pair(family: str) -> None:
+    """Passes change the models while they run; threads must not see each other's changes."""
+    pair, examples = tiny_pair(family), documents(8)
+    spec, policy = SequenceSpec(LENGTH, pair.predictor.end), Threshold(Confidence(), 1.0)
+
+    def write(number: int) -> torch.Tensor:
+        some = examples.select(torch.arange(number, number + 3))
+        written = [
+            run_all(speculative_loop(pair.predictor, pair.expert, policy, spec, FixedPace(2)), some) for _ in range(4)
+        ]
+        return torch.stack([one.sequences.tokens for one in written])
+
+    expected = [write(number) for number in range(5)]
+    with ThreadPoolExecutor(5) as pool:
+        for found, alone in zip(pool.map(write, range(5)), expected, strict=True):
+            assert torch.equal(found, alone)
