@@ -8,10 +8,10 @@ function cannot be recorded, it is called.
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 BEFORE = 1  # calls of a shape before it is recorded, which takes as long as two or three
 AT_MOST = 96  # graphs of a function; the oldest is forgotten
 MAX_FAILURES = 3
+_one_at_a_time = threading.Lock()  # CUDA records one graph at a time
 
 Function = Callable[..., Sequence[Tensor]]
 
@@ -70,14 +71,14 @@ class Replayed:
         self._pool: Any = None
         self._failures = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Replayed:
-        """Return the same of a copied function: graphs know the addresses of the original's weights."""
-        return Replayed(copy.deepcopy(self.function, memo), copy.deepcopy(self.while_recording, memo))
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy the functions alone: graphs know the addresses of the original's weights."""
+        return Replayed, (self.function, self.while_recording)
 
     def __call__(self, tensors: Sequence[Tensor], constants: tuple[Hashable, ...] = ()) -> Sequence[Tensor]:
         if self.is_off or not tensors[0].is_cuda or torch.is_grad_enabled():
             return self.function(*constants, *tensors)
-        key = (constants, *((tensor.shape, tensor.dtype) for tensor in tensors))
+        key = (constants, tensors[0].device, *((tensor.shape, tensor.dtype) for tensor in tensors))
         with self._lock:
             graph = self._graphs.get(key) or self._record_if_known(key, tensors, constants)
             return graph.replay(tensors) if graph else self.function(*constants, *tensors)
@@ -119,10 +120,26 @@ class Replayed:
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         # One pool for all: a result is copied out before another graph runs.
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with self.while_recording(), _without_collection(), recording:
-            result = list(self.function(*constants, *given))
+        device = given[0].device
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):  # even if it fails
+            recording = torch.cuda.graph(
+                graph, pool=self._pool, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"
+            )
+            with _one_at_a_time, self.while_recording(), _without_collection(), recording:
+                result = list(self.function(*constants, *given))
         return _Graph(graph, given, result)
+
+
+def weakly(method: Function) -> Function:
+    """Return a method that does not keep its object alive; caches would wait for a garbage collection."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Sequence[Tensor]:
+        found = reference()
+        assert found is not None
+        return found(*arguments)
+
+    return call
 
 
 @contextmanager

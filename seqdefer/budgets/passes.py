@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHUNK = 8  # tokens; also what the engine runs ahead by
+CHUNK = 8  # tokens
 
 
 class PassCounter:

@@ -212,7 +212,8 @@ class StateExpertRows(ExpertRows):
 
 def rows_of_predictor(predictor: Predictor[Any]) -> PredictorRows:
     """Return a predictor's rows, without any row."""
-    return predictor.rows() or StatePredictorRows(predictor, AT_MOST)
+    rows = predictor.rows()
+    return StatePredictorRows(predictor, AT_MOST) if rows is None else rows
 
 
 def rows_of_expert(expert: Expert) -> ExpertRows:
@@ -222,4 +223,5 @@ def rows_of_expert(expert: Expert) -> ExpertRows:
             f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
             "only completes; use a one-time or whole policy"
         )
-    return expert.rows() or StateExpertRows(expert)
+    rows = expert.rows()
+    return StateExpertRows(expert) if rows is None else rows

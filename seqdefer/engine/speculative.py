@@ -98,10 +98,16 @@ class SpeculativeLoop:
 
     @torch.no_grad()
     def admit(self, examples: Examples, policy: Policy[Any] | None = None) -> list[RowWritten]:
+        """Add rows. Where a model fails to read them, none is added."""
         context = self.predictor.admit(examples.inputs)
         self._device = context.device
-        self.policies.admit((policy or self.policy).start(context), len(examples), context.device)
-        self.expert.admit(examples)
+        try:
+            state = (policy or self.policy).start(context)
+            self.expert.admit(examples)
+        except BaseException:
+            self.predictor.keep(torch.arange(len(self.rows), device=context.device))
+            raise
+        self.policies.admit(state, len(examples), context.device)
         new = [RowWritten(self._n_admitted + place) for place in range(len(examples))]
         self._n_admitted += len(new)
         self.rows += new
@@ -145,12 +151,14 @@ class SpeculativeLoop:
         start, length = time.perf_counter(), self.spec.length
         positions, columns = self._tensor(begin), list[tuple[Tensor, Tensor, Tensor]]()
         furthest = min(begin) if self.predictor.runs_past_end else max(begin)
-        most = min(self.pace.most_steps(), length - furthest)
+        most = min(self.pace.most_steps(), AT_MOST, length - furthest)
         progress = _Progress(self, len(begin))
         for step in range(most):
             proposal = self.predictor.propose()
             here = (positions + step).clamp(max=length - 1)
             columns.append((proposal.tokens, *self._decide(here, proposal)))
+            if not self.predictor.runs_past_end and bool(self.spec.is_end(proposal.tokens).any()):
+                break
             if step + 1 == most or not self.pace.goes_on(progress.useful(here, *columns[-1])):
                 break
             if progress.is_settled and time.perf_counter() - start > SHOWN_SECONDS:

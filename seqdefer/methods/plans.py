@@ -103,7 +103,7 @@ class TokenPlan(Plan):
         self.rejector, self.device = rejector, pair.predictor.device
         self.loop = SpeculativeLoop(
             rows_of_predictor(pair.predictor),
-            expert_rows or rows_of_expert(pair.expert),
+            rows_of_expert(pair.expert) if expert_rows is None else expert_rows,
             Threshold(rejector),
             pair.spec,
             pace,

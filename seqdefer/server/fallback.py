@@ -141,8 +141,9 @@ class FallbackRows(_Guard, ExpertRows):
         places = {number: self.places[chunk.row] for number, chunk in enumerate(chunks)}
         asked = {number: replace(chunks[number], row=place) for number, place in places.items() if place is not None}
         if asked:
+            before = inner.tokens_read
             named = self._run(lambda: inner.read(list(asked.values())))
-            self.tokens_read = inner.tokens_read
+            self.tokens_read += inner.tokens_read - before
             for number, answer in zip(asked, named or (), strict=False):  # none where the expert failed
                 answers[number] = answer
         return answers

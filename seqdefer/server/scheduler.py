@@ -249,6 +249,7 @@ class Scheduler:
         self._note_failures(batch)
         batch.close()
         self._batches.remove(batch)
+        self._shared = None if batch is self._shared else self._shared
 
     def _note_failures(self, batch: RunningBatch) -> None:
         while batch.refused:

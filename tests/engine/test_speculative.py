@@ -10,7 +10,7 @@ import torch
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace
-from seqdefer.engine.speculative import run_all, speculative_loop
+from seqdefer.engine.speculative import collect, run_all, speculative_loop
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
@@ -76,3 +76,36 @@ def test_no_row_is_asked_past_its_last_token() -> None:
     predictor.runs_past_end = True
     run_all(speculative_loop(predictor, task.expert, policy, task.spec, FixedPace(4)), task.split("test"), at_once=4)
     assert longest >= task.spec.length
+
+
+def test_no_row_is_asked_past_its_end_token() -> None:
+    task = ToyTask(n=12, length=6, vocabulary=3)
+    asked = list[list[int]]()
+
+    def write(given: torch.Tensor, prefix: list[int]) -> tuple[int, float]:
+        asked.append(prefix)
+        return (int(given.sum()) + len(prefix)) % 3, float((int(given.sum()) + len(prefix)) % 4)
+
+    predictor, policy = FunctionPredictor(write, "function"), Threshold(Confidence(), 2.0)
+    run_all(speculative_loop(predictor, task.expert, policy, task.spec, FixedPace(4)), task.split("test"), at_once=4)
+    assert not any(task.spec.end in prefix for prefix in asked)
+
+
+def test_a_failed_admission_adds_no_row() -> None:
+    """Rows at work go on as if nothing had been tried."""
+    task = ToyTask(n=6, length=5)
+    examples, policy = task.split("test"), Threshold(Confidence(), 0.5)
+
+    class Failing(Threshold):
+        def start(self, context: torch.Tensor) -> Any:
+            raise RuntimeError("no start")
+
+    loop = speculative_loop(task.predictor, task.expert, policy, task.spec, FixedPace(2))
+    rows = loop.admit(examples.select(torch.arange(3)))
+    loop.turn()
+    with pytest.raises(RuntimeError, match="no start"):
+        loop.admit(examples.select(torch.arange(3, 5)), Failing(Confidence()))
+    while loop.rows:
+        loop.turn()
+    expected = roll_out(task.predictor, task.expert, examples.select(torch.arange(3)), policy, task.spec)
+    same(collect(rows, task.spec), expected)

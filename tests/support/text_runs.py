@@ -42,7 +42,7 @@ def models(place: Path, family: str = "t5") -> list[str]:
 def command(place: Path, out: Path, *more: str, family: str = "t5") -> list[str]:
     data = ["--train", str(place / "train.jsonl"), "--test", str(place / "test.jsonl"), "--device", "cpu", "--quiet"]
     sizes = ["--seeds", "2", "--instances", str(N_TEST // 2), "--length", str(LENGTH), "--rouge", "words"]
-    return ["run", "text", *models(place, family), *data, *sizes, "--out", str(out), *more]
+    return ["run", "text", *models(place, family), *data, *sizes, "--no-timing", "--out", str(out), *more]
 
 
 def finished(place: Path, out: Path, *more: str, family: str = "t5") -> Path:

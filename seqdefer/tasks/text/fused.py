@@ -82,14 +82,16 @@ class Rotation:
     """Rotates queries and keys by halves, as most models do: x * cos + (-second half, first half) * sin."""
 
     def __init__(self) -> None:
-        self._sin, self._signed = torch.zeros(0), torch.zeros(0)
+        self._known = torch.zeros(0), torch.zeros(0)
 
     def __call__(self, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        if sin is not self._sin:  # the same for all layers
+        known, signed = self._known
+        if sin is not known:  # the same for all layers
             first, second = sin.chunk(2, -1)
-            self._sin, self._signed = sin, torch.cat([-first, second], -1).unsqueeze(1)
+            signed = torch.cat([-first, second], -1).unsqueeze(1)
+            self._known = sin, signed
         both = torch.cat([queries, keys], 1)  # (R, H, T, D)
-        turned = torch.addcmul(both * cos.unsqueeze(1), both.roll(both.shape[-1] // 2, -1), self._signed)
+        turned = torch.addcmul(both * cos.unsqueeze(1), both.roll(both.shape[-1] // 2, -1), signed)
         return turned[:, : queries.shape[1]], turned[:, queries.shape[1] :]
 
 

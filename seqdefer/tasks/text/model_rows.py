@@ -72,11 +72,15 @@ class ModelRows:
         chunks = [Chunk(row, [], [0]) for row in range(first, len(self))]
         contexts = torch.zeros(len(chunks), 0)
         said = []
-        for numbers in self._passes(chunks):
-            part, own = self._read_new([chunks[number] for number in numbers])
-            contexts = contexts if contexts.shape[1] else own.new_zeros(len(chunks), own.shape[1])
-            contexts[numbers] = own
-            said.append((numbers, part))
+        try:
+            for numbers in self._passes(chunks):
+                part, own = self._read_new([chunks[number] for number in numbers])
+                contexts = contexts if contexts.shape[1] else own.new_zeros(len(chunks), own.shape[1])
+                contexts[numbers] = own
+                said.append((numbers, part))
+        except BaseException:
+            self.keep(range(first))
+            raise
         return _in_order(said, chunks), contexts
 
     @torch.no_grad()

@@ -133,6 +133,12 @@ class Network(ABC):
         self.cache_classes = import_module("transformers.cache_utils")
         self.fused = Fused(model)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("lock", "cache_classes")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock(), cache_classes=import_module("transformers.cache_utils"))
+
     @abstractmethod
     def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         """Read inputs (R, S), padded on the right with PADDING, and tokens (R, T), T possibly 0. With `says_all`,

@@ -3,9 +3,9 @@
 What a query may see, and its position, differ from row to row: masks and positions are given to the model, and what it
 would derive from the width of the cache is replaced (`_positions`): the relative bias of T5, learned positions of BART.
 
-On a CPU padding costs as much as tokens do. There the lines of a decoder-only model are packed: all tokens of a pass
-are one row without padding, and each attends to the cache of its own row. On a GPU shapes are rounded up, and passes
-are replayed as CUDA graphs (`seqdefer.graphs`).
+Padding costs as much as tokens do, so the lines of a decoder-only model are packed: all tokens of a pass are one row,
+and each attends to the cache of its own row. On a GPU shapes are rounded up, and passes are replayed as CUDA graphs
+(`seqdefer.graphs`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.graphs import Replayed, finely_rounded, rounded
+from seqdefer.graphs import Replayed, finely_rounded, rounded, weakly
 from seqdefer.tasks.text.caches import (
     Growth,
     Layer,
@@ -83,9 +83,9 @@ class RowPasses:
         self.replaces_attention = can_replace_attention(network.model)
         self.is_packed = self.replaces_attention and network.device.type in ("cpu", "cuda")
         self.is_rounded = network.device.type == "cuda"
-        self.replayed = Replayed(self._padded, network.fused)
-        self.replayed_packed = Replayed(self._packed, network.fused)
-        self.replayed_encoding = Replayed(self._encode, network.fused)
+        self.replayed, self.replayed_packed, self.replayed_encoding = (
+            Replayed(weakly(method), network.fused) for method in (self._padded, self._packed, self._encode)
+        )
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""

@@ -65,6 +65,7 @@ def labels_in(folder: Path) -> dict[str, bytes]:
 
 def test_every_method_is_in_the_results_and_in_the_report(done: Path) -> None:
     results, names = load_results(done), {*usual_methods(), *REFERENCES}
+    names.remove("RandomSpeculative")  # it is compared by passes or seconds alone
     assert set(results.summary) == names
     assert [set(seed.methods) for seed in results.seeds] == [names] * 2
     assert results.task == "text"
