@@ -106,7 +106,7 @@ class Pace:
             self._stretch = Stretch()
 
     def _compare(self, stretch: Stretch) -> None:
-        """Compare a stretch with the expert alone; warn once where it is clearly faster."""
+        """Compare a stretch with the expert alone; warn once where the expert is clearly faster."""
         alone = self.pass_seconds * stretch.alone_passes + self.token_seconds * stretch.alone_tokens
         if stretch.seconds <= MARGIN * alone:
             self.slowdown = Slowdown()
