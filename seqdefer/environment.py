@@ -13,6 +13,8 @@ from seqdefer.errors import OptionError, unknown
 from seqdefer.renames import names_moved
 
 if TYPE_CHECKING:
+    from typing import Any
+
     import torch
 else:
     __getattr__ = names_moved(__name__)
@@ -47,6 +49,15 @@ def machine(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def send(values: list[Any], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor of numbers on a device. A GPU gets them in its turn, and nobody waits for its earlier work."""
+    import torch
+
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def choose_device(name: str) -> torch.device:

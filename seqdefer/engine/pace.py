@@ -1,8 +1,9 @@
 """How far the predictor runs ahead of the expert, and how far the expert reads, by what their work takes.
 
 A step of the predictor gains a token of every row without an open question, and one of a row with q open questions with
-probability g^q, where g is how often the expert agrees with a guess. The step pays as long as it gains tokens faster
-than turns do on average. The time to read tokens is left out of that average: what stands is read once in any case.
+probability g^q, where g is how often the expert agrees with a guess. The step pays as long as it gains tokens of a row
+faster than turns do on average, whatever the number of rows. The time to read tokens is left out of that average: what
+stands is read once in any case.
 
 Reading on to a row's next question pays where it saves more of a turn's fixed time than it takes. On a GPU a pass over
 many tokens takes hardly longer than one over few, so all are asked; on a CPU mostly the first alone.
@@ -45,6 +46,11 @@ class Turn:
     written: int = 0
     seconds: float = 0.0
 
+    @property
+    def positions(self) -> float:
+        """Tokens written of a row, on average."""
+        return self.written / self.rows
+
 
 @dataclass
 class Stretch:
@@ -60,7 +66,7 @@ class Stretch:
         self.passes += turn.passes
         self.written += turn.written
         self.seconds += turn.seconds
-        self.alone_passes += turn.written / turn.rows
+        self.alone_passes += turn.positions
         self.alone_tokens += turn.written + turn.inputs_read
 
 
@@ -89,13 +95,13 @@ class Pace:
     """Decides for a loop, and learns from its turns. Loops of one pair share it."""
 
     def __init__(self) -> None:
-        self._seen = dict.fromkeys(vars(Turn()), 0.0)
+        self._seen = dict.fromkeys([*vars(Turn()), "positions"], 0.0)
         self._passes = [0.0] * 5  # weighted sums of 1, n, n^2, t, n t over passes of n tokens that took t seconds
         self._stretch, self.slowdown, self._has_warned = Stretch(), Slowdown(), False
 
     def note(self, turn: Turn) -> None:
-        for name, value in vars(turn).items():
-            self._seen[name] = MEMORY * self._seen[name] + value
+        for name in self._seen:
+            self._seen[name] = MEMORY * self._seen[name] + getattr(turn, name)
         if turn.passes:
             n, t = turn.tokens_read, turn.pass_seconds
             sums = zip(self._passes, (1, n, n * n, t, n * t), strict=True)
@@ -136,22 +142,29 @@ class Pace:
         return AT_MOST
 
     def goes_on(self, useful: float) -> bool:
-        """Tell whether one more step of the predictor pays that is expected to gain `useful` tokens."""
+        """Tell whether one more step of the predictor pays that is expected to gain a token of this share of rows."""
         seen = self._seen
         if not seen["steps"]:
             return False
         fixed_seconds = seen["seconds"] - self.token_seconds * seen["tokens_read"]
-        return useful * fixed_seconds * seen["steps"] >= seen["written"] * seen["step_seconds"]
+        return useful * fixed_seconds * seen["steps"] >= seen["positions"] * seen["step_seconds"]
 
     def reads_on(self, answered: int, gap: int, rows: int) -> bool:
         """Tell whether a row should read `gap` more tokens to ask one more question after `answered` others, where
         `rows` rows share the pass."""
         if not answered:
             return True
-        seen = self._seen
-        steps = seen["step_seconds"] / max(seen["steps"], 1.0)
-        fixed = self.pass_seconds + steps
-        return self.agreement**answered * fixed / rows >= gap * self.token_seconds
+        return self.agreement**answered * self._turn_seconds / rows >= gap * self.token_seconds
+
+    def looks_on(self, asked: int, gap: int, rows: int) -> bool:
+        """Tell whether a row should read `gap` more tokens to know the expert's token after all of its guesses, which
+        is of use where that position is deferred."""
+        return self.share * self.agreement**asked * self._turn_seconds / rows >= gap * self.token_seconds
+
+    @property
+    def _turn_seconds(self) -> float:
+        """What the shortest turn takes: a step, and a pass besides its tokens."""
+        return self.pass_seconds + self._seen["step_seconds"] / max(self._seen["steps"], 1.0)
 
     @property
     def pass_seconds(self) -> float:
@@ -175,11 +188,12 @@ class Pace:
 
 
 class FixedPace(Pace):
-    """Runs ahead `ahead` tokens, and asks at the first `asks` deferred positions of each row; None: at all."""
+    """Runs ahead `ahead` tokens, and asks at the first `asks` deferred positions of each row (None: at all), and with
+    `foresees` after all of its guesses."""
 
-    def __init__(self, ahead: int, asks: int | None = None) -> None:
+    def __init__(self, ahead: int, asks: int | None = None, *, foresees: bool = False) -> None:
         super().__init__()
-        self.ahead, self.asks = ahead, asks
+        self.ahead, self.asks, self.foresees = ahead, asks, foresees
 
     def most_steps(self) -> int:
         return self.ahead
@@ -189,3 +203,6 @@ class FixedPace(Pace):
 
     def reads_on(self, answered: int, gap: int, rows: int) -> bool:
         return self.asks is None or answered < self.asks
+
+    def looks_on(self, asked: int, gap: int, rows: int) -> bool:
+        return self.foresees

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.engine.pace import AT_MOST
+from seqdefer.environment import send
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert, NextTokenExpert, Predictor
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
@@ -68,7 +69,7 @@ class StateRows(Generic[State]):
             back = [steps[row] for row in batch.rows.tolist()]
             for n in sorted(set(back)):
                 is_all = back.count(n) == len(back)
-                members = torch.tensor([place for place, m in enumerate(back) if m == n], device=batch.rows.device)
+                members = send([place for place, m in enumerate(back) if m == n], batch.rows.device)
                 kept = batch.states[: len(batch.states) - n]
                 states = kept if is_all else [self.select(state, members) for state in kept[-1:]]
                 batches.append(_Batch(batch.rows[members], states))

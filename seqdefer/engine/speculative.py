@@ -3,7 +3,9 @@
 The predictor runs ahead. At a deferred position it goes on with its own token, as a guess. One pass of the expert then
 reads what the rows with open questions have written since they last asked, and names its token at every question. Where
 it differs from the guess, it is written and the row goes back to it; elsewhere the guess was right. Rows therefore
-stand at their own positions; a row that ends leaves at once, and another may take its place between two turns.
+stand at their own positions; a row that ends leaves at once, and another may take its place between two turns. Where it
+costs little, the expert reads to the end of a row's guesses and names the token after them too: if that position is
+deferred and the guesses were right, its question is answered before it is asked.
 
 Without deferral the expert never runs. With deferral everywhere this is lossless speculative decoding.
 
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from seqdefer.engine.pace import AT_MOST, Pace, Turn
 from seqdefer.engine.rows import StateRows, rows_of_expert, rows_of_predictor
+from seqdefer.environment import send
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
@@ -53,6 +56,7 @@ class RowWritten:
     scores: list[float] = field(default_factory=list)
     is_over: bool = False
     n_read: int = 0  # tokens that the expert has read
+    foreseen: Any = None  # the expert's next token, if it has read all others
 
 
 @dataclass
@@ -62,18 +66,21 @@ class _Guesses:
     row: RowWritten
     tokens: list[Any]
     scores: list[float]
-    questions: list[int]  # deferred positions of this turn
+    deferred: list[int]  # positions of this turn
+    questions: list[int]  # those whose answer is not known
     asked: list[int] = field(default_factory=list)  # the first of them
+    looks_on: bool = False  # whether the expert also names the token after all
 
     @property
     def unread(self) -> list[Any]:
-        """The tokens before the last question asked that the expert has not read."""
-        return [*self.row.tokens[self.row.n_read :], *self.tokens[: self.asked[-1]]]
+        """The tokens that the expert reads: those before the last place asked that it has not read."""
+        end = len(self.tokens) if self.looks_on else self.asked[-1]
+        return [*self.row.tokens[self.row.n_read :], *self.tokens[:end]]
 
     def chunk(self, place: int) -> Chunk:
-        begin = len(self.row.tokens) - self.row.n_read
+        begin, end = len(self.row.tokens) - self.row.n_read, [len(self.tokens)] if self.looks_on else []
         guesses = [self.tokens[step] for step in self.asked]
-        return Chunk(place, self.unread, [begin + step for step in self.asked], guesses)
+        return Chunk(place, self.unread, [begin + step for step in (*self.asked, *end)], guesses)
 
 
 class SpeculativeLoop:
@@ -133,14 +140,14 @@ class SpeculativeLoop:
             kept = [(begin[place], turned[place]) for place in going]
             back = [before + steps - len(row.tokens) for before, row in kept]
             self.predictor.go_back(back)
-            self.policies.go_back(back)
             self.predictor.append(self._tensor([row.tokens[-1] for row in self.rows]))
+            self.policies.go_back(back)  # while a GPU reads these tokens
         turn.seconds = time.perf_counter() - start
         self.pace.note(turn)
         return turned
 
     def _tensor(self, values: list[Any]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+        return send(values, self._device)
 
     # -- the predictor ---------------------------------------------------------------------------------------------
 
@@ -156,21 +163,32 @@ class SpeculativeLoop:
         for step in range(most):
             proposal = self.predictor.propose()
             here = (positions + step).clamp(max=length - 1)
-            columns.append((proposal.tokens, *self._decide(here, proposal)))
-            if not self.predictor.runs_past_end and bool(self.spec.is_end(proposal.tokens).any()):
+            scores, defer = self._decide(here, proposal)
+            tokens, is_open = self._foreseen(proposal.tokens, defer) if step == 0 else (proposal.tokens, defer)
+            columns.append((tokens, scores, defer))
+            if not self.predictor.runs_past_end and bool(self.spec.is_end(tokens).any()):
                 break
-            if step + 1 == most or not self.pace.goes_on(progress.useful(here, *columns[-1])):
+            if step + 1 == most or not self.pace.goes_on(progress.useful(here, tokens, is_open)):
                 break
             if progress.is_settled and time.perf_counter() - start > SHOWN_SECONDS:
                 break
-            self.predictor.append(proposal.tokens)
-        tokens, scores, defer = (torch.stack(parts, 1).tolist() for parts in zip(*columns, strict=True))
+            self.predictor.append(tokens)
+        written = [torch.stack(parts, 1).tolist() for parts in zip(*columns, strict=True)]
         turn.steps, turn.step_seconds = len(columns), time.perf_counter() - start
         self.work.predictor_steps += len(columns)
-        guesses = [self._own(*parts) for parts in zip(self.rows, tokens, scores, defer, strict=True)]
+        guesses = [self._own(*parts) for parts in zip(self.rows, *written, strict=True)]
         turn.proposed = sum(len(one.tokens) for one in guesses)
-        turn.deferred = sum(len(one.questions) for one in guesses)
+        turn.deferred = sum(len(one.deferred) for one in guesses)
         return guesses, len(columns)
+
+    def _foreseen(self, tokens: Tensor, defer: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the expert's token where it is known and wanted. Return all tokens, and where questions are open."""
+        known = [row.foreseen is not None for row in self.rows]
+        if not any(known):
+            return tokens, defer
+        named = self._tensor([row.foreseen if is_known else 0 for row, is_known in zip(self.rows, known, strict=True)])
+        is_known = self._tensor(known)
+        return torch.where(is_known & defer, named.to(tokens.dtype), tokens), defer & ~is_known
 
     def _decide(self, positions: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         scores, defer = list[Tensor](), list[Tensor]()
@@ -194,7 +212,9 @@ class SpeculativeLoop:
         tokens = tokens[: self.spec.length - len(row.tokens)]
         if self.spec.end in tokens:
             tokens = tokens[: tokens.index(self.spec.end) + 1]
-        return _Guesses(row, tokens, scores, [step for step in range(len(tokens)) if defer[step]])
+        deferred = [step for step in range(len(tokens)) if defer[step]]
+        questions = deferred if row.foreseen is None else [step for step in deferred if step > 0]
+        return _Guesses(row, tokens, scores, deferred, questions)
 
     # -- the expert ------------------------------------------------------------------------------------------------
 
@@ -229,31 +249,37 @@ class SpeculativeLoop:
                 one.tokens = one.tokens[:step]
                 return
             one.asked.append(step)
+        gap = len(one.tokens) - one.asked[-1]
+        one.looks_on = not self._is_over(one.row.tokens + one.tokens) and self.pace.looks_on(len(one.asked), gap, rows)
+
+    def _is_over(self, tokens: list[Any]) -> bool:
+        return len(tokens) == self.spec.length or tokens[-1] == self.spec.end
 
     def _settle(self, one: _Guesses, answers: list[Any], turn: Turn) -> int:
         """Write a row as far as it is right. Return how many tokens of its chunk the expert has read for nothing."""
         row, begin, back = one.row, len(one.row.tokens), 0
         row.n_read += len(one.unread) if one.asked else 0
-        for step, answer in zip(one.asked, answers, strict=True):
+        row.foreseen = answers[-1] if one.looks_on else None
+        for step, answer in zip(one.asked, answers, strict=not one.looks_on):
             turn.asked += 1
             if answer != one.tokens[step]:
                 one.tokens = [*one.tokens[:step], answer]
                 back = row.n_read - (begin + step)
-                row.n_read -= back
+                row.n_read, row.foreseen = row.n_read - back, None
                 break
             turn.agreed += 1
         row.tokens += one.tokens
-        n, deferred = len(one.tokens), set(one.questions)
+        n, deferred = len(one.tokens), set(one.deferred)
         row.authors += [EXPERT if step in deferred else PREDICTOR for step in range(n)]
         row.scores += one.scores[:n]
-        row.is_over = len(row.tokens) == self.spec.length or row.tokens[-1] == self.spec.end
+        row.is_over = self._is_over(row.tokens)
         return back
 
     def _keep_going(self) -> list[int]:
         """Let rows that are over leave; return the places of the others."""
         going = [place for place, row in enumerate(self.rows) if not row.is_over]
         if len(going) < len(self.rows):
-            kept = torch.tensor(going, dtype=torch.long, device=self._device)
+            kept = send(going, self._device, torch.long)
             self.predictor.keep(kept)
             self.policies.keep(kept)
             self.expert.keep(kept)
@@ -262,23 +288,23 @@ class SpeculativeLoop:
 
 
 class _Progress:
-    """How many tokens the next step of a turn is expected to gain, and whether no question is open. On a GPU, looking
-    at decisions would hold up the work that follows, so usual ones are assumed."""
+    """The share of rows of which the next step of a turn is expected to gain a token, and whether no question is open.
+    On a GPU, looking at decisions would hold up the work that follows, so usual ones are assumed."""
 
     def __init__(self, loop: SpeculativeLoop, n: int) -> None:
         self.spec, self.pace = loop.spec, loop.pace
         self.weights = torch.ones(n) if loop._device.type == "cpu" else None
-        self.expected, self.is_settled = float(n), loop._device.type == "cpu"
+        self.expected, self.is_settled = 1.0, loop._device.type == "cpu"
 
-    def useful(self, positions: Tensor, tokens: Tensor, scores: Tensor, defer: Tensor) -> float:
+    def useful(self, positions: Tensor, tokens: Tensor, is_open: Tensor) -> float:
         agreement = self.pace.agreement
         if self.weights is None:
             self.expected *= 1 - self.pace.share * (1 - agreement)
             return self.expected
-        self.weights[defer] *= agreement
-        self.is_settled &= not bool(defer.any())
+        self.weights[is_open] *= agreement
+        self.is_settled &= not bool(is_open.any())
         self.weights[self.spec.is_end(tokens) | (positions + 1 >= self.spec.length)] = 0
-        return float(self.weights.sum())
+        return float(self.weights.mean())
 
 
 def speculative_loop(

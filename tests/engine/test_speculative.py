@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from thresholds import between
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
@@ -15,6 +16,7 @@ from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.testing import FunctionPredictor, ToyTask
+from seqdefer.testing.fakes import ToyExpert
 from seqdefer.types import Rollout
 
 TOYS = {
@@ -48,13 +50,30 @@ def same(found: Rollout, expected: Rollout) -> None:
 def test_writes_what_the_interleaved_loop_writes(task: ToyTask, ahead: int, at_once: int | None) -> None:
     examples = task.split("test")
     expected_scores = roll_out(task.predictor, task.expert, examples, Threshold(Confidence(), 9e9), task.spec).scores
-    for threshold in (-9e9, *expected_scores.flatten().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist(), 9e9):
+    for threshold in (-9e9, *(between(expected_scores, share) for share in (0.1, 0.5, 0.9)), 9e9):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(task.predictor, task.expert, examples, policy, task.spec)
-        loop = speculative_loop(task.predictor, task.expert, policy, task.spec, FixedPace(ahead))
-        same(run_all(loop, examples, at_once), expected)
-        loop = speculative_loop(task.predictor, task.expert, policy, task.spec, Pace())
-        same(run_all(loop, examples, at_once), expected)
+        for pace in (FixedPace(ahead), FixedPace(ahead, foresees=True), Pace()):
+            loop = speculative_loop(task.predictor, task.expert, policy, task.spec, pace)
+            same(run_all(loop, examples, at_once), expected)
+
+
+class Agreeing(ToyExpert):
+    """Names the predictor's tokens."""
+
+    def next(self, state: Any, rows: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return self.task.predictor.propose(state).tokens[rows], state
+
+
+@pytest.mark.parametrize(("foresees", "passes"), [(False, 9), (True, 5)])
+def test_a_foreseen_token_is_not_asked_for(foresees: bool, passes: int) -> None:
+    """One token a turn, all deferred: with each answer the expert also gives that to the next question."""
+    task = ToyTask(n=1, length=9, ends=False)
+    policy = Threshold(Confidence(), -9e9)
+    loop = speculative_loop(task.predictor, Agreeing(task), policy, task.spec, FixedPace(1, foresees=foresees))
+    rollout = run_all(loop, task.split("test"))
+    assert bool(rollout.by_expert.all())
+    assert loop.work.expert_passes == passes
 
 
 def test_no_row_is_asked_past_its_last_token() -> None:

@@ -25,7 +25,7 @@ from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 N_WORDS = 60
 LENGTH = 8  # tokens to write
 ENCODER_DECODERS = ("t5", "t5-tied", "mt5", "bart", "pegasus")
-DECODERS = ("gpt2", "llama", "qwen2")
+DECODERS = ("gpt2", "llama", "qwen2", "qwen3")
 FAMILIES = ENCODER_DECODERS + DECODERS
 SOME_FAMILIES = ("t5", "bart", "gpt2", "llama")  # one of each kind of position
 SEEDS = {"pegasus": (13, 10)}  # the default seeds give sequences of one length
@@ -78,6 +78,8 @@ def tiny(family: str, n_layers: int, seed: int) -> Any:
             model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**common, "eos_token_id": [1, 7, 8]}, **llama))
         case "qwen2":
             model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**common, **llama))
+        case "qwen3":  # norms queries and keys
+            model = hf.Qwen3ForCausalLM(hf.Qwen3Config(**common, **llama, head_dim=8))
         case _:
             raise AssertionError(family)
     return lively(model, seed)

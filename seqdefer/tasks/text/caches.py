@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 ROOM = 64  # columns that a cache grows by, at least
-PACKED, LAID_OUT, GROUPED = "seqdefer_packed", "seqdefer_laid_out", "seqdefer_grouped"  # our attentions' names
+PACKED, BLOCKED, GROUPED = "seqdefer_packed", "seqdefer_blocked", "seqdefer_grouped"  # our attentions' names
 
 
 class Growth:
@@ -81,6 +81,11 @@ class Layer:
         if not target.is_packed:  # otherwise `_attend_packed` looks into the buffers itself
             keys, values = (tensor[target.rows, :, : target.reach] for tensor in self.tensors)
         return keys, values
+
+    def make_room(self, target: Target, like: Tensor) -> None:
+        """Make room for a pass whose keys and values are like a tensor (R, H, T, D)."""
+        for buffer in self.buffers:
+            buffer.room_for(target.n_rows, target.reach, like)
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -153,17 +158,27 @@ class _Packing:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the N tokens of a packed pass stand among R rows of T. Attention is computed there, on a GPU in one go."""
+class Blocks:
+    """The tokens of a packed pass on a GPU, in B blocks of up to `size` tokens of one row."""
 
-    tokens: Tensor  # (R, T): the token at each place; any where there is none
-    places: Tensor  # (N,): the place of each token among R x T
-    rows: Tensor  # (R,): the places of the rows in the caches
-    bias: Tensor  # (R, 1, G T, reach): 0 where one of the G queries that share keys may look
+    size: int
+    starts: Tensor  # (B,): the first token of each among all
+    counts: Tensor  # (B,): its tokens; none in blocks that only pad
+    places: Tensor  # (B,): of its row in the caches
+    columns: Tensor  # (B,): of its first token
+
+
+@dataclass(frozen=True)
+class BlockedPass:
+    """What a packed pass on a GPU writes and sees."""
+
+    layers: list[Layer]
+    target: Target
+    blocks: Blocks
 
 
 _packing: ContextVar[_Packing] = ContextVar("packing")
-_layout: ContextVar[tuple[list[Layer], Layout]] = ContextVar("layout")
+current_pass: ContextVar[BlockedPass] = ContextVar("current_pass")
 
 
 def can_replace_attention(model: Any) -> bool:
@@ -174,7 +189,7 @@ def can_replace_attention(model: Any) -> bool:
     if config.is_encoder_decoder or not is_plain or not getattr(model, "_supports_attention_backend", False):
         return False
     attention.register(PACKED, _attend_packed)
-    attention.register(LAID_OUT, _attend_laid_out)
+    attention.register(BLOCKED, _attend_blocked)
     attention.register(GROUPED, _attend_grouped)
     return True
 
@@ -191,14 +206,14 @@ def packed(model: Any, layers: list[Layer], segments: list[Segment]) -> Iterator
 
 
 @contextmanager
-def laid_out(model: Any, layers: list[Layer], layout: Layout) -> Iterator[None]:
-    """Let the tokens of a packed pass attend to the caches of their rows."""
-    token = _layout.set((layers, layout))
+def blocked(model: Any, one: BlockedPass) -> Iterator[None]:
+    """Let the tokens of a packed pass attend to the caches of their rows by kernels."""
+    token = current_pass.set(one)
     try:
-        with _attention(model, LAID_OUT):
+        with _attention(model, BLOCKED):
             yield
     finally:
-        _layout.reset(token)
+        current_pass.reset(token)
 
 
 @contextmanager
@@ -229,16 +244,15 @@ def _attend_grouped(
     return result.reshape(n, heads, length, size).transpose(1, 2), None
 
 
-def _attend_laid_out(
+def _attend_blocked(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """Return the attention of a packed pass, (1, N, H, D), of query (1, H, N, D)."""
-    layers, layout = _layout.get()
-    reach = layout.bias.shape[3]
-    keys, values = (tensor[layout.rows, :, :reach] for tensor in layers[module.layer_idx].tensors)
-    rows = query[0].transpose(0, 1)[layout.tokens].transpose(1, 2)  # (R, H, T, D)
-    result, _ = _attend_grouped(module, rows, keys, values, layout.bias, **options)  # (R, T, H, D)
-    return result.flatten(0, 1)[layout.places][None], None
+    from seqdefer.tasks.text.kernels import attend
+
+    one, scale = current_pass.get(), options.get("scaling")
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    return attend(query[0].transpose(0, 1), one.layers[module.layer_idx], one.blocks, scale)[None], None
 
 
 def _attend_packed(

@@ -2,8 +2,9 @@
 
 Every row of the caches holds its prompt (or start token) and its tokens from column 0 on, without padding. A row
 forgets tokens by moving its end back; they are overwritten later. Rows that leave make room for the last ones, so that
-the rows at work are always the first of the caches. On a GPU the caches outlive the rows: the next rows of the model
-use them, and the graphs of their passes, again.
+the rows at work are always the first of the caches. On a GPU, where a few idle rows cost nothing, they leave room for
+new ones instead; and the caches outlive the rows: the next rows of the model use them, and the graphs of their passes,
+again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from seqdefer.environment import send
 from seqdefer.rows import Chunk
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, Network
 from seqdefer.tasks.text.row_passes import Place, RowPasses, TokenLine, ToProposal
 from seqdefer.types import Proposal
 
 TOKENS_PER_PASS = {"cpu": 2048, "gpu": 2**13}  # of new rows
-LONGEST_MIXED = 256  # tokens of a new row that is read together with others on a GPU
 
 
 class RowsOf:
@@ -108,23 +109,32 @@ class ModelRows:
         for place, n in zip(self.places, steps, strict=True):
             if place is not None:
                 self.ends[place] -= n
+        self._clear_free()
         if self.ends and not isinstance(self.network, EncoderDecoder):
             self.network.check_width(max(self.ends))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep `rows`, in that order. The last ones of the caches take the places of those that leave."""
+        """Keep `rows`, in that order. The last ones of the caches may take the places of those that leave."""
         self._steps = None
         self.inputs = [self.inputs[row] for row in rows]
-        kept = [self.places[row] for row in rows]
-        used = [place for place in kept if place is not None]
-        free = sorted(set(range(len(used))) - set(used))
-        moved = dict(zip(sorted(place for place in used if place >= len(used)), free, strict=True))
-        if moved:
+        self.places = [self.places[row] for row in rows]
+        used = sorted(place for place in self.places if place is not None)
+        n = max(used, default=-1) + 1
+        if self.passes.rows_of(n) > self.passes.rows_of(len(used)):
+            free = sorted(set(range(len(used))) - set(used))
+            moved = dict(zip((place for place in used if place >= len(used)), free, strict=True))
             self.passes.move(list(moved), list(moved.values()))
             for old, new in moved.items():
                 self.ends[new] = self.ends[old]
-        self.ends = self.ends[: len(used)]
-        self.places = [None if place is None else moved.get(place, place) for place in kept]
+            self.places = [place if place is None else moved.get(place, place) for place in self.places]
+            n = len(used)
+        self.ends = self.ends[:n]
+        self._clear_free()
+
+    def _clear_free(self) -> None:
+        """Let idle rows begin anew: steps move them on, too."""
+        used = set(self.places)
+        self.ends = [end if place in used else 0 for place, end in enumerate(self.ends)]
 
     def size(self, chunk: Chunk) -> int:
         """Return how many tokens are read for a chunk, those of the input included where it is not read yet."""
@@ -134,10 +144,9 @@ class ModelRows:
 
     def _passes(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
         """Yield the chunks that are read together. Unless they are packed, new rows are apart from others, and long
-        ones from short ones; on a GPU also packed ones that are long, since attention pads them."""
+        ones from short ones."""
         sizes = [self.size(chunk) for chunk in chunks]
         numbers, is_packed = list(range(len(chunks))), self.passes.is_packed
-        is_packed &= not self.passes.is_rounded or max(sizes) <= LONGEST_MIXED
         old = [] if is_packed else [number for number in numbers if not self._is_new(chunks[number])]
         if old:
             yield old
@@ -162,13 +171,12 @@ class ModelRows:
 
     def _encode(self, chunks: Sequence[Chunk]) -> tuple[Proposal, Tensor]:
         inputs = _padded([self.inputs[chunk.row] for chunk in chunks], self.device, PADDING)
-        tokens, first = _padded([chunk.tokens for chunk in chunks], self.device), len(self.ends)
-        for chunk in chunks:
-            self._begin(chunk, 1 + len(chunk.tokens))
-        hidden, logits, context = self.passes.encode(inputs, tokens, first)
+        tokens = _padded([chunk.tokens for chunk in chunks], self.device)
+        places = [self._begin(chunk, 1 + len(chunk.tokens)) for chunk in chunks]
+        hidden, logits, context = self.passes.encode(inputs, tokens, places)
         asked = [(number, place) for number, chunk in enumerate(chunks) for place in chunk.asked]
         wanted = [number * hidden.shape[1] + place for number, place in asked]
-        is_first = torch.tensor([place == 0 for _, place in asked], device=self.device)
+        is_first = send([place == 0 for _, place in asked], self.device)
         said = self.passes.to_proposal(hidden.flatten(0, 1)[wanted], logits.flatten(0, 1)[wanted], is_first)
         return said, context
 
@@ -195,16 +203,19 @@ class ModelRows:
             said.hidden[said.starts[number] :][:size].sum(0, dtype=torch.float32) / size for number, size in new
         ]
 
-    def _begin(self, chunk: Chunk, end: int) -> None:
+    def _begin(self, chunk: Chunk, end: int) -> int:
+        """Give a row the first free place of the caches; return it."""
         self._steps = None
-        self.places[chunk.row] = len(self.ends)
-        self.ends.append(end)
+        used = set(self.places)
+        place = self.places[chunk.row] = next(place for place in range(len(self.ends) + 1) if place not in used)
+        self.ends[place : place + 1] = [end]
         self.passes.make_room(len(self.ends))
+        return place
 
     def _begin_steps(self) -> _Steps:
         n = self.passes.rows_of(len(self.ends))
-        places = torch.tensor(self.places, device=self.device)
-        ends = torch.tensor([*self.ends, *[0] * (n - len(self.ends))], device=self.device)
+        places = send(self.places, self.device)
+        ends = send([*self.ends, *[0] * (n - len(self.ends))], self.device)
         wanted = torch.cat([places, places.new_zeros(n - len(places))])
         every = torch.arange(len(places), device=self.device)
         return _Steps(places, ends, max(self.ends) + 1, wanted, every)
@@ -224,7 +235,7 @@ class _Steps:
 def _padded(lines: Sequence[Sequence[int]], device: torch.device, padding: int = 0) -> Tensor:
     longest = max(map(len, lines))
     rows = [[*line, *[padding] * (longest - len(line))] for line in lines]
-    return torch.tensor(rows, dtype=torch.long, device=device).view(len(lines), longest)
+    return send(rows, device, torch.long).view(len(lines), longest)
 
 
 def _in_order(said: list[tuple[list[int], Proposal]], chunks: Sequence[Chunk]) -> Proposal:
@@ -236,4 +247,4 @@ def _in_order(said: list[tuple[list[int], Proposal]], chunks: Sequence[Chunk]) -
     spans = dict(zip(numbers, pairwise(starts), strict=True))
     order = [place for number in range(len(chunks)) for place in range(*spans[number])]
     every = Proposal.join([part for _, part in said])
-    return every.select(torch.tensor(order, device=every.tokens.device))
+    return every.select(send(order, every.tokens.device))

@@ -4,8 +4,8 @@ What a query may see, and its position, differ from row to row: masks and positi
 would derive from the width of the cache is replaced (`_positions`): the relative bias of T5, learned positions of BART.
 
 Padding costs as much as tokens do, so the lines of a decoder-only model are packed: all tokens of a pass are one row,
-and each attends to the cache of its own row. On a GPU shapes are rounded up, and passes are replayed as CUDA graphs
-(`seqdefer.graphs`).
+and each attends to the cache of its own row. On a GPU that takes kernels (`seqdefer.tasks.text.kernels`), without which
+lines are padded; shapes are rounded up, and passes are replayed as CUDA graphs (`seqdefer.graphs`).
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seqdefer.environment import send
 from seqdefer.graphs import Replayed, finely_rounded, rounded, weakly
 from seqdefer.tasks.text.caches import (
+    BlockedPass,
+    Blocks,
     Growth,
     Layer,
-    Layout,
     Segment,
     Target,
     as_cache,
+    blocked,
     can_replace_attention,
     grouped,
-    laid_out,
     packed,
 )
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
-LONG = 32  # tokens of a row in a pass, those of a turn or two; more are those of new rows
-LEAST = 16  # tokens of a pass
-FEW_SHAPES = 256  # tokens of a row up to which attention is computed for all rows, so that there are few shapes
+LEAST = 16  # tokens of a packed pass, and places asked, on a GPU
+QUERIES = 64  # tokens times heads that share keys, in a block of a packed pass
 COLUMNS = 128  # the least width of caches and inputs on a GPU, which are this times a power of two
 
 ToProposal = Callable[[Tensor, Tensor, Tensor], Proposal]
@@ -81,38 +82,41 @@ class RowPasses:
         self.sources: list[Layer] = []  # cross-attention, of models with an encoder
         self.source_mask = torch.zeros(0, 0, dtype=torch.bool, device=network.device)  # (P, S)
         self.replaces_attention = can_replace_attention(network.model)
-        self.is_packed = self.replaces_attention and network.device.type in ("cpu", "cuda")
-        self.is_rounded = network.device.type == "cuda"
-        self.replayed, self.replayed_packed, self.replayed_encoding = (
-            Replayed(weakly(method), network.fused) for method in (self._padded, self._packed, self._encode)
+        self.is_rounded, has_kernels = network.device.type == "cuda", network.fused.has_kernels
+        self.is_packed = self.replaces_attention and (network.device.type == "cpu" or has_kernels)
+        self.replayed, self.replayed_blocks, self.replayed_encoding = (
+            Replayed(weakly(method), network.fused) for method in (self._padded, self._blocked, self._encode)
         )
+        self._n_columns = 0  # that a packed pass on a GPU needs
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
         """Read lines of different rows. `ends`: of each place of the caches, the columns in use before."""
         with self.network.lock:
             if not self.is_packed:
                 return self._read_padded(lines, asked, ends)
-            return self._read_rounded(lines, asked, len(ends)) if self.is_rounded else self._read_packed(lines, asked)
+            return self._read_blocks(lines, asked) if self.is_rounded else self._read_packed(lines, asked)
 
     def step(self, tokens: Tensor, ends: Tensor, reach: int, wanted: Tensor) -> Proposal:
         """Every row at the first places reads one of `tokens` (P,), which may be padded. Return the proposals at the
         places `wanted`."""
         reach = self._wide(reach)
         self._reserve(reach)
-        rows = torch.arange(len(tokens), device=self.device)
-        given = tokens[:, None], ends, rows, wanted, torch.zeros_like(wanted, dtype=torch.bool)
+        rows, first = torch.arange(len(tokens), device=self.device), torch.zeros_like(wanted, dtype=torch.bool)
         with self.network.lock:
-            return Proposal(*self.replayed(given, (reach, True))[1:])
+            if not (self.is_packed and self.is_rounded):
+                return Proposal(*self.replayed((tokens[:, None], ends, rows, wanted, first), (reach, True))[1:])
+            blocks = rows, torch.ones_like(rows), rows, ends
+            return Proposal(*self.replayed_blocks((tokens, rows, ends, *blocks, wanted, first), (1,))[1:])
 
-    def encode(self, inputs: Tensor, tokens: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Read inputs (R, S) and tokens (R, T) of new rows, from place `first` on. Return hidden states (R, T + 1, H),
-        logits, and the context (R, C)."""
+    def encode(self, inputs: Tensor, tokens: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Read inputs (R, S) and tokens (R, T) of new rows at `places`. Return hidden states (R, T + 1, H), logits, and
+        the context (R, C)."""
         network, (n, length) = self.network, tokens.shape
         assert isinstance(network, EncoderDecoder)
         if not self.is_rounded or network.encoder_cache.n_bytes:
             run = network.prefill(inputs, tokens, says_all=True)
             assert run.context is not None
-            self._add(run.cache, inputs != PADDING, slice(first, first + n))
+            self._add(run.cache, inputs != PADDING, send(list(places), self.device))
             return run.hidden, run.logits, run.context
         network.check_width(inputs.shape[1])
         most = network.limit() or sys.maxsize
@@ -120,10 +124,10 @@ class RowPasses:
         rows, longest = rounded(n) - n, min(rounded(1 + length), most)
         inputs = nn.functional.pad(inputs, (0, width - inputs.shape[1], 0, rows), value=PADDING)
         tokens = nn.functional.pad(tokens, (0, longest - 1 - length, 0, rows))
-        places = torch.tensor([*range(first, first + n), *[self._n_rows - 1] * rows], device=self.device)
+        where = send([*places, *[self._n_rows - 1] * rows], self.device)
         self._reserve(1 + tokens.shape[1], width)
         with network.lock:
-            hidden, logits, context = (part[:n] for part in self.replayed_encoding((inputs, tokens, places)))
+            hidden, logits, context = (part[:n] for part in self.replayed_encoding((inputs, tokens, where)))
         return hidden, logits, context
 
     def _encode(self, inputs: Tensor, tokens: Tensor, places: Tensor) -> Sequence[Tensor]:
@@ -136,7 +140,7 @@ class RowPasses:
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy rows to other places."""
-        old, new = (torch.tensor(list(one), device=self.device) for one in (source, target))
+        old, new = (send(list(one), self.device) for one in (source, target))
         for layer in (*self.layers, *self.sources):
             layer.move(old, new)
         if len(self.source_mask):
@@ -169,45 +173,46 @@ class RowPasses:
         is_first = torch.tensor([one.is_first for one in asked])
         return Said(self.to_proposal(picked, logits, is_first), hidden.flatten(0, 1), starts)
 
-    def _read_rounded(self, lines: Sequence[TokenLine], asked: Sequence[Place], n_rows: int) -> Said:
-        """Read lines, one after the other, as one row; attention is computed in rows of equal length."""
-        sizes = [len(line.tokens) for line in lines]
+    def _read_blocks(self, lines: Sequence[TokenLine], asked: Sequence[Place]) -> Said:
+        """Read lines, one after the other, as one row, in blocks of tokens; see `Blocks`."""
+        sizes, block = (
+            [len(line.tokens) for line in lines],
+            max(1, QUERIES // rounded(_heads_per_key(self.network.model))),
+        )
         starts = [sum(sizes[:number]) for number in range(len(lines))]
-        total, width = finely_rounded(max(sum(sizes), LEAST)), max(sizes)
-        width = 1 + LONG if width <= 1 + LONG else finely_rounded(width)
-        rows = rounded(n_rows if width <= FEW_SHAPES else len(lines))
+        total, m = finely_rounded(max(sum(sizes), LEAST)), rounded(max(len(asked), LEAST))
         more, unused = total - sum(sizes), self._n_rows - 1  # the last row is nobody's
-        places = [line.place for line in lines for _ in line.tokens] + [unused] * more
-        columns = [line.begin + n for line in lines for n in range(len(line.tokens))] + [0] * more
-        layout = [start + min(n, size - 1) for start, size in zip(starts, sizes, strict=True) for n in range(width)]
-        back = [number * width + n for number, size in enumerate(sizes) for n in range(size)] + [0] * more
-        m = total if width == 1 + LONG else rows if len(asked) <= rows else rows * LONG
-        idle = rows - len(lines)
+        blocks = [
+            (line, start, n)
+            for line, start in zip(lines, starts, strict=True)
+            for n in range(0, len(line.tokens), block)
+        ]
+        idle = finely_rounded(len(blocks)) - len(blocks)
         given = self._bring(
-            [*(token for line in lines for token in line.tokens), *[0] * more], places, columns,
-            [*layout, *[0] * width * idle], back,
-            [*(line.place for line in lines), *[unused] * idle], [*(line.begin for line in lines), *[0] * idle],
+            [*(token for line in lines for token in line.tokens), *[0] * more],
+            [*(line.place for line in lines for _ in line.tokens), *[unused] * more],
+            [*(line.begin + n for line in lines for n in range(len(line.tokens))), *[0] * more],
+            [*(start + n for _, start, n in blocks), *[0] * idle],
+            [*(min(block, len(line.tokens) - n) for line, _, n in blocks), *[0] * idle],
+            [*(line.place for line, _, _ in blocks), *[unused] * idle],
+            [*(line.begin + n for line, _, n in blocks), *[0] * idle],
             [*(starts[one.line] + one.token for one in asked), *[0] * (m - len(asked))],
             [*(one.is_first for one in asked), *[False] * (m - len(asked))],
         )  # fmt: skip
-        given[3], given[8] = given[3].view(rows, width), given[8].bool()
-        reach = self._wide(max(line.begin + len(line.tokens) for line in lines))
-        self._reserve(reach)
-        hidden, *parts = self.replayed_packed(given, (reach,))
+        given[8] = given[8].bool()
+        self._reserve(self._wide(max(line.begin + len(line.tokens) for line in lines)))
+        hidden, *parts = self.replayed_blocks(given, (block,))
         return Said(Proposal(*(part[: len(asked)] for part in parts)), hidden[0], starts)
 
-    def _packed(
-        self, reach: int, tokens: Tensor, places: Tensor, columns: Tensor, layout: Tensor, back: Tensor, rows: Tensor,
-        begins: Tensor, wanted: Tensor, first: Tensor,
+    def _blocked(
+        self, size: int, tokens: Tensor, places: Tensor, columns: Tensor, starts: Tensor, counts: Tensor,
+        block_places: Tensor, block_columns: Tensor, wanted: Tensor, first: Tensor,
     ) -> Sequence[Tensor]:  # fmt: skip
-        """Read tokens (N,) at their places and columns. See `Layout`; `begins` (R,) are the columns before the rows'
-        first tokens."""
-        model = self.network.model
-        self._place(Target(slice(0), self._n_rows, places, columns, reach, is_packed=True))
-        last = begins[:, None] + torch.arange(layout.shape[1], device=self.device)  # (R, T)
-        seen = torch.arange(reach, device=self.device) <= last[:, :, None]
-        bias = to_bias(seen[:, None], model.dtype).repeat(1, 1, _heads_per_key(model), 1)
-        with laid_out(model, self.layers, Layout(layout, back, rows, bias)):
+        """Read tokens (N,) at their places and columns, in blocks of up to `size`."""
+        target = Target(slice(0), self._n_rows, places, columns, self._n_columns, is_packed=True)
+        self._place(target)
+        blocks = Blocks(size, starts, counts, block_places, block_columns)
+        with self.network.fused(), blocked(self.network.model, BlockedPass(self.layers, target, blocks)):
             hidden, picked, logits = self._call(
                 wanted, input_ids=tokens[None], position_ids=columns[None], past_key_values=self._cache()
             )
@@ -238,7 +243,7 @@ class RowPasses:
 
     def _bring(self, *lists: list[int]) -> list[Tensor]:
         """Return lists of numbers as tensors on the device, which are sent there at once."""
-        every = torch.tensor([number for one in lists for number in one], dtype=torch.long, device=self.device)
+        every = send([number for one in lists for number in one], self.device, torch.long)
         return list(every.split([len(one) for one in lists]))
 
     def _shape(self, n: int, length: int, asked: int, n_rows: int) -> tuple[int, int, int]:
@@ -305,6 +310,7 @@ class RowPasses:
     def _reserve(self, columns: int, width: int = 0) -> None:
         """Make room in buffers that are there before a pass, as graphs know their addresses; forget the graphs of
         buffers that were replaced. `width`: of the inputs."""
+        self._n_columns = columns
         for layers, needed in ((self.layers, columns), (self.sources, width)):
             for layer in layers:
                 layer.reserve(self._n_rows, needed)
@@ -315,7 +321,7 @@ class RowPasses:
             self.growth.count += 1
         if self.growth.count != self._known_growth:
             self.replayed.forget()
-            self.replayed_packed.forget()
+            self.replayed_blocks.forget()
             self.replayed_encoding.forget()
             self._known_growth = self.growth.count
 

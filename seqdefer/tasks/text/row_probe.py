@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.rows import Chunk
+from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.passes import PADDING, DecoderOnly, Network
 from seqdefer.tasks.text.row_passes import RowPasses
@@ -44,6 +45,15 @@ def _why_not(network: Network) -> str:
     why = _configured(network.model.config.get_text_config(decoder=True), network.limit())
     if why:
         return why
+    why = _tried(network)
+    if why and network.fused.has_kernels:
+        logger.info("no kernels of our own for this model: %s", why)
+        network.fused = Fused(network.model, with_kernels=False)
+        why = _tried(network)
+    return why
+
+
+def _tried(network: Network) -> str:
     try:
         gap = probe(network)
     except torch.OutOfMemoryError:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from seqdefer.environment import send
 from seqdefer.graphs import Replayed, rounded
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.tasks.text.caches import ROOM
@@ -68,7 +69,7 @@ class TextPredictorRows(PredictorRows):
         self.proposal = self.rows.step(tokens)
         if max(self.counts) == self.tokens.shape[1]:
             self.tokens = torch.nn.functional.pad(self.tokens, (0, ROOM), value=PADDING)
-        at = torch.tensor(self.counts, device=tokens.device) if self._counts is None else self._counts
+        at = send(self.counts, tokens.device) if self._counts is None else self._counts
         self.tokens = self.tokens.scatter(1, at[:, None], tokens[:, None])
         self.counts, self._counts = [count + 1 for count in self.counts], at + 1
 
@@ -76,7 +77,7 @@ class TextPredictorRows(PredictorRows):
         self.rows.go_back(steps)
         self.counts = [count - n for count, n in zip(self.counts, steps, strict=True)]
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        self._counts = torch.tensor(self.counts, device=self.tokens.device)
+        self._counts = send(self.counts, self.tokens.device)
         self.tokens = self.tokens.masked_fill(columns >= self._counts[:, None], PADDING)
 
     def keep(self, rows: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from thresholds import between
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
@@ -26,7 +27,7 @@ def test_speculation_writes_what_the_interleaved_loop_writes(ahead: int | None, 
     examples = Examples(letters, torch.zeros(12, 10, dtype=torch.long), torch.arange(12))
     spec = SequenceSpec(10, END)
     alone = roll_out(predictor, expert, examples, Threshold(Confidence(), 9e9), spec)
-    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
+    for threshold in (-9e9, *(between(alone.scores, share) for share in (0.43, 0.81)), 9e9):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(predictor, expert, examples, policy, spec)
         pace = Pace() if ahead is None else FixedPace(ahead)

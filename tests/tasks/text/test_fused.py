@@ -7,11 +7,12 @@ import torch
 from tiny_models import FAMILIES, documents, tiny_text_model
 from torch import nn
 
-from seqdefer.tasks.text.fused import Fused, _is_root_mean_square, merge
+from seqdefer.tasks.text.fused import Fused
+from seqdefer.tasks.text.fused_functions import is_root_mean_square, merge
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
-FUSED = ("llama", "qwen2", "t5")  # they have root-mean-square norms; the first two rotate queries and keys
+FUSED = ("llama", "qwen2", "qwen3", "t5")  # they have root-mean-square norms; all but T5 rotate queries and keys
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,7 +39,7 @@ def test_a_norm_of_another_kind_is_left_alone() -> None:
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             return nn.functional.rms_norm(hidden, (8,), 1 + self.weight, self.eps)
 
-    assert not _is_root_mean_square(ShiftedNorm())
+    assert not is_root_mean_square(ShiftedNorm())
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

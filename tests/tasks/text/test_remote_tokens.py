@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from thresholds import between
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 pytest.importorskip("httpx", reason="needs the extra 'remote'")
@@ -285,7 +286,7 @@ def test_speculation_asks_a_call_per_chunk(vllm: VllmLike, family: str, ahead: i
     pair, spec, examples = local_pair(vllm, family), SequenceSpec(LENGTH, 1), documents(5)
     expert = expert_at(vllm.url, pair.predictor.model)
     alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
-    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
+    for threshold in (-9e9, *(between(alone.scores, share) for share in (0.43, 0.81)), 9e9):
         policy, before = Threshold(Confidence(), threshold), expert.n_calls
         expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
         loop = speculative_loop(pair.predictor, expert, policy, spec, FixedPace(ahead))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from thresholds import between
 from tiny_models import FAMILIES, LENGTH, N_WORDS, documents, lively, tiny_pair, tiny_text_model, tokenizer
 
 from seqdefer.budgets.policies import Threshold
@@ -95,7 +96,7 @@ def test_speculation_writes_what_the_interleaved_loop_writes(name: str, ahead: i
     pair, examples = other_pair(name), documents(5)
     spec = SequenceSpec(LENGTH, pair.predictor.end)
     alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
-    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist()):
+    for threshold in (-9e9, *(between(alone.scores, share) for share in (0.43, 0.81))):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
         pace = Pace() if ahead is None else FixedPace(ahead)

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from interpreted import interpreted_kernels
+from thresholds import between
 from tiny_models import FAMILIES, LENGTH, documents, tiny_pair, tiny_text_model
 
 from seqdefer.budgets.policies import Threshold
@@ -14,6 +16,7 @@ from seqdefer.engine.pace import FixedPace, Pace, Turn
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rows import Chunk
+from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.tasks.text.row_passes import RowPasses
@@ -21,6 +24,8 @@ from seqdefer.tasks.text.rows import complete_rows
 from seqdefer.types import Proposal, Sequences, SequenceSpec
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
+
+CLOSE = 3e-4  # of numbers up to 10, in single precision; machines differ in how they round
 
 
 @pytest.mark.parametrize("way", ["padded", "packed", "padded and rounded", "packed and rounded"])
@@ -32,6 +37,9 @@ def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
     rows, known = ModelRows(passes), list[tuple[list[int], list[int]]]()
     if "packed" in way and not passes.is_packed:
         pytest.skip("this family has no packed passes")
+    if way == "packed and rounded":
+        interpreted_kernels()
+        network.fused = Fused(network.model, with_kernels=True)
     passes.is_packed, passes.is_rounded = "packed" in way, "rounded" in way
 
     def draw(least: int, most: int) -> list[int]:
@@ -41,8 +49,8 @@ def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
     def check(row: int, n: int, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         given, tokens = known[row]
         run = network.prefill(torch.tensor([given]), torch.tensor([tokens[:n]], dtype=torch.long).view(1, n))
-        assert torch.allclose(run.logits[0], logits, atol=2e-5)
-        assert torch.allclose(run.hidden[0], hidden, atol=2e-5)
+        assert torch.allclose(run.logits[0], logits, atol=CLOSE)
+        assert torch.allclose(run.hidden[0], hidden, atol=CLOSE)
 
     def inputs(n: int) -> torch.Tensor:
         drawn = [torch.tensor(draw(3, 8)) for _ in range(n)]
@@ -55,7 +63,7 @@ def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
         for place, row in enumerate(range(first, first + n)):
             check(row, 0, said.features[place], said.uncertainty[place])
             run = network.prefill(torch.tensor([known[row][0]]), torch.zeros(1, 0, dtype=torch.long))
-            assert torch.allclose(run.context[0], context[place], atol=2e-5)
+            assert torch.allclose(run.context[0], context[place], atol=CLOSE)
 
     admit(3)
     rows.add(inputs(2))
@@ -100,11 +108,11 @@ def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead:
     pair, examples = tiny_pair(family), documents(7)
     spec = SequenceSpec(LENGTH, pair.predictor.end)
     alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
-    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
+    for threshold in (-9e9, *(between(alone.scores, share) for share in (0.43, 0.81)), 9e9):
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
         loop = speculative_loop(
-            pair.predictor, pair.expert, policy, spec, Pace() if ahead is None else FixedPace(ahead)
+            pair.predictor, pair.expert, policy, spec, Pace() if ahead is None else FixedPace(ahead, foresees=ahead == 3)
         )
         found = run_all(loop, examples, at_once)
         assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
