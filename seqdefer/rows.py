@@ -39,8 +39,8 @@ class PredictorRows(ABC):
         """Every row forgets its last `steps` tokens. The next step reads one of every row."""
 
     @abstractmethod
-    def keep(self, rows: Tensor) -> None:
-        """Keep `rows` (int64 indices, none twice), in that order; the others leave."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep `rows`, none twice, in that order; the others leave."""
 
 
 @dataclass(frozen=True)
@@ -73,5 +73,5 @@ class ExpertRows(ABC):
         """Every row forgets the last `steps` tokens that it has read; no more than its last chunk had."""
 
     @abstractmethod
-    def keep(self, rows: Tensor) -> None:
-        """Keep `rows` (int64 indices, none twice), in that order; the others leave."""
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep `rows`, none twice, in that order; the others leave."""

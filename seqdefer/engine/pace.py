@@ -97,6 +97,7 @@ class Pace:
     def __init__(self) -> None:
         self._seen = dict.fromkeys([*vars(Turn()), "positions"], 0.0)
         self._passes = [0.0] * 5  # weighted sums of 1, n, n^2, t, n t over passes of n tokens that took t seconds
+        self.pass_seconds = self.token_seconds = 0.0  # of a pass besides its tokens, and what each token adds
         self._stretch, self.slowdown, self._has_warned = Stretch(), Slowdown(), False
 
     def note(self, turn: Turn) -> None:
@@ -106,6 +107,7 @@ class Pace:
             n, t = turn.tokens_read, turn.pass_seconds
             sums = zip(self._passes, (1, n, n * n, t, n * t), strict=True)
             self._passes = [MEMORY * old + new for old, new in sums]
+            self.pass_seconds, self.token_seconds = self._fit_passes()
         self._stretch.add(turn)
         if self._stretch.passes >= PASSES:
             self._compare(self._stretch)
@@ -166,21 +168,9 @@ class Pace:
         """What the shortest turn takes: a step, and a pass besides its tokens."""
         return self.pass_seconds + self._seen["step_seconds"] / max(self._seen["steps"], 1.0)
 
-    @property
-    def pass_seconds(self) -> float:
-        """What a pass of the expert takes besides its tokens."""
-        return self._fit_passes()[0]
-
-    @property
-    def token_seconds(self) -> float:
-        """What each token adds to a pass."""
-        return self._fit_passes()[1]
-
     def _fit_passes(self) -> tuple[float, float]:
         """Return the line through the times of passes, both numbers at least 0."""
         one, n, n2, t, nt = self._passes
-        if not one:
-            return 0.0, 0.0
         spread = one * n2 - n * n
         slope = (one * nt - n * t) / spread if spread > 1e-3 * n * n else 0.0
         slope = min(max(slope, 0.0), t / n if n else 0.0)

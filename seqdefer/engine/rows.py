@@ -20,14 +20,14 @@ from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.types import Examples, Proposal
 
 State = TypeVar("State")
-Result = TypeVar("Result")
+Rows = Tensor | slice  # int64 (B,) places among all rows; a slice: all of them
 
 
 @dataclass
 class _Batch(Generic[State]):
     """Rows in step with each other, with their states after each of the last tokens, the latest last."""
 
-    rows: Tensor  # int64 (B,) places among all rows, rising
+    rows: list[int]  # places among all rows, rising
     states: list[State]
 
 
@@ -39,56 +39,63 @@ class StateRows(Generic[State]):
     ) -> None:
         self.select, self.join, self.history = select, join, history
         self.batches: list[_Batch[State]] = []
-        self.n = 0
+        self.n, self.device = 0, torch.device("cpu")
 
     def admit(self, state: State, n: int, device: torch.device) -> None:
-        self.batches.append(_Batch(torch.arange(self.n, self.n + n, device=device), [state]))
+        self.device = device
+        self.batches.append(_Batch(list(range(self.n, self.n + n)), [state]))
         self.n += n
         self._merge()
 
-    def advance(self, step: Callable[[State, Tensor], State]) -> None:
+    def advance(self, step: Callable[[State, Rows], State]) -> None:
         """Replace the state of every batch by `step(state, rows)`."""
         for batch in self.batches:
-            batch.states = [*batch.states[-self.history :], step(batch.states[-1], batch.rows)]
+            batch.states = [*batch.states[-self.history :], step(batch.states[-1], self._index(batch))]
 
-    def ask(self, question: Callable[[State, Tensor], list[Tensor]]) -> list[Tensor]:
-        """Ask every batch `question(state, rows)`; return the answers in the order of all rows."""
-        answers = [question(batch.states[-1], batch.rows) for batch in self.batches]
-        if len(answers) == 1:
-            return answers[0]
-        order = self.order()
-        return [torch.cat(parts)[order] for parts in zip(*answers, strict=True)]
+    def ask(self, question: Callable[[State], list[Tensor]]) -> list[Tensor]:
+        """Ask every batch `question(state)`; return the answers in the order of all rows."""
+        answers = [question(batch.states[-1]) for batch in self.batches]
+        return [self.in_order(parts) for parts in zip(*answers, strict=True)]
 
-    def order(self) -> Tensor:
-        """Return the order that puts the batches' rows, one batch after the other, into that of all rows."""
-        return torch.cat([batch.rows for batch in self.batches]).argsort()
+    def in_order(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return parts of the batches, one after the other, in the order of all rows."""
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))[self._order()]
+
+    def _order(self) -> Tensor:
+        rows = [row for batch in self.batches for row in batch.rows]
+        return send(sorted(range(len(rows)), key=rows.__getitem__), self.device)
+
+    def _index(self, batch: _Batch[State]) -> Rows:
+        return slice(None) if len(batch.rows) == self.n else send(batch.rows, self.device)
 
     def go_back(self, steps: Sequence[int]) -> None:
         batches = []
         for batch in self.batches:
-            back = [steps[row] for row in batch.rows.tolist()]
+            back = [steps[row] for row in batch.rows]
             for n in sorted(set(back)):
-                is_all = back.count(n) == len(back)
-                members = send([place for place, m in enumerate(back) if m == n], batch.rows.device)
+                members = [place for place, m in enumerate(back) if m == n]
                 kept = batch.states[: len(batch.states) - n]
-                states = kept if is_all else [self.select(state, members) for state in kept[-1:]]
-                batches.append(_Batch(batch.rows[members], states))
+                states = kept if len(members) == len(back) else self._select(kept[-1:], members)
+                batches.append(_Batch([batch.rows[place] for place in members], states))
         self.batches = batches
         self._merge()
 
-    def keep(self, rows: Tensor) -> None:
-        place = torch.full((self.n,), -1, device=rows.device)
-        place[rows] = torch.arange(len(rows), device=rows.device)
+    def keep(self, rows: Sequence[int]) -> None:
+        new = {row: place for place, row in enumerate(rows)}
         batches = []
         for batch in self.batches:
-            new = place[batch.rows]
-            members = (new >= 0).nonzero().squeeze(1)
-            if len(members):
-                members = members[new[members].argsort()]
-                is_all = torch.equal(members, torch.arange(len(batch.rows), device=rows.device))
-                states = batch.states if is_all else [self.select(state, members) for state in batch.states]
-                batches.append(_Batch(new[members], states))
+            members = sorted(
+                (place for place, row in enumerate(batch.rows) if row in new), key=lambda place: new[batch.rows[place]]
+            )
+            if members:
+                is_all = members == list(range(len(batch.rows)))
+                states = batch.states if is_all else self._select(batch.states, members)
+                batches.append(_Batch([new[batch.rows[place]] for place in members], states))
         self.batches, self.n = batches, len(rows)
+
+    def _select(self, states: Sequence[State], members: list[int]) -> list[State]:
+        index = send(members, self.device)
+        return [self.select(state, index) for state in states]
 
     def _merge(self) -> None:
         """Make one batch of all, where their states can be joined. Earlier states are forgotten."""
@@ -98,9 +105,9 @@ class StateRows(Generic[State]):
             joined = self.join([batch.states[-1] for batch in self.batches])
         except NotImplementedError:
             return
-        rows = torch.cat([batch.rows for batch in self.batches])
-        order = rows.argsort()
-        self.batches = [_Batch(rows[order], [self.select(joined, order)])]
+        rows = [row for batch in self.batches for row in batch.rows]
+        in_order = joined if rows == sorted(rows) else self.select(joined, self._order())
+        self.batches = [_Batch(sorted(rows), [in_order])]
 
 
 class StatePredictorRows(PredictorRows):
@@ -117,10 +124,7 @@ class StatePredictorRows(PredictorRows):
         return context
 
     def propose(self) -> Proposal:
-        def ask(state: Any, _: Tensor) -> list[Tensor]:
-            return self.predictor.propose(state).tensors()
-
-        return Proposal(*self.states.ask(ask))
+        return Proposal(*self.states.ask(lambda state: self.predictor.propose(state).tensors()))
 
     def append(self, tokens: Tensor) -> None:
         self.states.advance(lambda state, rows: self.predictor.append(state, tokens[rows]))
@@ -128,7 +132,7 @@ class StatePredictorRows(PredictorRows):
     def go_back(self, steps: Sequence[int]) -> None:
         self.states.go_back(steps)
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: Sequence[int]) -> None:
         self.states.keep(rows)
 
 
@@ -207,8 +211,8 @@ class StateExpertRows(ExpertRows):
             if n:
                 row.since, row.after = row.since[:-n], None
 
-    def keep(self, rows: Tensor) -> None:
-        self.rows = [self.rows[row] for row in rows.tolist()]
+    def keep(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
 
 
 def rows_of_predictor(predictor: Predictor[Any]) -> PredictorRows:

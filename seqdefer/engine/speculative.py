@@ -112,7 +112,7 @@ class SpeculativeLoop:
             state = (policy or self.policy).start(context)
             self.expert.admit(examples)
         except BaseException:
-            self.predictor.keep(torch.arange(len(self.rows), device=context.device))
+            self.predictor.keep(range(len(self.rows)))
             raise
         self.policies.admit(state, len(examples), context.device)
         new = [RowWritten(self._n_admitted + place) for place in range(len(examples))]
@@ -193,19 +193,15 @@ class SpeculativeLoop:
     def _decide(self, positions: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         scores, defer = list[Tensor](), list[Tensor]()
 
-        def decide(state: Any, rows: Tensor) -> Any:
-            is_all = len(rows) == len(positions)
-            here = (positions, proposal) if is_all else (positions[rows], proposal.select(rows))
-            own, wanted, state = self.policy.decide(state, *here)
+        def decide(state: Any, rows: Tensor | slice) -> Any:
+            some = proposal if isinstance(rows, slice) else proposal.select(rows)
+            own, wanted, state = self.policy.decide(state, positions[rows], some)
             scores.append(own)
             defer.append(wanted)
             return state
 
         self.policies.advance(decide)
-        if len(scores) == 1:
-            return scores[0], defer[0]
-        order = self.policies.order()
-        return torch.cat(scores)[order], torch.cat(defer)[order]
+        return self.policies.in_order(scores), self.policies.in_order(defer)
 
     def _own(self, row: RowWritten, tokens: list[Any], scores: list[float], defer: list[bool]) -> _Guesses:
         """Return the guesses that belong to a row's sequence."""
@@ -259,8 +255,9 @@ class SpeculativeLoop:
         """Write a row as far as it is right. Return how many tokens of its chunk the expert has read for nothing."""
         row, begin, back = one.row, len(one.row.tokens), 0
         row.n_read += len(one.unread) if one.asked else 0
-        row.foreseen = answers[-1] if one.looks_on else None
-        for step, answer in zip(one.asked, answers, strict=not one.looks_on):
+        n = len(one.asked)
+        row.foreseen = answers[n] if len(answers) > n else None  # rows of a failed expert repeat the guesses alone
+        for step, answer in zip(one.asked, answers[:n], strict=True):
             turn.asked += 1
             if answer != one.tokens[step]:
                 one.tokens = [*one.tokens[:step], answer]
@@ -279,10 +276,9 @@ class SpeculativeLoop:
         """Let rows that are over leave; return the places of the others."""
         going = [place for place, row in enumerate(self.rows) if not row.is_over]
         if len(going) < len(self.rows):
-            kept = send(going, self._device, torch.long)
-            self.predictor.keep(kept)
-            self.policies.keep(kept)
-            self.expert.keep(kept)
+            self.predictor.keep(going)
+            self.policies.keep(going)
+            self.expert.keep(going)
             self.rows = [self.rows[place] for place in going]
         return going
 

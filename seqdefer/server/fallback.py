@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from seqdefer.engine.rows import rows_of_expert
 from seqdefer.interfaces import Expert
@@ -156,12 +155,11 @@ class FallbackRows(_Guard, ExpertRows):
         if any(back):
             self._run(lambda: inner.go_back(back))
 
-    def keep(self, rows: Tensor) -> None:
-        inner, kept = self.inner, [self.places[row] for row in rows.tolist()]
+    def keep(self, rows: Sequence[int]) -> None:
+        inner, kept = self.inner, [self.places[row] for row in rows]
         asking = [place for place in kept if place is not None]
         if self.n_inner:
-            chosen = torch.tensor(asking, dtype=torch.long, device=rows.device)
-            self._run(lambda: inner.keep(chosen))
+            self._run(lambda: inner.keep(asking))
         if self.n_inner:  # else that failed
             numbers = iter(range(len(asking)))
             self.places, self.n_inner = [None if place is None else next(numbers) for place in kept], len(asking)

@@ -420,5 +420,5 @@ class PronounceExpertRows(ExpertRows):
                 states, attention = row.passed
                 row.passed = states[:-n], attention[:-n]
 
-    def keep(self, rows: Tensor) -> None:
-        self.rows = [self.rows[row] for row in rows.tolist()]
+    def keep(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.tasks.text.remote import unpad_inputs
 from seqdefer.tasks.text.token_ids import Answers, Place
@@ -52,6 +50,5 @@ class RemoteRows(ExpertRows):
             written[: len(written) - n] if n else written for written, n in zip(self.written, steps, strict=True)
         ]
 
-    def keep(self, rows: Tensor) -> None:
-        kept = rows.tolist()
-        self.inputs, self.written = [self.inputs[row] for row in kept], [self.written[row] for row in kept]
+    def keep(self, rows: Sequence[int]) -> None:
+        self.inputs, self.written = [self.inputs[row] for row in rows], [self.written[row] for row in rows]

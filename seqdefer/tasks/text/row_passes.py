@@ -84,9 +84,11 @@ class RowPasses:
         self.replaces_attention = can_replace_attention(network.model)
         self.is_rounded, has_kernels = network.device.type == "cuda", network.fused.has_kernels
         self.is_packed = self.replaces_attention and (network.device.type == "cpu" or has_kernels)
-        self.replayed, self.replayed_blocks, self.replayed_encoding = (
-            Replayed(weakly(method), network.fused) for method in (self._padded, self._blocked, self._encode)
-        )
+        self.replayed, self.replayed_blocks, self.replayed_steps, self.replayed_encoding = self._every_replayed = [
+            Replayed(weakly(method), network.fused)
+            for method in (self._padded, self._blocked, self._stepped, self._encode)
+        ]
+        self._reserved = (0, 0, 0)
         self._n_columns = 0  # that a packed pass on a GPU needs
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
@@ -101,12 +103,11 @@ class RowPasses:
         places `wanted`."""
         reach = self._wide(reach)
         self._reserve(reach)
-        rows, first = torch.arange(len(tokens), device=self.device), torch.zeros_like(wanted, dtype=torch.bool)
         with self.network.lock:
-            if not (self.is_packed and self.is_rounded):
-                return Proposal(*self.replayed((tokens[:, None], ends, rows, wanted, first), (reach, True))[1:])
-            blocks = rows, torch.ones_like(rows), rows, ends
-            return Proposal(*self.replayed_blocks((tokens, rows, ends, *blocks, wanted, first), (1,))[1:])
+            if self.is_packed and self.is_rounded:
+                return Proposal(*self.replayed_steps((tokens, ends, wanted)))
+            rows, first = torch.arange(len(tokens), device=self.device), torch.zeros_like(wanted, dtype=torch.bool)
+            return Proposal(*self.replayed((tokens[:, None], ends, rows, wanted, first), (reach, True))[1:])
 
     def encode(self, inputs: Tensor, tokens: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Read inputs (R, S) and tokens (R, T) of new rows at `places`. Return hidden states (R, T + 1, H), logits, and
@@ -218,6 +219,12 @@ class RowPasses:
             )
         return [hidden, *self.to_proposal(picked, logits, first).tensors()]
 
+    def _stepped(self, tokens: Tensor, ends: Tensor, wanted: Tensor) -> Sequence[Tensor]:
+        """Read one token of every row at the first places."""
+        rows, first = torch.arange(len(tokens), device=self.device), torch.zeros_like(wanted, dtype=torch.bool)
+        blocks = rows, torch.ones_like(rows), rows, ends
+        return self._blocked(1, tokens, rows, ends, *blocks, wanted, first)[1:]
+
     # -- padded ----------------------------------------------------------------------------------------------------
 
     def _read_padded(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
@@ -311,6 +318,9 @@ class RowPasses:
         """Make room in buffers that are there before a pass, as graphs know their addresses; forget the graphs of
         buffers that were replaced. `width`: of the inputs."""
         self._n_columns = columns
+        if self._reserved == (self._n_rows, columns, width):
+            return
+        self._reserved = self._n_rows, columns, width
         for layers, needed in ((self.layers, columns), (self.sources, width)):
             for layer in layers:
                 layer.reserve(self._n_rows, needed)
@@ -320,9 +330,8 @@ class RowPasses:
             self.source_mask = nn.functional.pad(old, more)
             self.growth.count += 1
         if self.growth.count != self._known_growth:
-            self.replayed.forget()
-            self.replayed_blocks.forget()
-            self.replayed_encoding.forget()
+            for replayed in self._every_replayed:
+                replayed.forget()
             self._known_growth = self.growth.count
 
     def _wide(self, n: int) -> int:

@@ -35,7 +35,9 @@ class ShowsTokens(NamesTokens, Protocol):
     device: torch.device
     shown: str
 
-    showing: Replayed  # of inputs, tokens and the parts of proposals; see `TextPredictor.show`
+    showing: Replayed  # `show` of inputs, tokens and the parts of proposals
+
+    def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal: ...
 
 
 class TextPredictorRows(PredictorRows):
@@ -44,7 +46,8 @@ class TextPredictorRows(PredictorRows):
     def __init__(self, predictor: ShowsTokens) -> None:
         self.predictor, self.rows = predictor, predictor.rows_of.rows()
         self.inputs = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
-        self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)  # (n, W), padded
+        # What was written, (n, W), padded, where rejectors see it, and not only states.
+        self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
         self.counts: list[int] = []  # of each row, its tokens
         self._counts: Tensor | None = None  # the same on the device
         self.proposal: Proposal | None = None  # of all rows
@@ -62,11 +65,15 @@ class TextPredictorRows(PredictorRows):
 
     def propose(self) -> Proposal:
         assert self.proposal is not None
+        if self.predictor.shown == "states":  # they are part of the proposal
+            return self.predictor.show(self.proposal, self.inputs, self.tokens)
         given = self.inputs, self.tokens, *self.proposal.tensors()
         return Proposal(*self.predictor.showing.padded(given))
 
     def append(self, tokens: Tensor) -> None:
         self.proposal = self.rows.step(tokens)
+        if self.predictor.shown == "states":
+            return
         if max(self.counts) == self.tokens.shape[1]:
             self.tokens = torch.nn.functional.pad(self.tokens, (0, ROOM), value=PADDING)
         at = send(self.counts, tokens.device) if self._counts is None else self._counts
@@ -75,21 +82,19 @@ class TextPredictorRows(PredictorRows):
 
     def go_back(self, steps: Sequence[int]) -> None:
         self.rows.go_back(steps)
+        if self.predictor.shown == "states":
+            return
         self.counts = [count - n for count, n in zip(self.counts, steps, strict=True)]
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         self._counts = send(self.counts, self.tokens.device)
         self.tokens = self.tokens.masked_fill(columns >= self._counts[:, None], PADDING)
 
-    def keep(self, rows: Tensor) -> None:
-        listed = rows.tolist()
-        self.rows.keep(listed)
-        self.inputs, self.tokens, self.counts = (
-            self.inputs[rows],
-            self.tokens[rows],
-            [self.counts[row] for row in listed],
-        )
-        self._counts = None
-        self.proposal = self.proposal and self.proposal.select(rows)
+    def keep(self, rows: Sequence[int]) -> None:
+        self.rows.keep(rows)
+        kept = send(list(rows), self.predictor.device, torch.long)
+        self.inputs, self.tokens, self._counts = self.inputs[kept], self.tokens[kept], None
+        self.counts = [self.counts[row] for row in rows]
+        self.proposal = self.proposal and self.proposal.select(kept)
 
 
 class TextExpertRows(ExpertRows):
@@ -110,8 +115,8 @@ class TextExpertRows(ExpertRows):
     def go_back(self, steps: Sequence[int]) -> None:
         self.rows.go_back(steps)
 
-    def keep(self, rows: Tensor) -> None:
-        self.rows.keep(rows.tolist())
+    def keep(self, rows: Sequence[int]) -> None:
+        self.rows.keep(rows)
 
 
 def complete_rows(rows: ModelRows, inputs: Tensor, prefixes: Sequences, spec: SequenceSpec) -> Sequences:

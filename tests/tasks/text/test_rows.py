@@ -112,7 +112,11 @@ def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead:
         policy = Threshold(Confidence(), threshold)
         expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
         loop = speculative_loop(
-            pair.predictor, pair.expert, policy, spec, Pace() if ahead is None else FixedPace(ahead, foresees=ahead == 3)
+            pair.predictor,
+            pair.expert,
+            policy,
+            spec,
+            Pace() if ahead is None else FixedPace(ahead, foresees=ahead == 3),
         )
         found = run_all(loop, examples, at_once)
         assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
