@@ -1,19 +1,13 @@
-"""Benchmark of decoding with a pair of Hugging Face models: interleaved at a budget, against either model alone.
+"""Benchmark of a pair of Hugging Face models: both ends equal `generate`, and all hand-offs are labelled together.
 
-All ways write about the same documents. In float32 their tokens are compared first: never deferring must equal the
-predictor's own `generate`, always deferring the expert's, token for token. In half precision, batches of different
-shapes round too differently for that, and the share of equal tokens is reported instead.
-
-The cost of interleaving is compared with a bound: the predictor alone, one encoding of the documents by the expert, and
-the expert's time in proportion to its share of tokens. A second row uses the same share of the expert's decoding only;
-it ignores that keys and values of the documents are computed once and tokens are read, however few are deferred. If
-documents are long and outputs short, encoding dominates the expert's time, and predictor and encoding together may take
-longer than the expert alone.
+In float32 the tokens of either model alone, by our engine, must equal its own `generate`, token for token. In half
+precision, batches of different shapes round too differently for that, and the share of equal tokens is reported
+instead. How fast a budget is decoded is measured by the benchmark `speculation`, which shares the pair.
 
 Without `--pair` the benchmark uses two T5s with random weights, which changes the output but not its cost. They differ
 from plain random models in three ways. The end token is never the likeliest, so every sequence has the full length. The
 expert has the predictor's layers plus some of small effect, so the two agree about as often as real pairs do, which
-assisted generation depends on. And documents vary in length as news articles do.
+speculation depends on. And documents vary in length as news articles do.
 """
 
 from __future__ import annotations
@@ -25,11 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Row, Seconds, require_same
+from benchmarks.measure import Row, require_same
 from benchmarks.weather import SEED, Bench
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import draft
@@ -41,7 +34,6 @@ from seqdefer.labels.branches import branch_out
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.tasks.text.codec import encode
 from seqdefer.tasks.text.data import read_corpus
-from seqdefer.tasks.text.encoder_cache import EncoderCache
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 from seqdefer.tasks.text.pairs import TextPair, load_pair
 from seqdefer.tasks.text.passes import PADDING, pad_left
@@ -51,7 +43,6 @@ BUDGET = 0.2
 NEAR = 0.005  # stop the search for a threshold at a share this close to the budget
 TRIALS = 5  # then take the closest
 PROMPT = "summarize: "
-CACHE_BYTES = 2**31  # of encoder states, during the search for a threshold
 
 
 @dataclass(frozen=True)
@@ -134,19 +125,6 @@ class Decoding:
 
         return self.over(way)
 
-    def encoding(self) -> Tensor:
-        """Run the expert's encoder on the documents or, without an encoder, the expert on the prompts. (n,)"""
-        expert = self.pair.expert
-        if not expert.model.is_encoder_decoder:
-            return self.over(lambda some: expert.next(expert.start(some), torch.arange(len(some)))[0])
-        encoder = expert.model.model.get_encoder()
-
-        def encode(inputs: Tensor) -> Tensor:
-            states: Tensor = encoder(inputs.clamp(min=0), (inputs != PADDING).long()).last_hidden_state
-            return states
-
-        return self.over(lambda some: EncoderCache().get(some.inputs, encode)[:, 0, 0])
-
     def generate(self, model: TextModel, **options: Any) -> Tensor:
         return self.over(lambda some: generate(model, some.inputs, self.spec, **options))
 
@@ -154,25 +132,6 @@ class Decoding:
         """Return assisted generation, which in Transformers takes one document at a time."""
         one_by_one, assistant = replace(self, batch=1), self.pair.predictor.model.model
         return one_by_one.generate(self.pair.expert.model, assistant_model=assistant)
-
-    def share(self, threshold: float) -> float:
-        return self._roll(Threshold(Confidence("uncertainty"), threshold), self.examples).share
-
-    def uncertainty(self) -> Tensor:
-        """Return the uncertainty of every token of the predictor alone. (tokens,)"""
-        drafted = draft(self.pair.predictor, self.examples, self.spec)
-        return drafted.uncertainty[drafted.sequences.mask()]
-
-    def agreement(self, by_expert: Tensor) -> float:
-        """Return how often the predictor's next token equals the expert's, along the expert's tokens (n, L)."""
-        state, _ = self.pair.predictor.start(self.examples.inputs)
-        same, n = 0, 0
-        for column in by_expert.unbind(1):
-            is_token = column != 0
-            same += int((self.pair.predictor.propose(state).tokens == column)[is_token].sum())
-            n += int(is_token.sum())
-            state = self.pair.predictor.append(state, column)
-        return same / n
 
 
 def generate(model: TextModel, inputs: Tensor, spec: SequenceSpec, **options: Any) -> Tensor:
@@ -287,7 +246,7 @@ def quiet() -> Iterator[None]:
 
 
 def text(bench: Bench, choice: Choice) -> list[Row]:
-    """Compare interleaved decoding with either model, and branching with one run per hand-off."""
+    """Compare both ends with `generate`, and branching with one run per hand-off."""
     try:
         transformers()
     except MissingExtraError as missing:
@@ -296,18 +255,16 @@ def text(bench: Bench, choice: Choice) -> list[Row]:
         bench.log(f"skipped: {missing}")
         return []
     bench.log("preparing a pair" if choice.pair is None else "loading the pair")
-    whole, rows = decoding_of(choice), []
+    whole, is_exact = decoding_of(choice), choice.dtype == "float32"
     with quiet(), torch.no_grad():
-        for batch, n in choice.sizes.n_documents.items():
-            some = replace(whole, examples=whole.examples.select(torch.arange(n)), batch=batch)
-            rows += _rows(bench, some, is_exact=choice.dtype == "float32")
+        bench.log("both ends: comparing")
+        ends = compare(replace(whole, batch=min(8, len(whole.examples))), is_exact=is_exact)
         few = whole.examples.select(torch.arange(min(choice.sizes.n_labelled, len(whole.examples))))
-        rows.append(_hand_offs(bench, replace(whole, examples=few), is_exact=choice.dtype == "float32"))
-    return rows
+        return [_hand_offs(bench, replace(whole, examples=few), ends, is_exact=is_exact)]
 
 
-def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
-    """Compare all hand-offs by branching with one run of the expert for each."""
+def _hand_offs(bench: Bench, some: Decoding, ends: str, *, is_exact: bool) -> Row:
+    """Compare all hand-offs by branching with one run of the expert for each. `ends`: how both ends compare."""
     expert, drafts = some.pair.expert, draft(some.pair.predictor, some.examples, some.spec).sequences
     kept = torch.arange(some.spec.length, device=drafts.tokens.device)
     passes = {"ours": 0, "theirs": 0}
@@ -335,7 +292,7 @@ def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
 
     bench.log("hand-offs: comparing")
     pair = (counted("ours", together).cpu(), counted("theirs", one_by_one).cpu())
-    same = require_same("tokens of all hand-offs", pair, rounding=0.0 if is_exact else 1.0)
+    same = f"{require_same('tokens of all hand-offs', pair, rounding=0.0 if is_exact else 1.0)}; {ends}"
     seconds = bench.race(ours=together, theirs=one_by_one)
     runs, n = branch_out(expert, some.examples, drafts, kept, some.spec)[1], int(drafts.lengths.sum())
     note = (
@@ -344,65 +301,6 @@ def _hand_offs(bench: Bench, some: Decoding, *, is_exact: bool) -> Row:
     )
     what = f"all hand-offs of {len(drafts)} documents, one run of the expert for each"
     return Row.faster("text", what, seconds["ours"], seconds["theirs"], same, note)
-
-
-def _rows(bench: Bench, some: Decoding, *, is_exact: bool) -> list[Row]:
-    bench.log(f"batches of {some.batch}: a threshold for {BUDGET:.0%}")
-    threshold, share = threshold_for_budget(some)
-    bench.log(f"batches of {some.batch}: comparing")
-    same, expected = compare(some, is_exact=is_exact)
-    policy, expert = Threshold(Confidence("uncertainty"), threshold), some.pair.expert.model
-    assisted: list[Tensor] = []  # the slowest way: its timed output is compared, without a warm-up
-    seconds = bench.race(
-        interleaved=lambda: some.roll(policy),
-        generate=lambda: some.generate(expert),
-        expert=some.expert,
-        predictor=some.predictor,
-        encoding=some.encoding,
-        assisted=lambda: assisted.append(some.assisted()),
-    )
-    agreement = f"the predictor agrees with {some.agreement(expected):.0%} of the expert's tokens"
-    ours, n = seconds["interleaved"], len(some.examples)
-    encoding, decoding = seconds["encoding"], seconds["expert"] - seconds["encoding"]
-    bounds = [seconds["predictor"] + encoding + share * part for part in (seconds["expert"], decoding)]
-    batches = f"batches of {some.batch}"
-    alone = "document by document" if some.batch > 1 else "one document"
-
-    def times(what: str, bound: Seconds, note: str = "") -> Row:
-        parts = {"ours": ours.tolist(), "theirs": bound.tolist()}
-        return Row.of("text", what, "times its cost", ours / bound, same=same, note=note, seconds=parts)
-
-    def against(what: str, way: str, same: str = same, note: str = "") -> Row:
-        return Row.faster("text", what, ours, seconds[way], same, note)
-
-    return [
-        against(f"{batches}: the expert's generate ({n} documents, {share:.1%} deferred)", "generate", note=agreement),
-        against(f"{batches}: the expert alone, by our engine", "expert"),
-        against(f"{batches}: the predictor alone, by our engine", "predictor"),
-        against(f"{batches}: assisted generation ({alone})", "assisted", same_if_assisted(assisted[-1], expected)),
-        times(
-            f"{batches}: THE BOUND, predictor + one encoding by the expert + {share:.1%} of the expert's time",
-            bounds[0],
-            _parts(seconds, n),
-        ),
-        times(f"{batches}: the same with {share:.1%} of the expert's decoding only", bounds[1]),
-    ]
-
-
-def _parts(seconds: Mapping[str, np.ndarray], n: int) -> str:
-    names = ("interleaved", "predictor", "encoding", "expert")
-    return "ms a document: " + ", ".join(f"{name} {1000 * np.median(seconds[name]) / n:.3g}" for name in names)
-
-
-def threshold_for_budget(some: Decoding) -> tuple[float, float]:
-    """Return the threshold on the uncertainty that meets the budget on these documents, and the share it spends.
-
-    It is near the quantile of the draft's uncertainties at 1 - BUDGET; a deferral changes what follows."""
-    pair = some.pair
-    # Every trial reads the documents again: a second pair with the same weights caches the encoder states.
-    caching = TextPair.of(_caching(pair.predictor.model), _caching(pair.expert.model))
-    trial = replace(some, pair=caching)
-    return search_threshold(trial.uncertainty(), trial.share)
 
 
 def search_threshold(scores: Tensor, share_at: Callable[[float], float]) -> tuple[float, float]:
@@ -418,23 +316,12 @@ def search_threshold(scores: Tensor, share_at: Callable[[float], float]) -> tupl
     return min(tried)[1:]
 
 
-def _caching(model: TextModel) -> TextModel:
-    return text_model(model.model, model.tokenizer, model.name, cache_bytes=CACHE_BYTES)
-
-
-def compare(some: Decoding, *, is_exact: bool) -> tuple[str, Tensor]:
-    """Compare both ends of the loop and the expert alone with `generate`; also return the expert's tokens (n, L)."""
+def compare(some: Decoding, *, is_exact: bool) -> str:
+    """Compare both ends of the loop and the expert alone with `generate`."""
     never, always = (Threshold(Confidence("uncertainty"), at) for at in (torch.inf, -torch.inf))
-    expected = some.generate(some.pair.expert.model)
-    ours = torch.cat([some.roll(never), some.roll(always), some.expert()])
-    theirs = torch.cat([some.generate(some.pair.predictor.model), expected, expected])
-    what, rounding = "tokens of either model alone", 0.0 if is_exact else 1.0
-    return require_same(what, (ours.cpu(), theirs.cpu()), rounding=rounding), expected
-
-
-def same_if_assisted(assisted: Tensor, expected: Tensor) -> str:
-    """Describe how far assisted generation equals the expert; a difference is no error of ours."""
-    return require_same("tokens of the expert", (assisted.cpu(), expected.cpu()), rounding=1.0)
+    small, large = (some.generate(model) for model in some.pair.models)
+    ours, theirs = torch.cat([some.roll(never), some.roll(always), some.expert()]), torch.cat([small, large, large])
+    return require_same("tokens of either model alone", (ours.cpu(), theirs.cpu()), rounding=0.0 if is_exact else 1.0)
 
 
 def provenance(choice: Choice) -> dict[str, Any]:
@@ -454,4 +341,4 @@ def _name(source: str) -> str:
     return Path(source).name if Path(source).exists() else source
 
 
-OURS: Mapping[str, str] = {"text": f"interleaved decoding, {BUDGET:.0%} of tokens by the expert, greedy"}
+OURS: Mapping[str, str] = {"text": "all hand-offs of documents, labelled together"}

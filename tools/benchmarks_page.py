@@ -1,4 +1,4 @@
-"""The benchmarks page, from the output of `python -m benchmarks`: docs/results/bench.json and bench-gpu.json."""
+"""The benchmarks page, from the output of `python -m benchmarks`: docs/results/bench*.json."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ cost* is good near 1 or below. This page is generated from the output files of t
 ```sh
 make bench                                 # all benchmarks, on synthetic data and models
 .venv/bin/python -m benchmarks --quick     # smaller, in under three minutes
-.venv/bin/python -m benchmarks --only text --only server --pair small large --documents news.jsonl   # your models
+.venv/bin/python -m benchmarks --only speculation --only server --pair small large --documents news.jsonl  # yours
 ```
 """
+FILES = {  # titles of the sections
+    "bench.json": "Labels, training and curves, on a CPU",
+    "bench-text.json": "Decoding and serving, on a CPU",
+    "bench-t5.json": "Decoding with a fitted pair, on a CPU",
+    "bench-gpu.json": "Decoding, on a GPU",
+}
 
 
 def benchmarks_page(folder: Path) -> str:
     """Return the page with one section for each file of results."""
     parts = [HEAD]
-    for name, title in (("bench.json", "On a CPU"), ("bench-gpu.json", "On a GPU")):
+    for name, title in FILES.items():
         written = json.loads((folder / name).read_text(encoding="utf-8"))
         parts.append(f"## {title}\n\n{_provenance(written)}\n")
         parts += [
