@@ -91,3 +91,28 @@ def test_batches_of_a_server_share_a_pace() -> None:
     deferral, task = TokenDeferral(Confidence()), ToyTask(n=2)
     plans = [deferral.plan(task) for _ in range(2)]
     assert all(isinstance(plan, TokenPlan) and plan.loop.pace is deferral.pace for plan in plans)
+
+
+def test_few_rows_run_ahead_as_far_as_many() -> None:
+    """When a stream of documents ends, few rows are left; turns before had more, and gained more tokens."""
+    many, few = Pace(), Pace()
+    for turn in turns(30, written=32):
+        many.note(turn)
+        few.note(replace(turn, rows=1, written=4))
+    for useful in (0.01, 0.2, 0.5, 1.0):
+        assert many.goes_on(useful) == few.goes_on(useful)
+    # A step of 5 ms must gain more than turns of 70 ms (without their reading) that write 4 tokens of a row do: 0.286.
+    assert not many.goes_on(0.28)
+    assert many.goes_on(0.29)
+
+
+def test_it_looks_on_where_that_costs_less_than_it_saves() -> None:
+    pace = Pace()
+    for turn in turns(30):
+        pace.note(replace(turn, asked=8, agreed=4, proposed=32, deferred=8))
+    # A step and a pass take 55 ms, of 8 rows; a quarter of the tokens is deferred, half of the guesses stand.
+    saved = pace.share * pace.agreement * (0.005 + FIXED) / 8
+    assert saved == pytest.approx(0.25 * 0.5 * 0.055 / 8, rel=0.05)
+    assert not pace.looks_on(1, 1, 8)
+    assert pace.looks_on(1, 1, 1)
+    assert not pace.looks_on(4, 1, 1)
