@@ -12,6 +12,7 @@ from seqdefer.graphs import Replayed, rounded
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.tasks.text.caches import ROOM
 from seqdefer.tasks.text.model_rows import ModelRows, RowsOf
+from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.tasks.text.reading import Reading
 from seqdefer.tasks.text.row_passes import COLUMNS
@@ -32,9 +33,11 @@ class ShowsTokens(NamesTokens, Protocol):
     """What rows need of a text predictor."""
 
     device: torch.device
-    shown: str
+    model: TextModel
 
     showing: Replayed  # of inputs, tokens and the parts of proposals; see `TextPredictor.show`
+
+    def context_of(self, inputs: Tensor, states: Tensor) -> Tensor: ...
 
 
 class TextPredictorRows(PredictorRows):
@@ -42,7 +45,7 @@ class TextPredictorRows(PredictorRows):
 
     def __init__(self, predictor: ShowsTokens) -> None:
         self.predictor, self.rows = predictor, predictor.rows_of.rows()
-        self.inputs = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
+        self.inputs: Tensor | None = None  # (n, S), padded
         self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)  # (n, W), padded
         self.counts: list[int] = []  # of each row, its tokens
         self._counts: Tensor | None = None  # the same on the device
@@ -52,15 +55,15 @@ class TextPredictorRows(PredictorRows):
         self.predictor.start_reading(inputs)  # checks them
         inputs = inputs.to(self.predictor.device)
         proposal, context = self.rows.admit(inputs)
-        self.inputs, self.counts = _stack(self.inputs, inputs), [*self.counts, *[0] * len(inputs)]
-        self.tokens, self._counts = _stack(self.tokens, inputs[:, :0]), None
+        before, padding = inputs[:0] if self.inputs is None else self.inputs, self.predictor.model.network.padding
+        self.inputs, self.counts = _stack(before, inputs, padding), [*self.counts, *[0] * len(inputs)]
+        self.tokens, self._counts = _stack(self.tokens, self.tokens.new_zeros(len(inputs), 0), PADDING), None
         self.proposal = proposal if self.proposal is None else Proposal.join([self.proposal, proposal])
-        length = (inputs != PADDING).sum(1, keepdim=True).float().log()
-        parts = {"states": [context], "facts": [length], "both": [context, length]}
-        return torch.cat(parts[self.predictor.shown], 1)
+        return self.predictor.context_of(inputs, context)
 
     def propose(self) -> Proposal:
         assert self.proposal is not None
+        assert self.inputs is not None
         given = self.inputs, self.tokens, *self.proposal.tensors()
         return Proposal(*self.predictor.showing.padded(given))
 
@@ -81,6 +84,7 @@ class TextPredictorRows(PredictorRows):
 
     def keep(self, rows: Tensor) -> None:
         listed = rows.tolist()
+        assert self.inputs is not None
         self.rows.keep(listed)
         self.inputs, self.tokens, self.counts = (
             self.inputs[rows],
@@ -138,9 +142,9 @@ def complete_rows(rows: ModelRows, inputs: Tensor, prefixes: Sequences, spec: Se
     return Sequences(torch.tensor(padded).to(prefixes.tokens), lengths.to(prefixes.lengths))
 
 
-def _stack(old: Tensor, new: Tensor) -> Tensor:
+def _stack(old: Tensor, new: Tensor, padding: int) -> Tensor:
     """Put rows under others, padded to one width, one of few on a GPU."""
     width = max(old.shape[1], new.shape[1])
     width = COLUMNS * rounded(-(-width // COLUMNS)) if new.is_cuda else width
     pad = torch.nn.functional.pad
-    return torch.cat([pad(one, (0, width - one.shape[1]), value=PADDING) for one in (old, new)])
+    return torch.cat([pad(one, (0, width - one.shape[1]), value=padding) for one in (old, new)])
