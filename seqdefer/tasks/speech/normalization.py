@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from seqdefer.errors import CheckpointError, missing_extra
@@ -26,14 +27,14 @@ def normalizer(language: str | None, spellings: Mapping[str, str] | None = None)
 
     `spellings` maps British spellings to American ones; only English uses it."""
     try:
-        from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+        normalizers = import_module("transformers.models.whisper.english_normalizer")
     except ImportError as error:
         raise missing_extra("transformers", "speech", "the normalisation of texts") from error
     name = (language or "").lower()
     by_language = (
-        EnglishTextNormalizer(dict(spellings or {}))
+        normalizers.EnglishTextNormalizer(dict(spellings or {}))
         if name in ENGLISH
-        else BasicTextNormalizer(split_letters=name in WITHOUT_SPACES)
+        else normalizers.BasicTextNormalizer(split_letters=name in WITHOUT_SPACES)
     )
 
     def normalize(text: str) -> str:
