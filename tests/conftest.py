@@ -30,7 +30,7 @@ settings.load_profile("seqdefer")
 
 
 # Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`.
-EXTRA = re.compile(r"(importorskip|find_spec)\(\"(transformers|openai|ray|schemathesis)\b")
+EXTRA = re.compile(r"(importorskip|find_spec)\(\"(transformers|soundfile|onnx|openai|ray|schemathesis)\b")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
