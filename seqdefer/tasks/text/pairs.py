@@ -27,7 +27,7 @@ from seqdefer.interfaces import EXPECTED_BRANCHES, Expert, NextTokenExpert, Pred
 from seqdefer.remote.client import EndpointClient
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.batches import AdaptiveBatch
-from seqdefer.tasks.text.facts import DocumentFacts, TokenFacts, ProposedTokens
+from seqdefer.tasks.text.facts import DocumentFacts, ProposedTokens, TokenFacts
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.model_rows import RowsOf
 from seqdefer.tasks.text.models import TextModel, check_vocabulary
