@@ -34,15 +34,16 @@ def prefix_distances(sequences: Sequences, references: Sequences) -> Tensor:
     places = torch.arange(references.tokens.shape[1] + 1, device=references.tokens.device)
     row = places.expand(len(sequences), -1)
     for position in range(max(sequences.lengths.tolist(), default=0)):
-        longer = _next_row(row, sequences.tokens[:, position], references)
+        longer = next_row(row, references.tokens != sequences.tokens[:, position, None])
         row = torch.where((position < sequences.lengths)[:, None], longer, row)
     return row
 
 
-def _next_row(row: Tensor, tokens: Tensor, references: Sequences) -> Tensor:
-    """Return the distances after one more token per row. (B, width + 1)"""
+def next_row(row: Tensor, differs: Tensor) -> Tensor:
+    """Return the distances after one more token per row, which differs from the tokens of the reference where `differs`
+    (bool (B, width)) says so. (B, width + 1)"""
     places = torch.arange(row.shape[1], device=row.device)
-    changed = row[:, :-1] + (references.tokens != tokens[:, None])
+    changed = row[:, :-1] + differs
     best = torch.cat([row[:, :1] + 1, torch.minimum(row[:, 1:] + 1, changed)], 1)
     # Insertions cost 1 per step to the right: after subtracting the column index they are a running minimum.
     return (best - places).cummin(1).values + places
@@ -61,7 +62,8 @@ def alignment_loss(prefixes: Sequences, tokens: Tensor, references: Sequences, s
     row = prefix_distances(prefixes, references)
     before = _best(row, references)
     unread = row.gather(1, references.lengths[:, None]).squeeze(1)
-    after = torch.where(spec.is_end(tokens), unread, _best(_next_row(row, tokens, references), references))
+    longer = next_row(row, references.tokens != tokens[:, None])
+    after = torch.where(spec.is_end(tokens), unread, _best(longer, references))
     return after - before
 
 
@@ -116,11 +118,11 @@ def _unit_error_rates(texts: Sequence[Sequence[str]], references: Sequence[Seque
     if len(texts) != len(references):
         raise ValueError(f"{len(texts)} texts have {len(references)} references; each needs one")
     numbers: dict[str, int] = {}  # of different words or characters, by first appearance
-    return _rates(_numbered(texts, numbers), _numbered(references, numbers))
+    return _rates(number_units(texts, numbers), number_units(references, numbers))
 
 
-def _numbered(rows: Sequence[Sequence[str]], numbers: dict[str, int]) -> Sequences:
-    """Return rows of words or characters as rows of numbers, padded with 0."""
+def number_units(rows: Sequence[Sequence[str]], numbers: dict[str, int]) -> Sequences:
+    """Return rows of words or characters as rows of numbers, padded with 0; new ones are added to `numbers`."""
     width = max(map(len, rows), default=0)
     ids = [[numbers.setdefault(unit, len(numbers)) for unit in row] + [0] * (width - len(row)) for row in rows]
     return Sequences(torch.tensor(ids).view(len(rows), width).long(), torch.tensor([*map(len, rows)], dtype=torch.long))

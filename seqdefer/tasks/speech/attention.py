@@ -5,11 +5,13 @@ attention slows every layer down. Instead a hook takes the input of one or two c
 queries and compares them with the keys in the cache: the same formula, for these layers alone.
 
 Whisper's checkpoints name the heads that follow the sound (`alignment_heads`); without them, all heads of the last
-layer are watched. Three numbers say where a position listens, in states of the encoder (20 ms each):
+layer are watched. The geometric mean of their weights is large where they agree. Three numbers say where a position
+listens, in states of the encoder (20 ms each):
 
 sharpness   log of the largest weight
 spread      entropy of the weights, in nats
-place       mean place, weighted by squared weights, so that the peak counts and the tail does not
+place       mean place, weighted by the fourth power of the weights: the peak counts, the tail does not, and unlike the
+            place of the largest weight it does not jump where two are about equal
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 
 N_NOTED = 3
 MAX_LAYERS = 2
+PEAKEDNESS = 4
 
 
 def chosen_heads(model: Any, named: Sequence[Sequence[int]] | None) -> dict[int, list[int]]:
@@ -43,10 +46,10 @@ def watched_attention(model: Any, heads: Mapping[int, Sequence[int]]) -> Iterato
 
     def watch(module: Any, arguments: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
         hidden = options["hidden_states"] if "hidden_states" in options else arguments[0]
-        seen.append(_weights(module, hidden, options["past_key_values"])[:, list(heads[module.layer_idx])])
+        seen.append(_log_weights(module, hidden, options["past_key_values"])[:, list(heads[module.layer_idx])])
 
     def noted(hidden: Tensor) -> Tensor:
-        return torch.cat([hidden.float(), summarize(torch.cat(seen, 1).mean(1))], -1)
+        return torch.cat([hidden.float(), summarize(torch.cat(seen, 1))], -1)
 
     layers = model.get_decoder().layers
     with ExitStack() as stack:
@@ -56,17 +59,17 @@ def watched_attention(model: Any, heads: Mapping[int, Sequence[int]]) -> Iterato
         yield noted
 
 
-def summarize(weights: Tensor) -> Tensor:
-    """Return sharpness, spread and place of attention weights (..., S). (..., 3)"""
-    places = torch.arange(weights.shape[-1], device=weights.device, dtype=weights.dtype)
-    squares = weights.square()
-    place = (squares * places).sum(-1) / squares.sum(-1)
-    spread = -torch.special.xlogy(weights, weights).sum(-1)
-    return torch.stack([weights.amax(-1).log(), spread, place], -1)
+def summarize(log_weights: Tensor) -> Tensor:
+    """Return sharpness, spread and place, of the logs of the weights of all heads (R, H, T, S). (R, T, 3)"""
+    together = log_weights.mean(1).log_softmax(-1)
+    places = torch.arange(together.shape[-1], device=together.device, dtype=together.dtype)
+    place = (PEAKEDNESS * together).softmax(-1) @ places
+    spread = -(together.exp() * together).sum(-1)
+    return torch.stack([together.amax(-1), spread, place], -1)
 
 
-def _weights(module: Any, hidden: Tensor, cache: Any) -> Tensor:
-    """Return the weights of all heads of a cross-attention layer. (R, H, T, S)"""
+def _log_weights(module: Any, hidden: Tensor, cache: Any) -> Tensor:
+    """Return the logs of the weights of all heads of a cross-attention layer. (R, H, T, S)"""
     keys: Tensor = cache.cross_attention_cache.layers[module.layer_idx].keys  # (R, H, S, D)
     n, length, _ = hidden.shape
     queries = (module.q_proj(hidden) * module.scaling).view(n, length, -1, module.head_dim).transpose(1, 2)
@@ -75,5 +78,5 @@ def _weights(module: Any, hidden: Tensor, cache: Any) -> Tensor:
         scores = shared.view(queries.shape[1], n, length, -1).transpose(0, 1)
     else:
         scores = queries @ keys.transpose(2, 3)
-    weights: Tensor = scores.float().softmax(-1)
-    return weights
+    log_weights: Tensor = scores.float().log_softmax(-1)
+    return log_weights

@@ -44,10 +44,11 @@ class ClipStates(EncoderCache):
             hashlib.blake2b(row[row != NO_SAMPLE].numpy().tobytes(), digest_size=16).digest() for row in inputs.cpu()
         ]
         found = {key: self._find(key) for key in dict.fromkeys(keys)}
-        new = [key for key, states in found.items() if states is None]
-        for part in torch.tensor([keys.index(key) for key in new], dtype=torch.long).split(_per_pass(inputs)):
-            made = self._run(inputs[part.to(inputs.device)], encode)
-            for row, states in zip(part.tolist(), made, strict=True):
+        new = [keys.index(key) for key, states in found.items() if states is None]
+        for start in range(0, len(new), _per_pass(inputs)):
+            part = new[start : start + _per_pass(inputs)]
+            made = self._run(inputs[torch.tensor(part, device=inputs.device)], encode)
+            for row, states in zip(part, made, strict=True):
                 found[keys[row]] = kept = states.clone()
                 self._write(keys[row], kept)
         rows = [found[key] for key in keys]

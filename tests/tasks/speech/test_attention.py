@@ -25,7 +25,7 @@ def expected(model: Any, network: Any, inputs: torch.Tensor, tokens: torch.Tenso
         output = model(network.features(inputs), decoder_input_ids=ids, output_attentions=True)
     model.set_attn_implementation("sdpa")
     chosen = [output.cross_attentions[layer][:, heads] for layer, heads in network.heads.items()]
-    return summarize(torch.cat(chosen, 1).mean(1))
+    return summarize(torch.cat(chosen, 1).log())
 
 
 @pytest.mark.parametrize("named", [None, [[0, 1], [1, 0]], [[1, 0], [1, 1], [7, 0]]])
@@ -62,8 +62,15 @@ def test_heads_are_those_named_of_the_last_layers() -> None:
 
 
 def test_sharp_and_flat_attention() -> None:
-    sharp, flat = torch.zeros(100), torch.full((100,), 0.01)
+    sharp, flat = torch.full((100,), 1e-9), torch.full((100,), 0.01)
     sharp[30] = 1
-    (peak, spread, place), (low, wide, middle) = summarize(torch.stack([sharp, flat])).tolist()
-    assert (peak, spread, place) == (0, 0, 30)
+    peak, spread, place = summarize(sharp.log().expand(1, 2, 1, 100))[0, 0].tolist()
+    assert (peak, spread, place) == pytest.approx((0, 0, 30), abs=1e-4)
+    low, wide, middle = summarize(flat.log().expand(1, 2, 1, 100))[0, 0].tolist()
     assert (low, wide, middle) == pytest.approx((-4.60517, 4.60517, 49.5))
+
+
+def test_heads_that_agree_outweigh_one_that_does_not() -> None:
+    weights = torch.full((1, 3, 1, 100), 0.005)
+    weights[0, 0, 0, 20] = weights[0, 1, 0, 20] = weights[0, 2, 0, 80] = 0.505
+    assert float(summarize(weights.log())[0, 0, 2]) == pytest.approx(20, abs=1)
