@@ -11,7 +11,7 @@ from tiny_models import lively
 from torch import Tensor
 
 from seqdefer.tasks.speech.models import speech_model
-from seqdefer.tasks.speech.waveforms import stack_waveforms
+from seqdefer.tasks.speech.waveforms import stack_waveforms, to_waveform
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.types import Examples
@@ -116,3 +116,22 @@ def save_place(folder: Path) -> Path:
         tiny_whisper(n_layers, seed).save_pretrained(folder / name)
         tokenizer().save_pretrained(folder / name)
     return folder
+
+
+# -- corpora and tasks ---------------------------------------------------------------------------------------------
+
+
+def write_corpus(folder: Path, n: int, *, synthetic: bool = False) -> Path:
+    """Write clips with a manifest."""
+    import json
+
+    from seqdefer.tasks.speech.audio import write_clip
+
+    lines, generator = [], torch.Generator().manual_seed(1)
+    for number, row in enumerate(clips(n, seed=7).inputs):
+        write_clip(folder / f"{number}.flac", to_waveform(row))
+        words = [tokenizer().decode([int(token)]) for token in torch.randint(3, N_WORDS, (5,), generator=generator)]
+        record: dict[str, Any] = {"audio_filepath": f"{number}.flac", "text": f"{''.join(words).strip()} {number}"}
+        lines.append(json.dumps(record | ({"synthetic": True} if synthetic else {})))
+    (folder / "manifest.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "manifest.jsonl"

@@ -97,6 +97,9 @@ class SpeechTask(Task):
     def _examples(self, clips: Sequence[Clip], first: int, progress: Callable[[int], None]) -> Examples:
         rows = []
         for one in clips:
+            if one.duration > self.codec.max_seconds:
+                heard = f"{one.audio} lasts {one.duration:.1f} s; the models hear {self.codec.max_seconds:g} s"
+                raise DataError(f"{heard}: cut it into clips")
             rows.append(to_samples(one.read()))
             progress(1)
         end = [] if self.spec.end is None else [self.spec.end]
@@ -116,8 +119,7 @@ class SpeechTask(Task):
         return rates(written, wanted).to(sequences.tokens.device)[copies]
 
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
-        longer = torch.cat([prefixes.tokens, torch.zeros_like(prefixes.tokens[:, :1])], 1)
-        longer = longer.scatter(1, prefixes.lengths[:, None], tokens[:, None])
+        longer = torch.nn.functional.pad(prefixes.tokens, (0, 1)).scatter(1, prefixes.lengths[:, None], tokens[:, None])
         after = self._edits(examples, Sequences(longer, prefixes.lengths + 1), self.alignments.unavoidable)
         whole = self._edits(examples, prefixes, self.alignments.whole)
         before = self._edits(examples, prefixes, self.alignments.unavoidable)
@@ -180,7 +182,7 @@ class SpeechTask(Task):
 
 def _normalized(normalize: Callable[[str], str], clip: Clip) -> str:
     text = normalize(clip.text)
-    if not text:
+    if not any(letter.isalnum() for letter in text):
         raise DataError(f"the text of clip {clip.id} has no words: {clip.text!r:.60}; correct it, or remove the clip")
     return text
 
