@@ -6,6 +6,7 @@ read_aloud(program, "Hello there.", "slt")  # samples at 16,000 Hz, the same in 
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +21,8 @@ from seqdefer.tasks.speech.audio import Samples, read_clip
 
 MAX_SECONDS_TO_SPEAK = 120  # programs need less than a second for a sentence
 _TYPOGRAPHY = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "...", "\u00a0": " "})
+_POUNDS = re.compile(r"£(?P<number>\d[\d,]*(\.\d+)?)( ?(?P<unit>k|m|bn|thousand|million|billion))?\b")
+_UNITS = {"k": "thousand", "m": "million", "bn": "billion"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,15 @@ def spoken_text(program: Synthesizer, text: str) -> str | None:
     text = " ".join(text.translate(_TYPOGRAPHY).split())
     if program.reads_unicode:
         return text
+    text = _POUNDS.sub(_spell_pounds, text)
     plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
     return plain if plain.isascii() else None
+
+
+def _spell_pounds(match: re.Match[str]) -> str:
+    """£2.5m -> 2.5 million pounds"""
+    unit = match["unit"]
+    return " ".join([match["number"], *([_UNITS.get(unit, unit)] if unit else []), "pounds"])
 
 
 def read_aloud(program: Synthesizer, text: str, voice: str) -> Samples | None:

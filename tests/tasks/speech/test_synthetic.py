@@ -173,7 +173,10 @@ def test_sentences_are_read(tmp_path: Path) -> None:
 
 def test_what_flite_cannot_read() -> None:
     assert spoken_text(FLITE, "“Café”  – it’s…") == '"Cafe" - it\'s...'
-    assert spoken_text(FLITE, "It cost £5") is None
+    assert spoken_text(FLITE, "It cost 5€, or ½") is None
+    assert spoken_text(FLITE, "From £1,999, (£2.5m) or £3 billion.") == (
+        "From 1,999 pounds, (2.5 million pounds) or 3 billion pounds."
+    )
     assert spoken_text(ESPEAK, "It cost £5 in “Łódź”") == 'It cost £5 in "Łódź"'
 
 
