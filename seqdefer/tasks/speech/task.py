@@ -39,19 +39,22 @@ from seqdefer.tasks.speech.waveforms import stack_waveforms, to_samples
 from seqdefer.tasks.text.codec import END_SIGN
 from seqdefer.tasks.text.hub import is_hub_reachable
 from seqdefer.tasks.text.models import TextModel
-from seqdefer.tasks.text.pairs import DEFAULT_BATCH, TextExpert, TextPair, TextPredictor
+from seqdefer.tasks.text.pairs import TextExpert, TextPair, TextPredictor
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
 STATES_FOLDER = "encoder-states"
 CACHE_BYTES = {"cpu": 2**30, "cuda": 2**33}  # of encoder states in memory, per model
-# Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small; so much memory for those of a
-# batch decides how many clips it has.
-BATCH_BYTES = {"cpu": 2**30, "cuda": 2**35}
+# Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small. Rows of one clip share them;
+# rows of different clips copy them when they meet. On a CPU that takes longer than a pass, so that labelling, which
+# follows about eight rows of each clip, takes one clip at a time.
+CLIPS_AT_ONCE = {"cpu": 8, "cuda": 512}
+BATCH_BYTES = {"cpu": 2**30, "cuda": 2**35}  # of keys and values
 WITHOUT_HUB = (
-    "without the Hub, make a corpus and a pair with: python -m seqdefer.tasks.speech.synthetic, and: python -m "
-    "seqdefer.tasks.speech.checkpoints (both take --help); then give --train, --predictor and --expert"
+    "without the Hub, make a corpus with: python -m seqdefer.tasks.speech.synthetic SENTENCES CORPUS, and a pair with: "
+    "python -m seqdefer.tasks.speech.checkpoints MODELS tiny small; then give --train CORPUS --predictor MODELS/tiny "
+    "--expert MODELS/small"
 )
 
 
@@ -272,7 +275,7 @@ def _check_length(model: TextModel, length: int) -> None:
 def _clips_at_once(model: TextModel, device: torch.device) -> int:
     config, size = model.model.config, model.model.dtype.itemsize
     per_clip = int(2 * config.decoder_layers * config.max_source_positions * config.d_model * size)
-    return max(1, min(DEFAULT_BATCH.get(device.type, 32), _memory(BATCH_BYTES, device) // per_clip))
+    return max(1, min(CLIPS_AT_ONCE.get(device.type, 8), _memory(BATCH_BYTES, device) // per_clip))
 
 
 def _memory(limits: Mapping[str, int], device: torch.device) -> int:

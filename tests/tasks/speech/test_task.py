@@ -291,7 +291,7 @@ def test_without_the_hub_the_commands_are_named(place: Path, tmp_path: Path, mon
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    commands = r"python -m seqdefer\.tasks\.speech\.synthetic, and: python -m seqdefer\.tasks\.speech\.checkpoints"
+    commands = r"python -m seqdefer\.tasks\.speech\.synthetic .* python -m seqdefer\.tasks\.speech\.checkpoints "
     with pytest.raises(OptionError, match=commands):
         prepare(options_of(place, predictor="openai/whisper-none"), tmp_path, CPU, Silent())
     with pytest.raises(DataError, match=commands):
