@@ -351,6 +351,7 @@ class Codec(ABC):
     kind: str = "tokens"  # what an output is to those who show it: "text", "tour", or just tokens
     size: int | None = None  # items that an input must have
     hint: str = ""  # an example of an input, shown where one is asked for
+    reads_bytes: bool = False  # whether an input may also be the content of a file, as bytes
     knows_roles: bool = False  # whether `chat` tells the model which role wrote which message
 
     @abstractmethod
@@ -366,6 +367,11 @@ class Codec(ABC):
         """Return a sequence, whole or so far, as readable text. More tokens add to it; at most its last letter
         changes."""
         return " ".join(str(token) for token in tokens)
+
+    def local_input(self, text: str, folder: Path) -> Any:
+        """Return the input that an argument of a command, or a line of a file in `folder`, stands for. Override it
+        where inputs are files: only the user of this machine may name one, never a request."""
+        return text
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of one input, for the server's OpenAPI description; {} accepts anything."""

@@ -30,7 +30,8 @@ settings.load_profile("seqdefer")
 
 
 # Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`.
-EXTRA = re.compile(r"(importorskip|find_spec)\(\"(transformers|openai|ray|schemathesis)\b|interpreted_kernels\(\)")
+OPTIONAL = "transformers|soundfile|onnx|openai|ray|schemathesis"
+EXTRA = re.compile(rf"(importorskip|find_spec)\(\"({OPTIONAL})\b|interpreted_kernels\(\)")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

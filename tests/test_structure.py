@@ -19,6 +19,8 @@ import seqdefer
 # A room is a folder of the package; modules at its root are rooms of their own. The order of rooms follows from who
 # imports whom: there are no circles, among rooms and within each.
 TASKS_IMPORT = {
+    "cli.common",  # tools of a task that are commands of their own
+    "cli.progress_bars",
     "errors",
     "environment",
     "graphs",

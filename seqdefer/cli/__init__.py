@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from seqdefer import __version__
 from seqdefer.cli import generate, labelling, models, reproduce, runs, serve, tasks
-from seqdefer.cli.common import Parser, one_line
-from seqdefer.errors import SeqdeferError
+from seqdefer.cli.common import Parser, exit_status, one_line
 
 COMMANDS = (
     runs.RUN, labelling.LABEL, labelling.CACHE, tasks.TRAIN_PREDICTOR, models.FIT, models.CALIBRATE, generate.GENERATE,
@@ -48,20 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *_, **__: f"seqdefer: {one_line(str(message))}\n"
     if logging.lastResort is not None:  # prints log messages of level warning to stderr
         logging.lastResort.setFormatter(logging.Formatter("seqdefer: %(message)s"))
-    try:
-        return _run_command(list(sys.argv[1:] if arguments is None else arguments))
-    except SeqdeferError as error:
-        print(f"seqdefer: {one_line(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("seqdefer: stopped; the same command resumes from what is finished", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader has left, as `| head` does
-        sys.stderr.close()
-        return 0
-    except OSError as error:  # a full disk, a folder in place of a file
-        print(f"seqdefer: {one_line(str(error))}; correct that and run again", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _run_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _run_command(arguments: list[str]) -> int:

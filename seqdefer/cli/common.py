@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from seqdefer.errors import CheckpointError, ContractError, OptionError, unknown
+from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError, unknown
 
 if TYPE_CHECKING:
     from seqdefer.evaluation.settings import ExperimentSettings
@@ -39,6 +40,34 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise OptionError(f"{message}; see: {self.prog} --help")
+
+
+def exit_status(command: Callable[[], int]) -> int:
+    """Run a command and return its exit status; errors that the user can correct become one line on stderr."""
+    try:
+        return command()
+    except SeqdeferError as error:
+        print(f"seqdefer: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("seqdefer: stopped; the same command resumes from what is finished", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader has left, as `| head` does
+        sys.stderr.close()
+        return 0
+    except OSError as error:  # a full disk, a folder in place of a file
+        print(f"seqdefer: {one_line(str(error))}; correct that and run again", file=sys.stderr)
+        return 2
+
+
+def run_module(command: Callable[[list[str]], str]) -> int:
+    """Run a module that is a command of its own, `python -m MODULE ...`: print what it returns."""
+
+    def run() -> int:
+        print(command(sys.argv[1:]))
+        return 0
+
+    return exit_status(run)
 
 
 def one_line(message: str) -> str:

@@ -6,12 +6,17 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, one_line
 from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
+
+if TYPE_CHECKING:
+    from seqdefer.interfaces import Codec
 
 
 def generate(arguments: list[str]) -> int:
@@ -23,11 +28,11 @@ def generate(arguments: list[str]) -> int:
     chosen = _parser(DEFAULT_BUDGET).parse_args(arguments)
     if chosen.budget is not None and chosen.threshold is not None:
         raise OptionError("--budget and --threshold exclude each other; give one of them")
-    inputs = [sys.stdin.read() if text == "-" else text for text in chosen.inputs]
-    _warn_about_files(chosen)
     budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
     with show_progress(quiet=chosen.quiet) as meter:
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        inputs = [_read(text, model.served.codec) for text in chosen.inputs]
+        _warn_about_files(chosen, inputs)
         written = model.generate(inputs, budget, threshold=chosen.threshold)
     console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text without line breaks
     has_colours = console.color_system is not None and not console.no_color
@@ -48,7 +53,7 @@ def _parser(default_budget: float) -> Parser:
         epilog=DEFAULTS_NOTE,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
-    words = "input of the model: a text, a word, cities as JSON; - reads one from standard input"
+    words = "input of the model: a text, a word, a sound file, cities as JSON; - reads one from standard input"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
     words = f"share of tokens for the expert ({default_budget})"
     parser.add_argument("--budget", type=float, metavar="X", help=words)
@@ -58,9 +63,15 @@ def _parser(default_budget: float) -> Parser:
     return parser
 
 
-def _warn_about_files(chosen: argparse.Namespace) -> None:
+def _read(text: str, codec: Codec) -> Any:
+    if text != "-":
+        return codec.local_input(text, Path())
+    return sys.stdin.buffer.read() if codec.reads_bytes else sys.stdin.read()
+
+
+def _warn_about_files(chosen: argparse.Namespace, inputs: Sequence[Any]) -> None:
     """Warn if an input is the name of a file: its content may have been meant."""
-    for text in chosen.inputs:
+    for text in (one for one in inputs if isinstance(one, str) and one in chosen.inputs):
         with suppress(OSError, ValueError):  # not a valid name
             if Path(text).is_file():
                 command = f"seqdefer generate {shlex.quote(str(chosen.folder))} - < {shlex.quote(text)}"

@@ -103,7 +103,11 @@ def calibrate(arguments: list[str]) -> int:
         is_new = chosen.data is not None
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
         field = chosen.field or model.served.codec.field
-        inputs = {path: parse_inputs(lines, path, field) for path, lines in given.items()}
+        codec = model.served.codec
+        inputs = {
+            path: [codec.local_input(one, path.parent) for one in parse_inputs(lines, path, field)]
+            for path, lines in given.items()
+        }
         if is_new:
             with meter.stage("calibrate budgets", len(inputs[chosen.data])) as advance:
                 model.calibrate(inputs[chosen.data], progress=advance)

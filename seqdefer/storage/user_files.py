@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +24,15 @@ from seqdefer.errors import DataError
 MAX_LINE_MIB = 16
 MAX_TEXT_MIB = 4096  # all lines together, which are read one at a time; XSum has 500
 _MIB = 2**20
+_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")
 _READ_ERRORS = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a null byte in the path
+
+
+def looks_like_file(path: Path) -> bool:
+    """Whether a name that may also be a dataset's stands for a file: it exists, or is written like one."""
+    # os.path.exists: unlike Path.exists, it does not raise on bad paths, which fail when they are opened
+    is_path = path.is_absolute() or str(path).startswith((".", "~")) or path.suffix.lower() in _FILE_SUFFIXES
+    return is_path or "\0" in str(path) or os.path.exists(path)
 
 
 def read_bytes(path: Path, *, max_mib: int, advice: str = "give a smaller file") -> bytes:
@@ -121,6 +130,35 @@ def get_field(record: Mapping[str, Any], field: str, place: str, advice: str) ->
     if field not in record:
         raise DataError(f"{place}: there is no {quote(field)}; the fields are: {join_quoted(record)}; {advice}")
     return record[field]
+
+
+def check_text(value: object, field: str, place: str) -> str:
+    """Return the value of a field that must be a text."""
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {quote(field)} is {json_kind(value)}, not a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+        bad = f"\\u{ord(value[error.start]):04x}"
+        raise DataError(f"{place}: {quote(field)} holds {bad}, which is not a character; remove it") from error
+    return value
+
+
+def check_filled(value: object, field: str, place: str) -> str:
+    """Return the value of a field that must be a text with more than white space."""
+    text = check_text(value, field, place)
+    if not text.strip():
+        raise DataError(f"{place}: {quote(field)} is empty; fill it in, or remove the line")
+    return text
+
+
+def check_id(value: object, number: int, place: str) -> str:
+    """Return the id of a record as a text; a record without one gets its number."""
+    if value is None:
+        return str(number)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise DataError(f"{place}: the id is {json_kind(value)}; it must be a text or a whole number")
+    return str(value)
 
 
 def json_kind(value: object) -> str:

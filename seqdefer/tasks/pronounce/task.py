@@ -30,6 +30,7 @@ from seqdefer.progress import Meter
 from seqdefer.recipes import Recipe, published
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import read_json, write_json
+from seqdefer.tasks.common.edit_distance import token_error_rates
 from seqdefer.tasks.common.options import check_ranges, option
 from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.pronounce.codec import END_SIGN, PhonemeCodec
@@ -47,7 +48,6 @@ from seqdefer.tasks.pronounce.data import (
     split_words,
     usable_words,
 )
-from seqdefer.tasks.pronounce.distances import error_rates
 from seqdefer.tasks.pronounce.model import (
     PronounceExpert,
     PronouncePredictor,
@@ -124,7 +124,7 @@ class PronounceTask(Task):
         return self.parts[name]
 
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
-        return error_rates(sequences, examples.targets, self.spec)
+        return token_error_rates(sequences, examples.targets, self.spec)
 
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         rows = torch.arange(len(tokens), device=tokens.device)

@@ -10,26 +10,28 @@ documents are dropped, and no document is in two parts. `describe` counts what w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from seqdefer.errors import DataError, MissingExtraError, OptionError, missing_extra
+from seqdefer.errors import DataError, OptionError
 from seqdefer.interfaces import SplitName
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import get_field, join_quoted, json_kind, parse_record, quote, read_lines
-from seqdefer.tasks.text.hub import offline_if_unreachable
-
-_MIN_DATASETS_VERSION = 4  # older versions run Python code of datasets
-
-# Parts are dealt in this order, so that the test stays the same when training grows.
-_DEAL_ORDER: Sequence[SplitName] = ("test", "validation", "train")
-_COMMON_SPLITS = ("train", "validation", "test")
-_FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")
+from seqdefer.storage.user_files import (
+    check_filled,
+    check_id,
+    check_text,
+    get_field,
+    join_quoted,
+    looks_like_file,
+    parse_record,
+    quote,
+    read_lines,
+)
+from seqdefer.tasks.common.splits import DealtSplits, ItemPool, count_nouns, deal_splits
+from seqdefer.tasks.text.hub import load_dataset, parse_dataset_name
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,11 @@ class Corpus:
             f"with a summary of more than {self.max_words} words": self.wordy,
         }
         counted = ", ".join(f"{count} {what}" for what, count in left_out.items() if count)
-        return f"{count_documents(len(self))} of {self.name} ({self.fingerprint}){counted and f', left out: {counted}'}"
+        documents = count_nouns(len(self), "document")
+        return f"{documents} of {self.name} ({self.fingerprint}){counted and f', left out: {counted}'}"
 
 
-@dataclass(frozen=True)
-class DocumentSplits:
-    """Three parts that share no document."""
-
-    parts: Mapping[SplitName, Sequence[Document]]
-    source: str  # a description for the provenance
+DocumentSplits = DealtSplits[Document]
 
 
 def read_corpus(source: Path | str, *, fields: Fields | None = None, split: str = "train") -> Corpus:
@@ -102,15 +100,9 @@ def read_corpus(source: Path | str, *, fields: Fields | None = None, split: str 
         raise DataError("the name of the data is empty; give a JSONL file, plain or gzip")
     fields = fields or Fields()
     path = Path(source)
-    if _is_file_name(path):
+    if looks_like_file(path):
         return _without_repeats(path.name, _file_documents(path, fields))
     return _dataset_corpus(str(source), fields, split)
-
-
-def _is_file_name(path: Path) -> bool:
-    # os.path.exists: unlike Path.exists, it does not raise on bad paths, which fail when they are opened
-    looks_like_file = path.is_absolute() or str(path).startswith((".", "~")) or path.suffix.lower() in _FILE_SUFFIXES
-    return looks_like_file or "\0" in str(path) or os.path.exists(path)
 
 
 def _without_repeats(name: str, documents: Iterable[Document]) -> Corpus:
@@ -131,10 +123,6 @@ def filter_by_words(corpus: Corpus, max_words: int) -> Corpus:
     return replace(corpus, documents=kept, wordy=corpus.wordy + len(corpus) - len(kept), max_words=max_words)
 
 
-def count_documents(n: int) -> str:
-    return "1 document" if n == 1 else f"{n} documents"
-
-
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,31 +131,10 @@ def _file_documents(path: Path, fields: Fields) -> Iterator[Document]:
     for number, line in read_lines(path, kind=kind):
         place = f"{path.name}, line {number}"
         record = parse_record(line, place)
-        document, summary = (_text(record, field, place) for field in (fields.document, fields.summary))
-        for field, text in ((fields.document, document), (fields.summary, summary)):
-            if not text.strip():
-                raise DataError(f"{place}: {quote(field)} is empty; fill it in, or remove the line")
-        yield Document(_id(record.get(fields.id), number, place), document, summary)
-
-
-def _text(record: Mapping[str, Any], field: str, place: str) -> str:
-    text = get_field(record, field, place, "choose others with --document-field and --summary-field")
-    if not isinstance(text, str):
-        raise DataError(f"{place}: {quote(field)} is {json_kind(text)}, not a text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
-        bad = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f"{place}: {quote(field)} holds {bad}, which is not a character; remove it") from error
-    return text
-
-
-def _id(value: object, number: int, place: str) -> str:
-    if value is None:
-        return str(number)
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(f"{place}: the id is {json_kind(value)}; it must be a text or a whole number")
-    return str(value)
+        advice = "choose others with --document-field and --summary-field"
+        values = {field: get_field(record, field, place, advice) for field in (fields.document, fields.summary)}
+        document, summary = (check_filled(value, field, place) for field, value in values.items())
+        yield Document(check_id(record.get(fields.id), number, place), document, summary)
 
 
 def _expected_fields(fields: Fields) -> str:
@@ -177,25 +144,11 @@ def _expected_fields(fields: Fields) -> str:
 # --- the package `datasets` ------------------------------------------------------------------------------------------
 
 
-def parse_dataset_name(name: str, split: str = "train") -> tuple[str, str | None, str]:
-    """Split NAME[:CONFIG][/SPLIT] into name, config and split. NAME may be OWNER/NAME: in A/B without a config, B is a
-    split only if it is a common one (xsum/test, but EdinburghNLP/xsum)."""
-    head, colon, tail = name.partition(":")
-    if colon:
-        config, slash, named = tail.partition("/")
-    else:
-        config, (*owner, last) = "", head.split("/")
-        slash = "/" if len(owner) == 2 or (len(owner) == 1 and last in _COMMON_SPLITS) else ""
-        head, named = ("/".join(owner), last) if slash else (head, "")
-    if not head.strip("/") or (colon and not config) or (slash and not named):
-        raise OptionError(f"cannot read the dataset {quote(name)}; write NAME, NAME:CONFIG, NAME/SPLIT or both")
-    return head, config or None, named or split
-
-
 def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
-    name, config, split = parse_dataset_name(source, split)
-    label = f"{name}{f':{config}' if config else ''}/{split}"
-    rows = _load_dataset(label, (name, config, split), fields)
+    wanted = parse_dataset_name(source, split)
+    label = wanted.label
+    instead = f"give files instead: JSONL, plain or gzip, one object a line {_expected_fields(fields)}"
+    rows = load_dataset(wanted, instead, extra="text")
     missing = [field for field in (fields.document, fields.summary) if field not in rows.column_names]
     if missing:
         raise DataError(f"{label} has no {join_quoted(missing)}; the columns are: {join_quoted(rows.column_names)}")
@@ -206,121 +159,24 @@ def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
     return replace(corpus, empty=len(rows) - len(documents))
 
 
-def _load_dataset(label: str, wanted: tuple[str, str | None, str], fields: Fields) -> Any:
-    instead = f"give files instead: JSONL, plain or gzip, one object a line {_expected_fields(fields)}"
-    try:
-        datasets = import_module("datasets")
-    except ImportError as error:
-        missing = missing_extra("datasets", "text", f"the dataset {label!r}")
-        raise MissingExtraError(f"{missing}; or {instead}") from error
-    if int(datasets.__version__.split(".")[0]) < _MIN_DATASETS_VERSION:
-        raise MissingExtraError(
-            f"the package 'datasets' is {datasets.__version__}; {_MIN_DATASETS_VERSION} or newer is needed, which does"
-            f" not run code of datasets; update it with: pip install 'seqdefer[text]'; or {instead}"
-        )
-    name, config, split = wanted
-    try:
-        with offline_if_unreachable() as is_offline:
-            return datasets.load_dataset(name, config, split=split)
-    except Exception as error:  # a bad name, no network, a full disk: these errors share no base class
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if is_offline and isinstance(error, ConnectionError):
-            reason = "it is not in the Hub's cache, and there is no network"
-        raise DataError(f"cannot load the dataset {label}: {reason}; {instead}") from error
-
-
 def _dataset_documents(rows: Any, fields: Fields, label: str) -> Iterator[Document]:
     """Yield rows with a document and a summary. Skip empty ones: users cannot repair a dataset of the Hub."""
     wanted = (fields.document, fields.summary)
     columns = [field for field in (*wanted, fields.id) if field in rows.column_names]
     for number, row in enumerate(rows.select_columns(columns)):
         place = f"{label}, row {number}"
-        document, summary = ("" if row[field] is None else _text(row, field, place) for field in wanted)
+        document, summary = ("" if row[field] is None else check_text(row[field], field, place) for field in wanted)
         if document.strip() and summary.strip():
-            yield Document(_id(row.get(fields.id), number, place), document, summary)
+            yield Document(check_id(row.get(fields.id), number, place), document, summary)
 
 
 # --- splits ----------------------------------------------------------------------------------------------------------
 
 
 def make_splits(train: Corpus, test: Corpus | None, counts: Mapping[SplitName, int], seed: int) -> DocumentSplits:
-    """Deal documents into parts of at most `counts`.
-
-    train alone      all three parts are dealt from it
-    train and test   train and validation are dealt from the first, without documents of the second; the test is the
-                     second, or a sample of it, in its order
-
-    The deal depends on the documents and the seed, not on the order of the file. A larger part begins with the smaller
-    one, and test and validation stay the same when train grows. Too few documents are divided in the proportions of
-    `counts`.
-    """
-    for name, count in counts.items():
-        if count < 1:
-            raise OptionError(f"--{name}-documents is {count}; it must be at least 1")
-    if seed < 0:
-        raise OptionError(f"--seed is {seed}; it must be at least 0")
-    if test is None:
-        source = f"{train.describe()}; dealt by seed {seed}{_shortage(train, counts)}"
-        return DocumentSplits(_deal(train, counts, seed), source)
-    return _splits_of_two(train, test, counts, seed)
+    """Deal documents into parts of at most `counts`, from one corpus or from two; see `deal_splits`."""
+    return deal_splits(_pool(train), None if test is None else _pool(test), counts, seed)
 
 
-def _splits_of_two(train: Corpus, test: Corpus, counts: Mapping[SplitName, int], seed: int) -> DocumentSplits:
-    tested = {one.digest() for one in test.documents}
-    left = replace(train, documents=[one for one in train.documents if one.digest() not in tested])
-    shared = len(train) - len(left)
-    if not len(left):
-        raise DataError(
-            f"all {count_documents(len(train))} of {train.name} are also in {test.name}; give other documents with"
-            " --train, or leave --test out to deal one file into three parts"
-        )
-    fitted: dict[SplitName, int] = {name: counts[name] for name in ("train", "validation")}
-    parts = _deal(left, fitted, seed)
-    parts["test"] = _sample(test.documents, counts["test"], seed)
-    dropped = f", {shared} left out because the test has them" if shared else ""
-    dealt = f"train and validation: {train.describe()}{dropped}, dealt by seed {seed}{_shortage(left, fitted)}"
-    return DocumentSplits(parts, f"{dealt}; test: {test.describe()}{_shortage(test, {'test': counts['test']})}")
-
-
-def _shortage(corpus: Corpus, counts: Mapping[SplitName, int]) -> str:
-    asked = sum(counts.values())
-    return f" ({asked} asked for, {len(corpus)} at hand)" if len(corpus) < asked else ""
-
-
-def _deal(corpus: Corpus, counts: Mapping[SplitName, int], seed: int) -> dict[SplitName, Sequence[Document]]:
-    if len(corpus) < len(counts):
-        raise DataError(
-            f"{corpus.name} leaves {count_documents(len(corpus))}; at least {len(counts)} are needed, one for each of"
-            f" {', '.join(counts)}"
-        )
-    order = _order(corpus.documents, seed)
-    sizes = counts if sum(counts.values()) <= len(corpus) else _divide_in_turn(len(corpus), counts)
-    parts: dict[SplitName, Sequence[Document]] = {}
-    start = 0
-    for name in (name for name in _DEAL_ORDER if name in counts):
-        parts[name] = [corpus.documents[row] for row in order[start : start + sizes[name]]]
-        start += sizes[name]
-    return {name: parts[name] for name in counts}
-
-
-def _order(documents: Sequence[Document], seed: int) -> list[int]:
-    """Return the rows in random order, sorted by a hash of the document and the seed."""
-    numbers = [one.digest(str(seed)) for one in documents]
-    return sorted(range(len(documents)), key=numbers.__getitem__)
-
-
-def _sample(documents: Sequence[Document], n: int, seed: int) -> Sequence[Document]:
-    """Return at most `n` random documents, in their order."""
-    return [documents[row] for row in sorted(_order(documents, seed)[:n])]
-
-
-def _divide_in_turn(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
-    """Divide `n` in the proportions of `counts`, at least one each: each takes its share of what is left."""
-    names = [name for name in _DEAL_ORDER if name in counts]
-    sizes: dict[SplitName, int] = {}
-    for place, name in enumerate(names):
-        later = names[place + 1 :]
-        share = n * counts[name] // (counts[name] + sum(counts[other] for other in later))
-        sizes[name] = max(1, min(share, n - len(later)))
-        n -= sizes[name]
-    return sizes
+def _pool(corpus: Corpus) -> ItemPool[Document]:
+    return ItemPool(corpus.name, corpus.documents, corpus.describe())

@@ -6,12 +6,50 @@ documents; from these plain numbers, a few hundred are enough.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from seqdefer.tasks.text.passes import PADDING
 
 NO_TOKEN = -2  # equals no token and no padding
+
+
+@dataclass(frozen=True)
+class ProposedTokens:
+    """What facts are drawn from, for B rows. Inputs and prefixes are padded on the right."""
+
+    inputs: Tensor  # (B, S)
+    prefix: Tensor  # (B, T)
+    likeliest: Tensor  # (B, 2): the proposed token and the runner-up
+    log_probs: Tensor  # (B, 2): theirs
+    noted: Tensor  # (B, K): what `Network.watching` noted at this position
+
+
+class TokenFacts(ABC):
+    """Plain numbers that rejectors may see. `name` tells apart what the tasks of one predictor may show."""
+
+    name: str = ""
+
+    @abstractmethod
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        """Return numbers (B, C) about inputs (B, S), before any token is written."""
+
+    @abstractmethod
+    def of_tokens(self, proposed: ProposedTokens) -> Tensor:
+        """Return numbers (B, F) about the proposed tokens."""
+
+
+class DocumentFacts(TokenFacts):
+    """TokenFacts about documents of token ids: their length, and `facts_of`."""
+
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        return (inputs != PADDING).sum(1, keepdim=True).float().log()
+
+    def of_tokens(self, proposed: ProposedTokens) -> Tensor:
+        return facts_of(proposed.inputs, proposed.prefix, proposed.likeliest, proposed.log_probs)
 
 
 def facts_of(inputs: Tensor, prefix: Tensor, likeliest: Tensor, log_probs: Tensor) -> Tensor:

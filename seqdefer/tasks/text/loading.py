@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHECKPOINT_FILES = "config.json, model.safetensors, and tokenizer.json with tokenizer_config.json"
+Family = Callable[[Any, Any, str], Any]  # the package, a configuration and a name -> an auto class
 CONVERSION = "if you trust it, load it with transformers and save it again with save_pretrained"
 
 
@@ -28,6 +30,23 @@ def load_text_model(
     source: str | Path, *, device: torch.device | str = "cpu", dtype: str = "float32", cache_bytes: int = 0
 ) -> TextModel:
     """Load the model and tokenizer of `source`, a name on the Hub or a folder. `cache_bytes`: see `text_model`."""
+    found = load_checkpoint(source, text_family, device=device, dtype=dtype)
+    return text_model(found.model, found.tokenizer, found.name, cache_bytes=cache_bytes)
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A model of transformers and what came with it."""
+
+    name: str  # as the user gave it
+    model: Any
+    tokenizer: Any
+    options: Mapping[str, Any]  # with which more of it can be loaded by `from_pretrained`
+    place: str  # the folder or the name on the Hub
+
+
+def load_checkpoint(source: str | Path, family: Family, *, device: torch.device | str, dtype: str) -> LoadedCheckpoint:
+    """Load the model and tokenizer of `source`. `family` returns the auto class that loads the model, or refuses it."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     library, name = transformers(), str(source)
@@ -38,13 +57,13 @@ def load_text_model(
     options = {"trust_remote_code": False, "local_files_only": is_folder or not is_hub_reachable()}
     with _quiet(library), _one_line(name, is_folder):
         config = library.AutoConfig.from_pretrained(place, **options)
-        family = _family(library, config, name)
+        kind = family(library, config, name)
         tokenizer = library.AutoTokenizer.from_pretrained(place, **options)
-        model, report = family.from_pretrained(
+        model, report = kind.from_pretrained(
             place, config=config, use_safetensors=True, dtype=getattr(torch, dtype), output_loading_info=True, **options
         )
     _check_report(report, name)
-    return text_model(model.to(device), tokenizer, name, cache_bytes=cache_bytes)
+    return LoadedCheckpoint(name, model.to(device), tokenizer, options, place)
 
 
 def _is_folder(name: str) -> bool:
@@ -63,7 +82,7 @@ def _check_folder(folder: Path) -> None:
         raise CheckpointError(f"{folder} holds no weights; a checkpoint is a folder with {CHECKPOINT_FILES}")
 
 
-def _family(library: Any, config: Any, name: str) -> Any:
+def text_family(library: Any, config: Any, name: str) -> Any:
     """Return the auto class that loads the checkpoint as a model that writes sequences."""
     auto = library.models.auto.modeling_auto
     is_pair = bool(config.is_encoder_decoder)

@@ -13,13 +13,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqdefer.environment import send
 from seqdefer.rows import Chunk
-from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, Network
+from seqdefer.tasks.text.passes import EncoderDecoder, Network
 from seqdefer.tasks.text.row_passes import Place, RowPasses, TokenLine, ToProposal
 from seqdefer.types import Proposal
 
@@ -50,7 +51,7 @@ class ModelRows:
 
     def __init__(self, passes: RowPasses) -> None:
         self.passes, self.network, self.device = passes, passes.network, passes.device
-        self.inputs: list[list[int]] = []  # of each row
+        self.inputs: list[Any] = []  # of each row, without padding
         self.places: list[int | None] = []  # of each row, its place in the caches once it has read its input
         self.ends: list[int] = []  # of each place, the columns in use
         self.per_pass = TOKENS_PER_PASS["cpu" if self.device.type == "cpu" else "gpu"]
@@ -60,8 +61,8 @@ class ModelRows:
         return len(self.places)
 
     def add(self, inputs: Tensor) -> None:
-        """Add rows with inputs (R, S), padded on the right with PADDING."""
-        self.inputs += [[token for token in line if token != PADDING] for line in inputs.tolist()]
+        """Add rows with inputs (R, S), padded on the right."""
+        self.inputs += self.network.split_inputs(inputs)
         self.places += [None] * len(inputs)
 
     @torch.no_grad()
@@ -138,7 +139,8 @@ class ModelRows:
 
     def size(self, chunk: Chunk) -> int:
         """Return how many tokens are read for a chunk, those of the input included where it is not read yet."""
-        return len(chunk.tokens) + (len(self.inputs[chunk.row]) if self._is_new(chunk) else 0)
+        size = self.network.input_size(self.inputs[chunk.row]) if self._is_new(chunk) else 0
+        return len(chunk.tokens) + size
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -170,9 +172,10 @@ class ModelRows:
         return said, torch.stack(contexts)
 
     def _encode(self, chunks: Sequence[Chunk]) -> tuple[Proposal, Tensor]:
-        inputs = _padded([self.inputs[chunk.row] for chunk in chunks], self.device, PADDING)
+        assert isinstance(self.network, EncoderDecoder)
+        inputs = self.network.stack_inputs([self.inputs[chunk.row] for chunk in chunks])
         tokens = _padded([chunk.tokens for chunk in chunks], self.device)
-        places = [self._begin(chunk, 1 + len(chunk.tokens)) for chunk in chunks]
+        places = [self._begin(chunk, self.network.base + len(chunk.tokens)) for chunk in chunks]
         hidden, logits, context = self.passes.encode(inputs, tokens, places)
         asked = [(number, place) for number, chunk in enumerate(chunks) for place in chunk.asked]
         wanted = [number * hidden.shape[1] + place for number, place in asked]
@@ -232,9 +235,9 @@ class _Steps:
     every: Tensor  # (n,)
 
 
-def _padded(lines: Sequence[Sequence[int]], device: torch.device, padding: int = 0) -> Tensor:
+def _padded(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     longest = max(map(len, lines))
-    rows = [[*line, *[padding] * (longest - len(line))] for line in lines]
+    rows = [[*line, *[0] * (longest - len(line))] for line in lines]
     return send(rows, device, torch.long).view(len(lines), longest)
 
 

@@ -12,16 +12,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqdefer.errors import CheckpointError, DataError, OptionError, missing_extra
+from seqdefer.errors import CheckpointError, OptionError, missing_extra
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.encoder_cache import EncoderCache
-from seqdefer.tasks.text.passes import PADDING, DecoderOnly, EncoderDecoder, Network
+from seqdefer.tasks.text.passes import DecoderOnly, EncoderDecoder, Network
 
 # Rules that change or replace greedy decoding.
 DROPPED_RULES = (
@@ -80,6 +81,8 @@ class TextModel:
     first_token: int | None  # forced at the start of every sequence
     n_tokens: int  # size of the output layer
     encoder_cache: EncoderCache = field(default_factory=EncoderCache)
+    suppressed: tuple[int, ...] = ()  # tokens that are never written
+    suppressed_first: tuple[int, ...] = ()  # tokens that are not written first
 
     @property
     def device(self) -> torch.device:
@@ -94,9 +97,29 @@ class TextModel:
         """Return a fingerprint of the decoding rules and of a sample of each tensor; whole tensors take long."""
         weights = self.model.state_dict().items()
         sample = [f"{name}{_sample(tensor)}" for name, tensor in weights]
-        rules = [getattr(self.network, "start", None), self.ends, self.first_token, self.n_tokens]
+        start, *prompt = getattr(self.network, "prompt", [None])
+        rules = [start, self.ends, self.first_token, self.n_tokens]
+        if prompt or self.suppressed or self.suppressed_first:
+            rules += [prompt, self.suppressed, self.suppressed_first]
         config = [str(getattr(self.model.config, name, None)) for name in CONFIG_KEYS]
         return fingerprint(type(self.model).__name__, sample, *rules, *config)
+
+    def restrict(self, logits: Tensor, is_first: Tensor) -> Tensor:
+        """Return logits (R, V) without tokens that may not be written; `is_first` (bool (R,)) marks first tokens."""
+        if not (self.suppressed or self.suppressed_first):
+            return logits
+        never, not_first = (mask[: logits.shape[1]] for mask in self._suppression)
+        return logits.masked_fill(never | (is_first[:, None] & not_first), -torch.inf)
+
+    @cached_property
+    def _suppression(self) -> tuple[Tensor, Tensor]:
+        """Mark the tokens that are never written, and those that are not written first. bool (V,) each"""
+        ids = torch.arange(self.n_tokens, device=self.device)
+        never, not_first = (
+            torch.isin(ids, torch.tensor(some, dtype=torch.long, device=self.device))
+            for some in (self.suppressed, self.suppressed_first)
+        )
+        return never, not_first
 
     def max_input_tokens(self, n_new: int) -> int | None:
         """Return the maximum length of an input if `n_new` tokens follow, or None if there is no limit."""
@@ -130,7 +153,7 @@ def text_model(model: Any, tokenizer: Any, name: str = "", *, cache_bytes: int =
     _warn_dropped(name, rules)
     model.generation_config = _greedy(rules, ends, start, first)
     cache = EncoderCache(cache_bytes)
-    network = DecoderOnly(model) if start is None else EncoderDecoder(model, start, cache)
+    network = DecoderOnly(model) if start is None else EncoderDecoder(model, (start,), cache)
     return TextModel(name, model, tokenizer, network, ends, first, n_tokens, cache)
 
 
@@ -185,10 +208,3 @@ def check_vocabulary(one: Any, other: Any, names: tuple[str, str] = ("predictor"
                 f"the models do not share a vocabulary: id {number} is {meanings} ({sizes} tokens);"
                 " choose two of one family"
             )
-
-
-def check_inputs(inputs: Tensor, n_tokens: int) -> None:
-    """Raise a DataError for ids outside the vocabulary, which would crash a GPU process."""
-    if inputs.numel() and (int(inputs.max()) >= n_tokens or int(inputs.min()) < PADDING):
-        found = f"{int(inputs.min())} to {int(inputs.max())}"
-        raise DataError(f"inputs hold ids from {found}; the model has 0 to {n_tokens - 1}, and {PADDING} is padding")

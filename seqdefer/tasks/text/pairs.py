@@ -27,10 +27,10 @@ from seqdefer.interfaces import EXPECTED_BRANCHES, Expert, NextTokenExpert, Pred
 from seqdefer.remote.client import EndpointClient
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.batches import AdaptiveBatch
-from seqdefer.tasks.text.facts import facts_of
+from seqdefer.tasks.text.facts import DocumentFacts, ProposedTokens, TokenFacts
 from seqdefer.tasks.text.loading import load_text_model
 from seqdefer.tasks.text.model_rows import RowsOf
-from seqdefer.tasks.text.models import TextModel, check_inputs, check_vocabulary
+from seqdefer.tasks.text.models import TextModel, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
 from seqdefer.tasks.text.remote import PromptAdapter, RemoteExpert
 from seqdefer.tasks.text.remote_tokens import RemoteTokenExpert
@@ -87,8 +87,8 @@ class _Writer(ABC):
         rows that have read no token."""
 
     def start_reading(self, inputs: Tensor) -> Reading:
-        check_inputs(inputs, self.model.n_tokens)
-        return Reading.of(inputs, self.device)
+        self.model.network.check_inputs(inputs)
+        return Reading.of(inputs, self.model.network)
 
     def next_tokens(self, logits: Tensor, is_first: Tensor) -> Tensor:
         """Return the likeliest tokens (R,), or the forced token where it is the first (bool (R,))."""
@@ -104,7 +104,9 @@ class _Writer(ABC):
     def log_probs_of(self, reading: Reading, rows: Tensor | None = None) -> Tensor:
         """Return log probabilities (R, V) from a reading with logits. A forced token is certain, and the pair's end
         token has the probability of all end tokens of the model."""
-        log_probs = reading.logits(rows)[:, : self.n_tokens].float().log_softmax(1)
+        logits = reading.logits(rows)[:, : self.n_tokens].float()
+        is_first = torch.full((len(logits),), not reading.tokens.shape[1], device=logits.device)
+        log_probs = self.model.restrict(logits, is_first).log_softmax(1)
         if self.model.first_token is not None and not reading.tokens.shape[1]:
             log_probs = torch.full_like(log_probs, -torch.inf)
             log_probs[:, self.model.first_token] = 0
@@ -130,23 +132,30 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
     states   as in the paper: context is the mean state of the encoder (or of the prompt), features are the input of the
              output layer at the last position
-    facts    context is the log of the document's length, features are those of `facts_of`
+    facts    plain numbers about the input and the proposed token: `facts`, by default those of a document
     both     states, then facts
     """
 
     def __init__(
-        self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None, shown: str = "states"
+        self,
+        model: TextModel,
+        *,
+        end: int | None = None,
+        n_tokens: int | None = None,
+        shown: str = "states",
+        facts: TokenFacts | None = None,
     ) -> None:
         super().__init__(model, end=end, n_tokens=n_tokens)
         if shown not in FEATURE_SETS:
             raise unknown("choice of what rejectors see", shown, FEATURE_SETS)
-        self.shown = shown
+        self.shown, self.facts = shown, facts or DocumentFacts()
         self.showing = Replayed(lambda inputs, tokens, *parts: self.show(Proposal(*parts), inputs, tokens).tensors())
-        self.writer, self.fingerprint = self.fingerprint, fingerprint(self.fingerprint, shown)
+        named = [self.facts.name] if self.facts.name and shown != "states" else []
+        self.writer, self.fingerprint = self.fingerprint, fingerprint(self.fingerprint, shown, *named)
 
     def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
         """Return proposals whose features are the hidden state, the second likeliest token and its log p."""
-        log_probs = logits[:, : self.n_tokens].float().log_softmax(1)
+        log_probs = self.model.restrict(logits[:, : self.n_tokens].float(), is_first).log_softmax(1)
         best, likeliest = _best_two(log_probs)
         tokens = self.next_tokens(log_probs, is_first)
         # Finite even if a model allows a single token and the second has log p = -inf.
@@ -159,21 +168,28 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
     def start(self, inputs: Tensor) -> tuple[Reading, Tensor]:
         reading = self.reader.catch_up(self.start_reading(inputs))
-        length = reading.lengths[:, None].to(reading.tokens.device).float().log()
-        parts = {"states": [reading.context()], "facts": [length], "both": [reading.context(), length]}
-        return reading, torch.cat(parts[self.shown], 1)
+        return reading, self.context_of(reading.inputs, reading.context())
+
+    def context_of(self, inputs: Tensor, states: Tensor) -> Tensor:
+        """Return what rejectors see of inputs (B, S): the mean state (B, C) of each, facts, or both."""
+        parts = [states] if self.shown != "facts" else []
+        if self.shown != "states":
+            parts.append(self.facts.of_inputs(inputs))
+        return torch.cat(parts, 1)
 
     def propose(self, state: Reading) -> Proposal:
         return self.show(state.proposal(), state.inputs, state.tokens)
 
     def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal:
         """Replace the features of `to_proposal` by what rejectors see. Tokens (R, T) are padded with PADDING."""
-        hidden, second, log_prob = proposal.features.split([proposal.features.shape[1] - 2, 1, 1], 1)
+        n_noted = self.model.network.n_noted
+        n_states = proposal.features.shape[1] - n_noted - 2
+        hidden, noted, second, log_prob = proposal.features.split([n_states, n_noted, 1, 1], 1)
         parts = [hidden] if self.shown != "facts" else []
         if self.shown != "states":
             likeliest = torch.cat([proposal.tokens[:, None], second.long()], 1)
             log_probs = torch.cat([-proposal.uncertainty[:, None], log_prob], 1)
-            parts.append(facts_of(inputs, tokens, likeliest, log_probs))
+            parts.append(self.facts.of_tokens(ProposedTokens(inputs, tokens, likeliest, log_probs, noted)))
         return replace(proposal, features=torch.cat(parts, 1))
 
     def with_log_probs(self) -> TextPredictor:
@@ -207,7 +223,8 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
         self.reads_along = self.device.type == "cuda"
 
     def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
-        tokens = self.unify_ends(self.next_tokens(logits[:, : self.n_tokens], is_first))
+        allowed = self.model.restrict(logits[:, : self.n_tokens], is_first)
+        tokens = self.unify_ends(self.next_tokens(allowed, is_first))
         return Proposal(tokens, hidden, tokens)  # an expert's uncertainty is not used
 
     def start(self, examples: Examples) -> Reading:
@@ -275,12 +292,14 @@ class TextPair:
         return self.predictor.model, self.expert.model
 
     @classmethod
-    def of(cls, predictor: TextModel, expert: TextModel, shown: str = "states") -> TextPair:
+    def of(
+        cls, predictor: TextModel, expert: TextModel, shown: str = "states", facts: TokenFacts | None = None
+    ) -> TextPair:
         check_vocabulary(predictor.tokenizer, expert.tokenizer)
         end = next(iter(predictor.ends or expert.ends), None)
         n_tokens = min(predictor.n_tokens, expert.n_tokens)  # further ids only pad a vocabulary to a round size
         return cls(
-            TextPredictor(predictor, end=end, n_tokens=n_tokens, shown=shown),
+            TextPredictor(predictor, end=end, n_tokens=n_tokens, shown=shown, facts=facts),
             TextExpert(expert, end=end, n_tokens=n_tokens),
         )
 

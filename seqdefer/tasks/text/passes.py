@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -124,7 +124,11 @@ class ForwardPass:
 class Network(ABC):
     """A model that reads an input (`prefill`) and then more tokens (`extend`). Tokens (R, T) hold no padding.
 
+    Inputs (R, S) are token ids, padded on the right with `padding`; a subclass may read something else.
     Passes change parts of the model while they run (hooks, positions, attention), so threads take turns: `lock`."""
+
+    padding: int = PADDING
+    n_noted: int = 0  # numbers that `watching` adds to hidden states
 
     def __init__(self, model: Any) -> None:
         self.lock = threading.RLock()
@@ -148,6 +152,43 @@ class Network(ABC):
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
         """Read tokens (R, T), T at least 1, after those in the cache. With `says_all`, hidden states and logits are
         those of all T positions: (R, T, H), (R, T, V)."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Return the size of the output layer."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Raise a DataError for ids outside the vocabulary, which would crash a GPU process."""
+        n_tokens = self.n_tokens
+        if inputs.numel() and (int(inputs.max()) >= n_tokens or int(inputs.min()) < PADDING):
+            found = f"{int(inputs.min())} to {int(inputs.max())}"
+            raise DataError(
+                f"inputs hold ids from {found}; the model has 0 to {n_tokens - 1}, and {PADDING} is padding"
+            )
+
+    def split_inputs(self, inputs: Tensor) -> list[Any]:
+        """Return the rows of inputs (R, S) one by one, without padding."""
+        return [[token for token in line if token != PADDING] for line in inputs.tolist()]
+
+    def stack_inputs(self, rows: Sequence[Any]) -> Tensor:
+        """Return rows of `split_inputs` as inputs (R, S) again, on the device."""
+        return _stacked_ids(rows, self.device)
+
+    def input_size(self, row: Any) -> int:
+        """Return how many tokens, or as much work as that, it takes to read a row of `split_inputs`."""
+        return len(row)
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Watch a pass. Yield a function that adds what was noted (R, T, `n_noted`) to its hidden states (R, T, H)."""
+        yield lambda hidden: hidden
+
+    def for_trial(self) -> tuple[Network, list[Any]]:
+        """Return a network for `seqdefer.tasks.text.row_probe`, and two inputs of different lengths as rows."""
+        n = self.n_tokens
+        ids = [(n // 4 + place * max(n // 64, 1)) % n for place in range(7)]  # special tokens are at both ends
+        return self, [ids[:5], ids[5:]]
 
     def limit(self) -> int | None:
         """Return the number of positions the model has, or None if it has no limit."""
@@ -178,13 +219,13 @@ class Network(ABC):
         seen: list[Tensor] = []
 
         def cut(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            seen.append(arguments[0])
+            seen.append(noted(arguments[0]))
             if says_all:
                 return arguments
             last = arguments[0][:, -1:].contiguous()  # torch multiplies a view row by row
             return (last, *arguments[1:])
 
-        with self.lock:
+        with self.lock, self.watching() as noted:
             handle = self.head.register_forward_pre_hook(cut)
             try:
                 yield seen
@@ -207,23 +248,54 @@ def _layers(cache: Any, width: int) -> tuple[Layer, ...]:
     return layers
 
 
-class EncoderDecoder(Network):
-    """T5, mT5, BART, Pegasus and similar models. The encoder reads an input once."""
+@dataclass(frozen=True)
+class EncoderStates:
+    """What an encoder made of R inputs."""
 
-    def __init__(self, model: Any, start: int, encoder_cache: EncoderCache) -> None:
+    states: Tensor  # (R, S, H)
+    given: Tensor  # bool (R, S): False at padding; the mean of the others is the context
+    mask: Tensor | None  # bool (R, S): where the decoder may look; None: everywhere
+
+    @property
+    def context(self) -> Tensor:
+        total = (self.states * self.given[:, :, None]).sum(1, dtype=torch.float32)
+        return total / self.given.sum(1, keepdim=True)
+
+
+class EncoderDecoder(Network):
+    """T5, mT5, BART, Pegasus and similar models. The encoder reads an input once; the decoder starts with a prompt of
+    one token or more."""
+
+    reads_ids = True  # as `prefill_unseen` expects
+
+    def __init__(self, model: Any, prompt: Sequence[int], encoder_cache: EncoderCache) -> None:
         super().__init__(model)
-        self.start, self.encoder_cache = start, encoder_cache
+        self.prompt, self.encoder_cache = tuple(prompt), encoder_cache
         self.encoder = model.get_encoder()
 
+    @property
+    def base(self) -> int:
+        """Return the columns before the first token."""
+        return len(self.prompt)
+
     def prefill(self, inputs: Tensor, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
-        self.check_width(inputs.shape[1])
-        states = self.encoder_cache.get(inputs, self._encode)  # (R, S, H)
-        given = inputs != PADDING
-        context = (states * given[:, :, None]).sum(1, dtype=torch.float32) / given.sum(1, keepdim=True)
-        mask = None if bool(given.all()) else given
-        start = inputs.new_full((len(inputs), 1), self.start)
+        encoded = self.encode(inputs)
         empty = self.cache_classes.EncoderDecoderCache(self._wrap(()), self._wrap(()))
-        return self._decode(empty, states, mask, torch.cat([start, tokens], 1), context, says_all)
+        run = self._decode(empty, encoded.states, encoded.mask, self._prompted(tokens), encoded.context, says_all)
+        if says_all and self.base > 1:
+            run = replace(run, hidden=run.hidden[:, self.base - 1 :], logits=run.logits[:, self.base - 1 :])
+        return run
+
+    def encode(self, inputs: Tensor) -> EncoderStates:
+        """Return what the encoder makes of inputs, from its cache where it has read them before."""
+        self.check_width(inputs.shape[1])
+        given = inputs != PADDING
+        states = self.encoder_cache.get(inputs, self._encode)
+        return EncoderStates(states, given, None if bool(given.all()) else given)
+
+    def _prompted(self, tokens: Tensor) -> Tensor:
+        prompt = torch.tensor(self.prompt, device=tokens.device).expand(len(tokens), -1)
+        return torch.cat([prompt, tokens], 1)
 
     def prefill_unseen(self, inputs: Tensor, tokens: Tensor) -> ForwardPass:
         """Read as `prefill` with `says_all`, without the cache of encoder states and without a look at any value, so
@@ -233,7 +305,7 @@ class EncoderDecoder(Network):
         mask = bias.expand(-1, -1, inputs.shape[1], -1)
         states = self.encoder(input_ids=inputs.clamp(min=0), attention_mask=mask).last_hidden_state
         context = (states * given[:, :, None]).sum(1, dtype=torch.float32) / given.sum(1, keepdim=True).clamp(min=1)
-        tokens = torch.cat([torch.full_like(inputs[:, :1], self.start), tokens], 1)
+        tokens = torch.cat([torch.full_like(inputs[:, :1], self.prompt[0]), tokens], 1)
         empty = self.cache_classes.EncoderDecoderCache(self._wrap(()), self._wrap(()))
         return self._decode(empty, states, bias.expand(-1, -1, tokens.shape[1], -1), tokens, context, says_all=True)
 
@@ -264,7 +336,7 @@ class EncoderDecoder(Network):
         wrapped = output.past_key_values
         own = _layers(wrapped.self_attention_cache, wrapped.self_attention_cache.get_seq_length())
         source = _layers(wrapped.cross_attention_cache, states.shape[1])
-        cache = KeyValueCache(own, source, mask, base=1)
+        cache = KeyValueCache(own, source, mask, self.base)
         return _said(cache, seen[-1], output.logits, says_all, context)
 
     def _encode(self, inputs: Tensor) -> Tensor:
@@ -312,6 +384,12 @@ class DecoderOnly(Network):
             output = self.model(input_ids=tokens, past_key_values=wrapped, use_cache=True, **options)
         cache = KeyValueCache(_layers(output.past_key_values, end), (), mask, base)
         return _said(cache, seen[-1], output.logits, says_all), seen[-1]
+
+
+def _stacked_ids(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    longest = max(map(len, rows))
+    padded = [[*row, *[PADDING] * (longest - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long, device=device).view(len(rows), longest)
 
 
 def to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

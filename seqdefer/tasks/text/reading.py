@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seqdefer.errors import DataError
 from seqdefer.tasks.text.batches import AdaptiveBatch, group_by_length
-from seqdefer.tasks.text.passes import PADDING, ForwardPass, KeyValueCache, Network
+from seqdefer.tasks.text.passes import ForwardPass, KeyValueCache, Network
 from seqdefer.types import Proposal
 
 UNREAD = -1
@@ -49,12 +49,13 @@ class Reading:
     where: Tensor  # int64 (B, 2) on the CPU: each row's block and its row in the block, or UNREAD
 
     @classmethod
-    def of(cls, inputs: Tensor, device: torch.device) -> Reading:
-        """Return a reading of inputs (B, S), padded on the right with PADDING, before anything is read."""
-        lengths, inputs = (inputs != PADDING).sum(1).cpu(), inputs.to(device)
+    def of(cls, inputs: Tensor, network: Network) -> Reading:
+        """Return a reading of inputs (B, S), padded on the right, before anything is read."""
+        lengths, inputs = (inputs != network.padding).sum(1).cpu(), inputs.to(network.device)
         if 0 in lengths:
             raise DataError(f"input {int(lengths.argmin())} of {len(inputs)} is empty; remove it")
-        return cls(inputs, lengths, inputs[:, :0], (), torch.full((len(inputs), 2), UNREAD))
+        tokens = torch.zeros(len(inputs), 0, dtype=torch.long, device=network.device)
+        return cls(inputs, lengths, tokens, (), torch.full((len(inputs), 2), UNREAD))
 
     def append(self, tokens: Tensor) -> Reading:
         """Append tokens (B, T') from any device."""

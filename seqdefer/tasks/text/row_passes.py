@@ -114,10 +114,12 @@ class RowPasses:
         the context (R, C)."""
         network, (n, length) = self.network, tokens.shape
         assert isinstance(network, EncoderDecoder)
-        if not self.is_rounded or network.encoder_cache.n_bytes:
+        if not self.is_rounded or not network.reads_ids or network.encoder_cache.n_bytes:
             run = network.prefill(inputs, tokens, says_all=True)
             assert run.context is not None
-            self._add(run.cache, inputs != PADDING, send(list(places), self.device))
+            width, mask = run.cache.n_inputs, run.cache.mask
+            given = torch.ones(n, width, dtype=torch.bool, device=self.device) if mask is None else mask
+            self._add(run.cache, given, send(list(places), self.device))
             return run.hidden, run.logits, run.context
         network.check_width(inputs.shape[1])
         most = network.limit() or sys.maxsize
@@ -297,15 +299,16 @@ class RowPasses:
         seen: list[Tensor] = []
 
         def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            picked = given[0].flatten(0, 1)[wanted][None]
-            seen.extend([given[0], picked[0]])
-            return (picked, *given[1:])
+            hidden = noted(given[0])
+            seen.extend([hidden, hidden.flatten(0, 1)[wanted]])
+            return (given[0].flatten(0, 1)[wanted][None], *given[1:])
 
-        handle = self.network.head.register_forward_pre_hook(pick)
-        try:
-            logits = self.network.model(use_cache=True, **arguments).logits
-        finally:
-            handle.remove()
+        with self.network.watching() as noted:
+            handle = self.network.head.register_forward_pre_hook(pick)
+            try:
+                logits = self.network.model(use_cache=True, **arguments).logits
+            finally:
+                handle.remove()
         return seen[0], seen[1], logits[0]
 
     # -- caches ----------------------------------------------------------------------------------------------------

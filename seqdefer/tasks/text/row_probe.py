@@ -19,7 +19,7 @@ from torch import Tensor
 from seqdefer.rows import Chunk
 from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.model_rows import ModelRows
-from seqdefer.tasks.text.passes import PADDING, DecoderOnly, Network
+from seqdefer.tasks.text.passes import DecoderOnly, Network
 from seqdefer.tasks.text.row_passes import RowPasses
 from seqdefer.types import Proposal
 
@@ -86,11 +86,11 @@ def _configured(config: Any, limit: int | None) -> str:
 def probe(network: Network) -> float:
     """Return the largest difference of logits, as a root mean square, between rows at their own positions and each row
     alone, relative to the standard deviation of the logits."""
+    network, inputs = network.for_trial()
     ids = iter(_ids(network))
-    inputs, tokens, wrong = ([[next(ids) for _ in range(n)] for n in sizes] for sizes in ((5, 2), (4, 2), (0, 2)))
+    tokens, wrong = ([[next(ids) for _ in range(n)] for n in sizes] for sizes in ((4, 2), (0, 2)))
     rows = ModelRows(RowPasses(network, lambda hidden, logits, _: Proposal(logits.argmax(1), hidden, logits)))
-    padded = [[*line, *[PADDING] * (5 - len(line))] for line in inputs]
-    said = [rows.admit(torch.tensor(padded, device=network.device))[0]]
+    said = [rows.admit(network.stack_inputs(inputs))[0]]
     said.append(rows.read([Chunk(0, tokens[0][:3], [1, 2, 3]), Chunk(1, [tokens[1][0], *wrong[1]], [1])]))
     rows.go_back([0, len(wrong[1])])
     said.append(rows.step(torch.tensor([line[-1] for line in tokens], device=network.device)))
@@ -101,13 +101,13 @@ def probe(network: Network) -> float:
     return float(gaps.nan_to_num(torch.inf).max())
 
 
-def _alone(network: Network, inputs: list[int], tokens: list[int]) -> Tensor:
+def _alone(network: Network, inputs: Any, tokens: list[int]) -> Tensor:
     """Return the logits (T + 1, V) before the first of T tokens and after each."""
-    given, read = (torch.tensor([line], device=network.device) for line in (inputs, tokens))
+    given, read = network.stack_inputs([inputs]), torch.tensor([tokens], device=network.device)
     return network.prefill(given, read, says_all=True).logits[0].float()
 
 
 def _ids(network: Network) -> list[int]:
     """Return different tokens from the middle of the vocabulary: special ones are at its ends."""
-    n = int(network.model.get_output_embeddings().weight.shape[0])
-    return [(n // 4 + place * max(n // 64, 1)) % n for place in range(16)]
+    n = network.n_tokens
+    return [(n // 4 + place * max(n // 64, 1)) % n for place in range(7, 16)]

@@ -13,6 +13,7 @@ from seqdefer.graphs import Replayed, rounded
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.tasks.text.caches import ROOM
 from seqdefer.tasks.text.model_rows import ModelRows, RowsOf
+from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.tasks.text.reading import Reading
 from seqdefer.tasks.text.row_passes import COLUMNS
@@ -34,10 +35,13 @@ class ShowsTokens(NamesTokens, Protocol):
 
     device: torch.device
     shown: str
+    model: TextModel
 
     showing: Replayed  # `show` of inputs, tokens and the parts of proposals
 
     def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal: ...
+
+    def context_of(self, inputs: Tensor, states: Tensor) -> Tensor: ...
 
 
 class TextPredictorRows(PredictorRows):
@@ -45,7 +49,7 @@ class TextPredictorRows(PredictorRows):
 
     def __init__(self, predictor: ShowsTokens) -> None:
         self.predictor, self.rows = predictor, predictor.rows_of.rows()
-        self.inputs = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
+        self.inputs: Tensor | None = None  # (n, S), padded
         # What was written, (n, W), padded, where rejectors see it, and not only states.
         self.tokens = torch.zeros(0, 0, dtype=torch.long, device=predictor.device)
         self.counts: list[int] = []  # of each row, its tokens
@@ -56,15 +60,15 @@ class TextPredictorRows(PredictorRows):
         self.predictor.start_reading(inputs)  # checks them
         inputs = inputs.to(self.predictor.device)
         proposal, context = self.rows.admit(inputs)
-        self.inputs, self.counts = _stack(self.inputs, inputs), [*self.counts, *[0] * len(inputs)]
-        self.tokens, self._counts = _stack(self.tokens, inputs[:, :0]), None
+        before, padding = inputs[:0] if self.inputs is None else self.inputs, self.predictor.model.network.padding
+        self.inputs, self.counts = _stack(before, inputs, padding), [*self.counts, *[0] * len(inputs)]
+        self.tokens, self._counts = _stack(self.tokens, self.tokens.new_zeros(len(inputs), 0), PADDING), None
         self.proposal = proposal if self.proposal is None else Proposal.join([self.proposal, proposal])
-        length = (inputs != PADDING).sum(1, keepdim=True).float().log()
-        parts = {"states": [context], "facts": [length], "both": [context, length]}
-        return torch.cat(parts[self.predictor.shown], 1)
+        return self.predictor.context_of(inputs, context)
 
     def propose(self) -> Proposal:
         assert self.proposal is not None
+        assert self.inputs is not None
         if self.predictor.shown == "states":  # they are part of the proposal
             return self.predictor.show(self.proposal, self.inputs, self.tokens)
         given = self.inputs, self.tokens, *self.proposal.tensors()
@@ -90,6 +94,7 @@ class TextPredictorRows(PredictorRows):
         self.tokens = self.tokens.masked_fill(columns >= self._counts[:, None], PADDING)
 
     def keep(self, rows: Sequence[int]) -> None:
+        assert self.inputs is not None
         self.rows.keep(rows)
         kept = send(list(rows), self.predictor.device, torch.long)
         self.inputs, self.tokens, self._counts = self.inputs[kept], self.tokens[kept], None
@@ -144,9 +149,9 @@ def complete_rows(rows: ModelRows, inputs: Tensor, prefixes: Sequences, spec: Se
     return Sequences(torch.tensor(padded).to(prefixes.tokens), lengths.to(prefixes.lengths))
 
 
-def _stack(old: Tensor, new: Tensor) -> Tensor:
+def _stack(old: Tensor, new: Tensor, padding: int) -> Tensor:
     """Put rows under others, padded to one width, one of few on a GPU."""
     width = max(old.shape[1], new.shape[1])
     width = COLUMNS * rounded(-(-width // COLUMNS)) if new.is_cuda else width
     pad = torch.nn.functional.pad
-    return torch.cat([pad(one, (0, width - one.shape[1]), value=PADDING) for one in (old, new)])
+    return torch.cat([pad(one, (0, width - one.shape[1]), value=padding) for one in (old, new)])

@@ -1,4 +1,4 @@
-"""Pronouncing dictionaries: parsing, errors by line, splits without leaks, edit distances."""
+"""Pronouncing dictionaries: parsing, errors by line, splits without leaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqdefer.errors import DataError
@@ -34,8 +34,6 @@ from seqdefer.tasks.pronounce.data import (
     stem_of,
     usable_words,
 )
-from seqdefer.tasks.pronounce.distances import edit_distance, error_rates
-from seqdefer.types import Sequences, SequenceSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -218,39 +216,3 @@ def test_too_few_words() -> None:
         split_words(made_up_words(2), seed=0)
     with pytest.raises(DataError, match="0 usable words are too few"):
         split_words([], seed=0)
-
-
-# -- distances -----------------------------------------------------------------------------------------------------
-
-
-def levenshtein(left: list[int], right: list[int]) -> int:
-    """Compute the textbook's table."""
-    table = [[i + j for j in range(len(right) + 1)] for i in range(len(left) + 1)]
-    for i, one in enumerate(left, start=1):
-        for j, two in enumerate(right, start=1):
-            table[i][j] = min(table[i - 1][j] + 1, table[i][j - 1] + 1, table[i - 1][j - 1] + (one != two))
-    return table[-1][-1]
-
-
-tokens = st.lists(st.integers(1, 4), max_size=7)
-
-
-def padded(rows: list[list[int]], width: int = 8, padding: int = 0) -> Sequences:
-    return Sequences(
-        torch.tensor([row + [padding] * (width - len(row)) for row in rows]), torch.tensor([len(row) for row in rows])
-    )
-
-
-@settings(max_examples=60)
-@given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6), padding=st.integers(0, 4))
-def test_edit_distance_equals_the_loop(pairs: list[tuple[list[int], list[int]]], padding: int) -> None:
-    left, right = ([pair[side] for pair in pairs] for side in (0, 1))
-    got = edit_distance(padded(left, padding=padding), padded(right, width=9, padding=padding))
-    assert got.tolist() == [levenshtein(one, two) for one, two in pairs]
-
-
-def test_the_nearest_pronunciation_counts() -> None:
-    spec = SequenceSpec(5, end=0)
-    references = torch.tensor([[[1, 2, 3, 4, 0], [1, 2, 0, 0, 0]]]).repeat(5, 1, 1)
-    written = padded([[1, 2, 0], [1, 0], [1, 2, 3, 4, 4], [0], [3, 3, 3, 3, 0]], width=5)
-    assert error_rates(written, references, spec).tolist() == [0.0, 50.0, 25.0, 100.0, 75.0]

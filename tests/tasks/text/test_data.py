@@ -21,9 +21,9 @@ from seqdefer.tasks.text.data import (
     Fields,
     filter_by_words,
     make_splits,
-    parse_dataset_name,
     read_corpus,
 )
+from seqdefer.tasks.text.hub import parse_dataset_name
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

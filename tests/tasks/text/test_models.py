@@ -181,11 +181,11 @@ def test_many_tokens_are_read_in_one_pass(family: str, spy: Spy) -> None:
     torch.testing.assert_close(at_once.uncertainty, one_by_one.uncertainty, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "key", "value"), [("gpt2", "n_head", 4), ("t5", "start", 9)])
-def test_a_fingerprint_covers_more_than_the_weights(family: str, key: str, value: int) -> None:
+@pytest.mark.parametrize(("family", "key", "value"), [("gpt2", "n_head", 4), ("t5", "prompt", (9,))])
+def test_a_fingerprint_covers_more_than_the_weights(family: str, key: str, value: Any) -> None:
     model = tiny_pair(family).expert.model
     before = model.fingerprint()
-    owner = model.network if key == "start" else model.model.config
+    owner = model.network if key == "prompt" else model.model.config
     before_change = getattr(owner, key)
     setattr(owner, key, value)
     try:

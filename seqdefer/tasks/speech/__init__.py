@@ -1,0 +1,1 @@
+"""Speech to text: a small Whisper listens, a large one helps."""

@@ -1,0 +1,175 @@
+"""Clips of sound: read WAV and FLAC into mono samples at 16,000 Hz, write FLAC, measure the level.
+
+    samples = read_clip(Path("hello.wav"))  # float32 (n,), between -1 and 1
+    signal_levels(samples)                  # dB, one number per 20 ms
+
+Files of other rates are resampled (soxr), channels are averaged. The format is recognised by the content, and only the
+decoders of WAV and FLAC ever see a file. Size and length are checked before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqdefer.errors import DataError, missing_extra
+from seqdefer.storage.files import write_aside
+from seqdefer.storage.user_files import check_size
+
+SAMPLE_RATE = 16_000  # Hz, as Whisper hears
+MIN_SECONDS, MAX_SECONDS = 0.1, 30.0  # Whisper's window is 30 s
+MAX_FILE_MIB = 64  # 30 s of 8 channels at 48,000 Hz and 32 bits have 44
+MIN_RATE, MAX_RATE, MAX_CHANNELS = 4_000, 192_000, 8
+MAX_AMPLITUDE = 2.0**15  # samples lie between -1 and 1; some programs store 16-bit numbers as floats
+LEVEL_WINDOW = SAMPLE_RATE // 50  # 20 ms, the time between two states of Whisper's encoder
+MIN_LEVEL = -100.0  # dB, below the noise of 16-bit samples
+
+Samples = NDArray[np.float32]
+_CONVERT = "convert it, for example with: ffmpeg -i IN -ac 1 -ar 16000 OUT.flac"
+_BLOCK_FRAMES = 2**16  # decoded at a time: channels are averaged before they fill the memory
+_UNKNOWN_LENGTH = 2**62  # libsndfile's number of frames is then the largest of 64 bits
+
+
+def read_clip(source: Path | bytes | BinaryIO, name: str | None = None, *, max_seconds: float = MAX_SECONDS) -> Samples:
+    """Return the samples of a clip at 16,000 Hz. `name` stands for bytes and uploads in errors."""
+    name = _name(source, name)
+    with _opened(source, name, max_seconds) as sound:
+        mono, rate = _decode(sound, name), int(sound.samplerate)
+    if not len(mono):
+        raise DataError(f"{name} has no samples; give a clip with speech")
+    if len(mono) < MIN_SECONDS * rate:
+        raise DataError(f"{name} lasts {len(mono) / rate:.3f} s; give at least {MIN_SECONDS} s")
+    if mono.max() == mono.min():
+        raise DataError(f"{name} is silent: all samples are {mono[0]:g}; give a clip with speech")
+    return resample(mono, rate)
+
+
+def read_seconds(
+    source: Path | bytes | BinaryIO, name: str | None = None, *, max_seconds: float = MAX_SECONDS
+) -> float:
+    """Return the length of a clip from its header, after the checks that need no decoding."""
+    with _opened(source, _name(source, name), max_seconds) as sound:
+        return float(sound.frames / sound.samplerate)
+
+
+def resample(samples: Samples, rate: int) -> Samples:
+    """Return samples of another rate at 16,000 Hz."""
+    if rate == SAMPLE_RATE:
+        return samples
+    return np.asarray(_package("soxr").resample(samples, rate, SAMPLE_RATE), dtype=np.float32)
+
+
+def write_clip(path: Path, samples: Samples) -> Path:
+    """Write samples at 16,000 Hz as FLAC of 16 bits. Values beyond -1 and 1 are clipped."""
+    soundfile = _package("soundfile")
+
+    def write(aside: Path) -> None:
+        soundfile.write(str(aside), np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+
+    return write_aside(path, write)
+
+
+def signal_levels(samples: Samples) -> Samples:
+    """Return the root mean square of each 20 ms, in dB of full scale, at least -100. float32 (ceil(n / 320),)"""
+    n_windows = -(-len(samples) // LEVEL_WINDOW)
+    padded = np.zeros(n_windows * LEVEL_WINDOW)
+    padded[: len(samples)] = samples
+    sizes = np.full(n_windows, LEVEL_WINDOW)
+    if n_windows:
+        sizes[-1] -= len(padded) - len(samples)  # the last window may be shorter
+    power = (padded.reshape(n_windows, LEVEL_WINDOW) ** 2).sum(1) / sizes
+    levels: Samples = (10 * np.log10(np.maximum(power, 10 ** (MIN_LEVEL / 10)))).astype(np.float32)
+    return levels
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _name(source: Path | bytes | BinaryIO, name: str | None) -> str:
+    return name or (str(source) if isinstance(source, Path) else "the audio")
+
+
+@contextmanager
+def _opened(source: Path | bytes | BinaryIO, name: str, max_seconds: float) -> Iterator[Any]:
+    """Open a clip as a `soundfile.SoundFile` whose size, format and header were checked."""
+    with _binary_file(source, name) as file:
+        check_size(file.seek(0, os.SEEK_END), MAX_FILE_MIB, name, _cut(max_seconds))
+        file.seek(0)
+        _check_format(file.read(12), name)
+        file.seek(0)
+        # A number, because soundfile would take the format from the name of a file.
+        handle = file.fileno() if isinstance(source, Path) else file
+        with _decoding_errors(name), _package("soundfile").SoundFile(handle, closefd=False) as sound:
+            _check_header(sound, name, max_seconds)
+            yield sound
+
+
+def _binary_file(source: Path | bytes | BinaryIO, name: str) -> BinaryIO:
+    if isinstance(source, Path) and source.is_fifo():  # its length is unknown, and opening it would wait
+        raise DataError(f"cannot read {name}: it is a pipe; give a file")
+    try:
+        if isinstance(source, Path):
+            return source.open("rb", buffering=0)
+        return io.BytesIO(source if isinstance(source, bytes) else source.read(MAX_FILE_MIB * 2**20 + 1))
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise DataError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def _decoding_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _package("soundfile").LibsndfileError as error:
+        raise DataError(f"{name} is damaged: {error.error_string.strip(' .')}; record or convert it again") from error
+
+
+def _check_format(magic: bytes, name: str) -> None:
+    if not magic:
+        raise DataError(f"{name} is empty; give a WAV or FLAC file")
+    is_wav = magic[:4] in (b"RIFF", b"RIFX", b"RF64") and magic[8:] == b"WAVE"
+    if not is_wav and magic[:4] != b"fLaC":
+        raise DataError(f"{name} is not a WAV or FLAC file; {_CONVERT}")
+
+
+def _check_header(sound: Any, name: str, max_seconds: float) -> None:
+    frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise DataError(f"{name} has a rate of {rate:,} Hz; give {MIN_RATE:,} to {MAX_RATE:,} Hz")
+    if channels > MAX_CHANNELS:
+        raise DataError(f"{name} has {channels} channels; give at most {MAX_CHANNELS}")
+    if frames >= _UNKNOWN_LENGTH:
+        raise DataError(f"{name} does not say how long it is; {_CONVERT}")
+    if frames > max_seconds * rate:
+        raise DataError(f"{name} lasts {frames / rate:,.1f} s; {_cut(max_seconds)}")
+
+
+def _cut(max_seconds: float) -> str:
+    return f"cut it into clips of at most {max_seconds:g} s"
+
+
+def _decode(sound: Any, name: str) -> Samples:
+    """Return the average of all channels. float32 (frames,)"""
+    parts: list[Samples] = []
+    for block in sound.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
+        if not np.isfinite(block).all():
+            raise DataError(f"{name} has samples that are not numbers (NaN or infinite); record or convert it again")
+        if np.abs(block).max(initial=0) > MAX_AMPLITUDE:
+            loudest = np.abs(block).max()
+            raise DataError(f"{name} has a sample of {loudest:g}; samples lie between -1 and 1: convert it again")
+        parts.append(block.mean(axis=1))
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except (ImportError, OSError) as error:  # OSError: soundfile without its library
+        raise missing_extra(name, "speech", "reading and writing sound") from error

@@ -1,0 +1,116 @@
+"""Plain numbers about a proposed token of a transcript: what it is, where the predictor listens, how loud it is there.
+
+Log probability and entropy come with every proposal (`Settings.inputs`); `FACTS` names what is added. A rejector can be
+fitted without one of them, to see what it is worth: SpeechFacts(tokenizer, n_tokens, names=[...]).
+
+Facts about a clip are its length in seconds and the log of it, and the levels in dB that 90, 50 and 10 % of its windows
+of 20 ms stay below: speech, average and background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seqdefer.errors import unknown
+from seqdefer.tasks.speech.audio import LEVEL_WINDOW, MIN_LEVEL, SAMPLE_RATE
+from seqdefer.tasks.speech.network import SAMPLES_PER_STATE
+from seqdefer.tasks.speech.waveforms import NO_SAMPLE, SCALE, n_samples
+from seqdefer.tasks.text.facts import ProposedTokens, TokenFacts
+from seqdefer.tasks.text.passes import PADDING
+
+FACTS = {
+    "margin": "log probability of the token less that of the runner-up",
+    "rarity": "log of its number in the vocabulary, which is sorted by frequency",
+    "begins_word": "it begins with a space",
+    "is_digit": "it has a digit",
+    "is_capital": "its first letter is a capital",
+    "is_end": "it ends the text",
+    "repeats": "log(1 + how often it was written before)",
+    "sharpness": "log of the largest weight of cross-attention",
+    "spread": "entropy of cross-attention",
+    "place": "where cross-attention points, in seconds",
+    "level": "signal level there, in dB",
+    "position": "number of tokens before it",
+}
+HEARD = SAMPLE_RATE // 5  # samples around a place whose level is measured: 200 ms
+QUANTILES = (0.9, 0.5, 0.1)
+
+
+class SpeechFacts(TokenFacts):
+    """Facts about clips and their transcripts. `names`: those of `FACTS` to show, by default all."""
+
+    def __init__(self, tokenizer: Any, n_tokens: int, names: Sequence[str] = tuple(FACTS)) -> None:
+        for name in names:
+            if name not in FACTS:
+                raise unknown("fact", name, FACTS)
+        self.names = [name for name in FACTS if name in names]
+        self.name = " ".join(["speech", *self.names])
+        self.words = word_table(tokenizer, n_tokens)  # (V, 4)
+
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        seconds = n_samples(inputs)[:, None].float() / SAMPLE_RATE
+        levels = torch.stack([_level_quantiles(row) for row in inputs])
+        return torch.cat([seconds, seconds.log(), levels], 1)
+
+    def of_tokens(self, proposed: ProposedTokens) -> Tensor:
+        facts = speech_facts(proposed, self.words.to(proposed.likeliest.device))
+        return torch.stack([facts[name] for name in self.names], 1)
+
+
+def speech_facts(proposed: ProposedTokens, words: Tensor) -> dict[str, Tensor]:
+    """Return the facts by name, (B,) each. `words`: see `word_table`."""
+    token = proposed.likeliest[:, 0]
+    begins_word, is_digit, is_capital, is_end = words[token.clamp(max=len(words) - 1)].unbind(1)
+    sharpness, spread, place = proposed.noted.unbind(1)
+    return {
+        "margin": proposed.log_probs[:, 0] - proposed.log_probs[:, 1],
+        "rarity": token.log1p() * (1 - is_end),
+        "begins_word": begins_word,
+        "is_digit": is_digit,
+        "is_capital": is_capital,
+        "is_end": is_end,
+        "repeats": (proposed.prefix == token[:, None]).sum(1).log1p(),
+        "sharpness": sharpness,
+        "spread": spread,
+        "place": place * SAMPLES_PER_STATE / SAMPLE_RATE,
+        "level": level_at(proposed.inputs, place),
+        "position": (proposed.prefix != PADDING).sum(1).float(),
+    }
+
+
+def word_table(tokenizer: Any, n_tokens: int) -> Tensor:
+    """Return what each token is: begins with a space, has a digit, begins with a capital, is special. float32 (V, 4)"""
+    special = set(tokenizer.all_special_ids)
+    rows = []
+    for number, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer)))))):
+        text = "" if number in special else str(tokenizer.convert_tokens_to_string([token]))
+        has_digit = any(letter.isdigit() for letter in text)
+        rows.append([text.startswith(" "), has_digit, text.lstrip()[:1].isupper(), number in special])
+    table = torch.tensor(rows, dtype=torch.float32)
+    return torch.nn.functional.pad(table, (0, 0, 0, n_tokens - len(table)))
+
+
+def level_at(inputs: Tensor, places: Tensor) -> Tensor:
+    """Return the level of the 200 ms around places (B,), in states of the encoder, in dB; of waveforms (B, W)."""
+    first = ((places + 0.5) * SAMPLES_PER_STATE - HEARD / 2).long()
+    columns = first[:, None] + torch.arange(HEARD, device=inputs.device)
+    is_within = (columns >= 0) & (columns < inputs.shape[1])
+    heard = inputs.gather(1, columns.clamp(0, inputs.shape[1] - 1))
+    power = (heard.float() / SCALE).square() * (is_within & (heard != NO_SAMPLE))
+    return _decibels(power.mean(1))
+
+
+def _level_quantiles(row: Tensor) -> Tensor:
+    """Return the quantiles of the levels of all whole windows of 20 ms of one waveform (W,). (3,)"""
+    samples = row[row != NO_SAMPLE].float() / SCALE
+    windows = samples[: len(samples) // LEVEL_WINDOW * LEVEL_WINDOW].view(-1, LEVEL_WINDOW)
+    windows = windows if len(windows) else samples[None]
+    return _decibels(windows.square().mean(1)).quantile(torch.tensor(QUANTILES, device=row.device))
+
+
+def _decibels(power: Tensor) -> Tensor:
+    return 10 * power.clamp(min=10 ** (MIN_LEVEL / 10)).log10()
