@@ -21,19 +21,8 @@ from torch import Tensor, nn
 
 from seqdefer.environment import send
 from seqdefer.graphs import Replayed, finely_rounded, rounded, weakly
-from seqdefer.tasks.text.caches import (
-    BlockedPass,
-    Blocks,
-    Growth,
-    Layer,
-    Segment,
-    Target,
-    as_cache,
-    blocked,
-    can_replace_attention,
-    grouped,
-    packed,
-)
+from seqdefer.tasks.text.attention import BlockedPass, Segment, blocked, can_replace_attention, grouped, packed
+from seqdefer.tasks.text.caches import Blocks, Growth, Layer, Target, as_cache
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
