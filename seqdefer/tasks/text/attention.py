@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.tasks.text.caches import Blocks, Layer, Target
+from seqdefer.tasks.text.caches import Blocks, LayerCache, Target
 
 PACKED, BLOCKED, GROUPED = "seqdefer_packed", "seqdefer_blocked", "seqdefer_grouped"  # our attentions' names
 
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class _Packing:
-    layers: list[Layer]
+    layers: list[LayerCache]
     segments: list[tuple[Segment, Tensor | None]]  # with their masks
 
 
@@ -51,7 +51,7 @@ class _Packing:
 class BlockedPass:
     """What a packed pass on a GPU writes and sees."""
 
-    layers: list[Layer]
+    layers: list[LayerCache]
     target: Target
     blocks: Blocks
 
@@ -74,7 +74,7 @@ def can_replace_attention(model: Any) -> bool:
 
 
 @contextmanager
-def packed(model: Any, layers: list[Layer], segments: list[Segment]) -> Iterator[None]:
+def packed(model: Any, layers: list[LayerCache], segments: list[Segment]) -> Iterator[None]:
     """Let each segment's tokens attend to the cache of their own row."""
     token = _packing.set(_Packing(layers, [(one, one.mask()) for one in segments]))
     try:

@@ -1,6 +1,6 @@
 """Caches of keys and values that are written in place.
 
-A layer's buffers (P, H, W, D) grow as rows and columns are needed. Before a pass, `Layer.place` says where its new
+A layer's buffers (P, H, W, D) grow as rows and columns are needed. Before a pass, `LayerCache.place` says where its new
 columns go. `seqdefer.tasks.text.attention` looks at them.
 """
 
@@ -56,7 +56,7 @@ class Target:
     is_packed: bool = False
 
 
-class Layer:
+class LayerCache:
     """Keys and values of one layer: new columns go to their places, and all that rows may see come back."""
 
     def __init__(self, growth: Growth) -> None:
@@ -111,7 +111,7 @@ class Layer:
                 buffer.tensor[target] = buffer.tensor[source]
 
 
-def as_cache(layers: list[Layer], classes: Any) -> Any:
+def as_cache(layers: list[LayerCache], classes: Any) -> Any:
     """Return the layers as transformers expects them. It asks for their length, which differs from row to row, only to
     derive masks and positions; these are given."""
     cache = classes.DynamicCache()
