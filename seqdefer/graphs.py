@@ -23,8 +23,8 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-BEFORE = 1  # calls of a shape before it is recorded, which takes as long as two or three
-AT_MOST = 96  # graphs of a function; the oldest is forgotten
+CALLS_BEFORE = 1  # calls of a shape before it is recorded, which takes as long as two or three
+MAX_GRAPHS = 96  # of a function; the oldest is forgotten
 MAX_FAILURES = 3
 _one_at_a_time = threading.Lock()  # CUDA records one graph at a time
 
@@ -88,7 +88,7 @@ class Replayed:
     ) -> _Graph | None:
         """Record a graph of a shape that has come before; None for a new one, and where it cannot be recorded."""
         self._calls[key] += 1
-        if self._calls[key] <= BEFORE:
+        if self._calls[key] <= CALLS_BEFORE:
             return None
         try:
             graph = self._graphs[key] = self._record(tensors, constants)
@@ -97,7 +97,7 @@ class Replayed:
             self._failures += 1
             self.is_off = self._failures == MAX_FAILURES
             return None
-        if len(self._graphs) > AT_MOST:
+        if len(self._graphs) > MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return graph
 

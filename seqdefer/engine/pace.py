@@ -20,7 +20,7 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 MEMORY = 0.95  # weight of what was seen before, per turn
-AT_MOST = 16
+MAX_STEPS_AHEAD = 16  # of the predictor, in a turn
 PASSES = 10  # of a stretch of turns, which is compared with the expert alone
 STRETCHES = 3  # slower ones in a row before that is said: the first passes on a machine are slow
 MARGIN = 1.2
@@ -141,7 +141,7 @@ class Pace:
         return (self._seen["deferred"] + 1) / (self._seen["proposed"] + 2)
 
     def most_steps(self) -> int:
-        return AT_MOST
+        return MAX_STEPS_AHEAD
 
     def goes_on(self, useful: float) -> bool:
         """Tell whether one more step of the predictor pays that is expected to gain a token of this share of rows."""

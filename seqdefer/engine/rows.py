@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.engine.pace import AT_MOST
+from seqdefer.engine.pace import MAX_STEPS_AHEAD
 from seqdefer.environment import send
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert, NextTokenExpert, Predictor
@@ -218,7 +218,7 @@ class StateExpertRows(ExpertRows):
 def rows_of_predictor(predictor: Predictor[Any]) -> PredictorRows:
     """Return a predictor's rows, without any row."""
     rows = predictor.rows()
-    return StatePredictorRows(predictor, AT_MOST) if rows is None else rows
+    return StatePredictorRows(predictor, MAX_STEPS_AHEAD) if rows is None else rows
 
 
 def rows_of_expert(expert: Expert) -> ExpertRows:

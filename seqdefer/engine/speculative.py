@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqdefer.engine.pace import AT_MOST, Pace, Turn
+from seqdefer.engine.pace import MAX_STEPS_AHEAD, Pace, Turn
 from seqdefer.engine.rows import StateRows, rows_of_expert, rows_of_predictor
 from seqdefer.environment import send
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
@@ -99,7 +99,7 @@ class SpeculativeLoop:
     ) -> None:
         self.predictor, self.expert, self.policy, self.spec = predictor, expert, policy, spec
         self.pace = Pace() if pace is None else pace
-        self.policies: StateRows[Any] = StateRows(policy.select, policy.join, AT_MOST)
+        self.policies: StateRows[Any] = StateRows(policy.select, policy.join, MAX_STEPS_AHEAD)
         self.rows: list[RowWritten] = []
         self.work, self._n_admitted, self._device = Work(), 0, torch.device("cpu")
 
@@ -158,7 +158,7 @@ class SpeculativeLoop:
         start, length = time.perf_counter(), self.spec.length
         positions, columns = self._tensor(begin), list[tuple[Tensor, Tensor, Tensor]]()
         furthest = min(begin) if self.predictor.runs_past_end else max(begin)
-        most = min(self.pace.most_steps(), AT_MOST, length - furthest)
+        most = min(self.pace.most_steps(), MAX_STEPS_AHEAD, length - furthest)
         progress = _Progress(self, len(begin))
         for step in range(most):
             proposal = self.predictor.propose()

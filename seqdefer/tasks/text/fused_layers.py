@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.tasks.text.caches import current_pass
+from seqdefer.tasks.text.attention import current_pass
 from seqdefer.tasks.text.fused_functions import epsilon_of, is_root_mean_square, norm, stack
 
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from seqdefer.graphs import rounded
-from seqdefer.tasks.text.caches import Blocks, Layer
+from seqdefer.tasks.text.caches import Blocks, LayerCache
 
 ATTENDED = 64  # columns that a program looks at in one go
 GATED = 1024  # numbers that a program multiplies
@@ -117,7 +117,7 @@ def _strides(cache: Tensor) -> tuple[int, int]:
     return cache.stride(0), cache.stride(1)
 
 
-def attend(queries: Tensor, layer: Layer, blocks: Blocks, scale: float) -> Tensor:
+def attend(queries: Tensor, layer: LayerCache, blocks: Blocks, scale: float) -> Tensor:
     """Return what queries (N, H, D) see in the caches (P, G, W, D) of a layer, (N, H, D)."""
     keys, values = layer.tensors
     (_, heads, size), n_keys = queries.shape, keys.shape[1]
@@ -136,7 +136,7 @@ def attend(queries: Tensor, layer: Layer, blocks: Blocks, scale: float) -> Tenso
 def rotate_and_store(
     given: Tensor,
     rotation: tuple[Tensor, Tensor],
-    layer: Layer,
+    layer: LayerCache,
     places: Tensor,
     columns: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,

@@ -23,15 +23,15 @@ from seqdefer.tasks.text.encoder_cache import EncoderCache
 from seqdefer.tasks.text.fused import Fused
 
 PADDING = -1  # ends short rows of inputs; no vocabulary has it, while a model's pad token may be its end token
-Layer = tuple[Tensor, Tensor]  # keys and values, each (P, H, W, D)
+KeysAndValues = tuple[Tensor, Tensor]  # keys and values, each (P, H, W, D)
 
 
 @dataclass(frozen=True)
 class KeyValueCache:
     """Keys and values of P rows that have read equally many tokens."""
 
-    own: tuple[Layer, ...]  # self-attention, (P, H, W, D): the start token or the prompt, then the tokens
-    source: tuple[Layer, ...]  # cross-attention, (P, H, S, D); empty without an encoder
+    own: tuple[KeysAndValues, ...]  # self-attention, (P, H, W, D): the start token or the prompt, then the tokens
+    source: tuple[KeysAndValues, ...]  # cross-attention, (P, H, S, D); empty without an encoder
     mask: Tensor | None  # bool (P, S): False at padding of the input; None if no row is padded
     base: int  # columns before the first token
 
@@ -78,7 +78,7 @@ def _pad(mask: Tensor, longest: int, *, at_end: bool) -> Tensor:
     return torch.nn.functional.pad(mask, (0, missing) if at_end else (missing, 0), value=False)
 
 
-def _joined(parts: list[tuple[Layer, ...]], *, at_end: bool) -> tuple[Layer, ...]:
+def _joined(parts: list[tuple[KeysAndValues, ...]], *, at_end: bool) -> tuple[KeysAndValues, ...]:
     """Concatenate the rows of all parts layer by layer; pad shorter ones with zeros."""
     return tuple(
         (_stacked([keys for keys, _ in layers], at_end), _stacked([values for _, values in layers], at_end))
@@ -200,7 +200,7 @@ class Network(ABC):
         if limit is not None and width > limit:
             raise DataError(f"an input has {width} tokens; the model has {limit} positions: shorten the input")
 
-    def _wrap(self, layers: tuple[Layer, ...]) -> Any:
+    def _wrap(self, layers: tuple[KeysAndValues, ...]) -> Any:
         """Return a transformers cache of the tensors. It concatenates new columns into new tensors."""
         cache = self.cache_classes.DynamicCache()
         for keys, values in layers:
@@ -241,7 +241,7 @@ def _said(
     return ForwardPass(cache, hidden[:, -1], logits[:, -1], context)
 
 
-def _layers(cache: Any, width: int) -> tuple[Layer, ...]:
+def _layers(cache: Any, width: int) -> tuple[KeysAndValues, ...]:
     layers = tuple((layer.keys, layer.values) for layer in cache.layers)
     if any(not isinstance(keys, Tensor) or keys.ndim != 4 or keys.shape[2] != width for keys, _ in layers):
         raise CheckpointError("the model does not cache keys and values of all positions, so its states cannot branch")

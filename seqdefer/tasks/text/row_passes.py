@@ -21,19 +21,8 @@ from torch import Tensor, nn
 
 from seqdefer.environment import send
 from seqdefer.graphs import Replayed, finely_rounded, rounded, weakly
-from seqdefer.tasks.text.caches import (
-    BlockedPass,
-    Blocks,
-    Growth,
-    Layer,
-    Segment,
-    Target,
-    as_cache,
-    blocked,
-    can_replace_attention,
-    grouped,
-    packed,
-)
+from seqdefer.tasks.text.attention import BlockedPass, Segment, blocked, can_replace_attention, grouped, packed
+from seqdefer.tasks.text.caches import Blocks, Growth, LayerCache, Target, as_cache
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
@@ -78,8 +67,8 @@ class RowPasses:
     def __init__(self, network: Network, to_proposal: ToProposal) -> None:
         self.network, self.to_proposal, self.device = network, to_proposal, network.device
         self.growth, self._known_growth, self._widest = Growth(), 0, 0
-        self.layers: list[Layer] = []
-        self.sources: list[Layer] = []  # cross-attention, of models with an encoder
+        self.layers: list[LayerCache] = []
+        self.sources: list[LayerCache] = []  # cross-attention, of models with an encoder
         self.source_mask = torch.zeros(0, 0, dtype=torch.bool, device=network.device)  # (P, S)
         self.replaces_attention = can_replace_attention(network.model)
         self.is_rounded, has_kernels = network.device.type == "cuda", network.fused.has_kernels
@@ -347,7 +336,7 @@ class RowPasses:
 
     def _place(self, target: Target) -> None:
         if not self.layers:
-            self.layers = [Layer(self.growth) for _ in range(_n_layers(self.network.model))]
+            self.layers = [LayerCache(self.growth) for _ in range(_n_layers(self.network.model))]
         for layer in self.layers:
             layer.place(target)
 
@@ -357,7 +346,7 @@ class RowPasses:
     def _add(self, cache: KeyValueCache, given: Tensor, where: slice | Tensor) -> None:
         """Put the keys and values of new rows, of their inputs and first tokens, at `where`."""
         if not self.sources:
-            self.sources, self.layers = ([Layer(self.growth) for _ in one] for one in (cache.source, cache.own))
+            self.sources, self.layers = ([LayerCache(self.growth) for _ in one] for one in (cache.source, cache.own))
         self._reserve(0, given.shape[1])
         width = self.source_mask.shape[1]
         self.source_mask[where] = nn.functional.pad(given, (0, width - given.shape[1]))

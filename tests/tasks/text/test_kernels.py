@@ -7,14 +7,14 @@ import torch
 from interpreted import interpreted_kernels
 from torch import nn
 
-from seqdefer.tasks.text.caches import Blocks, Growth, Layer, Target
+from seqdefer.tasks.text.caches import Blocks, Growth, LayerCache, Target
 from seqdefer.tasks.text.fused_functions import Rotation
 
 PLACES, COLUMNS, N_KEYS = 5, 140, 2
 
 
-def layer_of(size: int, random: torch.Generator) -> Layer:
-    layer = Layer(Growth())
+def layer_of(size: int, random: torch.Generator) -> LayerCache:
+    layer = LayerCache(Growth())
     layer.make_room(Target(slice(0), PLACES, torch.zeros(0), torch.zeros(0), COLUMNS), torch.zeros(1, N_KEYS, 0, size))
     for tensor in layer.tensors:
         tensor.copy_(torch.randn(tensor.shape, generator=random))
