@@ -24,9 +24,10 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj"}
 
 
-def has_triton(device: torch.device) -> bool:
-    """Tell whether kernels of our own can run."""
-    return device.type == "cuda" and find_spec("triton") is not None
+def can_run_kernels(model: nn.Module) -> bool:
+    """Tell whether kernels of our own can run: the model is on one GPU, and Triton is there."""
+    devices = {weight.device for weight in model.parameters()}
+    return {device.type for device in devices} == {"cuda"} and len(devices) == 1 and find_spec("triton") is not None
 
 
 def is_plain_layer(layer: Any) -> bool:
