@@ -42,7 +42,7 @@ class Fused:
         if not (whole or self.model.config.is_encoder_decoder):  # whose keys may be those of another input
             for layers in _same_input(self.model):
                 found += [(layer, "forward", one) for layer, one in zip(layers, merge(layers), strict=True)]
-        return [*found, (home, ROTATION, Rotation())] if rotates else found
+        return [*found, (home, ROTATION, Rotation())] if rotates and not whole else found
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
