@@ -52,7 +52,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def send(values: list[Any], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a tensor of numbers on a device. A GPU gets them in its turn, and nobody waits for its earlier work."""
+    """Return a tensor of numbers on a device. On a GPU the copy is asynchronous: the host does not wait."""
     import torch
 
     if device.type != "cuda":

@@ -59,6 +59,7 @@ class ExpertRows(ABC):
     those of inputs too where a model reads them as it reads others."""
 
     tokens_read: int = 0
+    foresees: bool = True  # whether one more place asked costs no more than reading up to it
 
     @abstractmethod
     def admit(self, examples: Examples) -> None:

@@ -245,8 +245,8 @@ class SpeculativeLoop:
                 one.tokens = one.tokens[:step]
                 return
             one.asked.append(step)
-        gap = len(one.tokens) - one.asked[-1]
-        one.looks_on = not self._is_over(one.row.tokens + one.tokens) and self.pace.looks_on(len(one.asked), gap, rows)
+        if self.expert.foresees and not self._is_over(one.row.tokens + one.tokens):
+            one.looks_on = self.pace.looks_on(len(one.asked), len(one.tokens) - one.asked[-1], rows)
 
     def _is_over(self, tokens: list[Any]) -> bool:
         return len(tokens) == self.spec.length or tokens[-1] == self.spec.end

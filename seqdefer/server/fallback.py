@@ -126,6 +126,7 @@ class FallbackRows(_Guard, ExpertRows):
     def __init__(self, expert: Expert, call: ExpertCaller) -> None:
         super().__init__(call)
         self.expert, self.inner = expert, rows_of_expert(expert)
+        self.foresees = self.inner.foresees
         self.places: list[int | None] = []  # of each row, its place among those that may ask
         self.n_inner = 0
 

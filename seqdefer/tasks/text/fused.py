@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from seqdefer.tasks.text.fused_functions import Rotation, is_root_mean_square, merge, norm, rotates_halves
-from seqdefer.tasks.text.fused_layers import FusedLayer, has_triton, is_plain_layer
+from seqdefer.tasks.text.fused_layers import FusedLayer, can_run_kernels, is_plain_layer
 
 ROTATION = "apply_rotary_pos_emb"  # the function's name in the modules of transformers
 
@@ -28,7 +28,7 @@ class Fused:
 
     def __init__(self, model: Any, *, with_kernels: bool | None = None) -> None:
         self.model = model
-        self.has_kernels = has_triton(model.device) if with_kernels is None else with_kernels
+        self.has_kernels = can_run_kernels(model) if with_kernels is None else with_kernels
 
     @cached_property
     def _replacements(self) -> list[tuple[Any, str, Any]]:
@@ -42,7 +42,7 @@ class Fused:
         if not (whole or self.model.config.is_encoder_decoder):  # whose keys may be those of another input
             for layers in _same_input(self.model):
                 found += [(layer, "forward", one) for layer, one in zip(layers, merge(layers), strict=True)]
-        return [*found, (home, ROTATION, Rotation())] if rotates else found
+        return [*found, (home, ROTATION, Rotation())] if rotates and not whole else found
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

@@ -51,8 +51,8 @@ class Rotation:
 
 
 def stack(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Lay the weights of linear layers one behind the other; return them and their biases. They take no more memory
-    than before."""
+    """Lay the weights of linear layers one behind the other; return them and their biases. The layers share the memory,
+    so that weights take as much as before."""
     weight = torch.cat([layer.weight.data for layer in layers])
     biases = [layer.bias.data for layer in layers if layer.bias is not None]
     for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):

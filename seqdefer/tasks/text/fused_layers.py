@@ -3,8 +3,9 @@
     y = norm(x);  queries, keys, values = Q y, K y, V y;  x += O attention(...)
     y = norm(x);  x += D (silu(G y) * U y)
 
-A layer is replaced if its parts have these names and compute these functions; what else it might do differently shows
-when the model is tried out (`seqdefer.tasks.text.row_probe`).
+Layers of the families below are replaced, if their parts compute these functions; what else a variant might do
+differently shows when the model is tried out (`seqdefer.tasks.text.row_probe`). Other families have layers with the
+same parts that scale or rotate them by rules of their own, some only at positions that no short trial reaches.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from torch import Tensor, nn
 from seqdefer.tasks.text.attention import current_pass
 from seqdefer.tasks.text.fused_functions import epsilon_of, is_root_mean_square, norm, stack
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # of transformers
 PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj"}
 
 
-def has_triton(device: torch.device) -> bool:
-    """Tell whether kernels of our own can run."""
-    return device.type == "cuda" and find_spec("triton") is not None
+def can_run_kernels(model: nn.Module) -> bool:
+    """Tell whether kernels of our own can run: the model is on one GPU, and Triton is there."""
+    devices = {weight.device for weight in model.parameters()}
+    return {device.type for device in devices} == {"cuda"} and len(devices) == 1 and find_spec("triton") is not None
 
 
 def is_plain_layer(layer: Any) -> bool:
     """Tell whether a module is a layer that `FusedLayer` computes."""
+    if type(layer).__module__ not in {f"transformers.models.{one}.modeling_{one}" for one in FAMILIES}:
+        return False
     if {name for name, _ in layer.named_children()} != PARTS:
         return False
     attention, mlp = dict(layer.self_attn.named_children()), dict(layer.mlp.named_children())
@@ -66,7 +71,9 @@ class FusedLayer:
         self.head_norms = None
         if hasattr(attention, "q_norm"):
             norms = attention.q_norm, attention.k_norm
-            self.head_norms = norms[0].weight, norms[1].weight, epsilon_of(norms[0]) or 0.0
+            epsilon = epsilon_of(norms[0])
+            assert epsilon is not None
+            self.head_norms = norms[0].weight, norms[1].weight, epsilon
 
     def __call__(self, hidden_states: Tensor, *_: Any, position_embeddings: Any, **__: Any) -> Tensor:
         from seqdefer.tasks.text.kernels import attend, gate, rotate_and_store

@@ -70,7 +70,7 @@ def _rotate_and_store(
     has_norms: tl.constexpr,
 ):  # fmt: skip
     """Turn one head of one token, and put it where it belongs."""
-    token, head = tl.program_id(0), tl.program_id(1)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = size // 2
     part = tl.arange(0, padded_half)
     is_used = part < half
@@ -104,7 +104,7 @@ def _rotate_and_store(
 
 @triton.jit
 def _gate(given, result, width, n: tl.constexpr):
-    token, part = tl.program_id(0), tl.program_id(1) * n + tl.arange(0, n)
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1) * n + tl.arange(0, n)
     base = given + token * 2 * width
     gate = tl.load(base + part, mask=part < width, other=0.0).to(tl.float32)
     up = tl.load(base + width + part, mask=part < width, other=0.0).to(tl.float32)
@@ -121,7 +121,8 @@ def attend(queries: Tensor, layer: LayerCache, blocks: Blocks, scale: float) -> 
     """Return what queries (N, H, D) see in the caches (P, G, W, D) of a layer, (N, H, D)."""
     keys, values = layer.tensors
     (_, heads, size), n_keys = queries.shape, keys.shape[1]
-    queries, result = queries.contiguous(), torch.empty_like(queries, memory_format=torch.contiguous_format)
+    queries, make = queries.contiguous(), torch.empty_like if blocks.size == 1 else torch.zeros_like
+    result = make(queries)  # tokens that only pad are in no block
     group = heads // n_keys
     padded_group = rounded(group)
     precision: Any = "ieee" if queries.dtype == torch.float32 else "tf32"

@@ -78,7 +78,7 @@ class ModelRows:
             for numbers in self._passes(chunks):
                 part, own = self._read_new([chunks[number] for number in numbers])
                 contexts = contexts if contexts.shape[1] else own.new_zeros(len(chunks), own.shape[1])
-                contexts[numbers] = own
+                contexts[send(numbers, own.device)] = own
                 said.append((numbers, part))
         except BaseException:
             self.keep(range(first))
@@ -178,7 +178,7 @@ class ModelRows:
         places = [self._begin(chunk, self.network.base + len(chunk.tokens)) for chunk in chunks]
         hidden, logits, context = self.passes.encode(inputs, tokens, places)
         asked = [(number, place) for number, chunk in enumerate(chunks) for place in chunk.asked]
-        wanted = [number * hidden.shape[1] + place for number, place in asked]
+        wanted = send([number * hidden.shape[1] + place for number, place in asked], self.device)
         is_first = send([place == 0 for _, place in asked], self.device)
         said = self.passes.to_proposal(hidden.flatten(0, 1)[wanted], logits.flatten(0, 1)[wanted], is_first)
         return said, context

@@ -21,6 +21,8 @@ class AsksPlaces(Protocol):
 class RemoteRows(ExpertRows):
     """Documents and the tokens that the expert knows of. Nothing is asked twice."""
 
+    foresees = False  # a place may cost a call
+
     def __init__(self, expert: AsksPlaces) -> None:
         self.expert = expert
         self.inputs: list[tuple[int, ...]] = []

@@ -23,6 +23,7 @@ from seqdefer.environment import send
 from seqdefer.graphs import Replayed, finely_rounded, rounded, weakly
 from seqdefer.tasks.text.attention import BlockedPass, Segment, blocked, can_replace_attention, grouped, packed
 from seqdefer.tasks.text.caches import Blocks, Growth, LayerCache, Target, as_cache
+from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.passes import PADDING, EncoderDecoder, KeyValueCache, Network, to_bias
 from seqdefer.types import Proposal
 
@@ -71,13 +72,14 @@ class RowPasses:
         self.sources: list[LayerCache] = []  # cross-attention, of models with an encoder
         self.source_mask = torch.zeros(0, 0, dtype=torch.bool, device=network.device)  # (P, S)
         self.replaces_attention = can_replace_attention(network.model)
-        self.is_rounded, has_kernels = network.device.type == "cuda", network.fused.has_kernels
-        self.is_packed = self.replaces_attention and (network.device.type == "cpu" or has_kernels)
-        self.replayed, self.replayed_blocks, self.replayed_steps, self.replayed_encoding = self._every_replayed = [
-            Replayed(weakly(method), network.fused)
-            for method in (self._padded, self._blocked, self._stepped, self._encode)
-        ]
-        self._reserved = (0, 0, 0)
+        if network.fused.has_kernels and not self.replaces_attention:
+            network.fused = Fused(network.model, with_kernels=False)
+        self.is_rounded = network.device.type == "cuda"
+        self.is_packed = network.fused.has_kernels or (self.replaces_attention and network.device.type == "cpu")
+        self.replayed = Replayed(weakly(self._padded), network.fused)
+        self.replayed_encoding = Replayed(weakly(self._encode), network.fused)
+        self.replayed_blocks, self.replayed_steps = Replayed(weakly(self._blocked)), Replayed(weakly(self._stepped))
+        self._reserved = (0, 0, 0)  # rows, columns and width of the inputs
         self._n_columns = 0  # that a packed pass on a GPU needs
 
     def read(self, lines: Sequence[TokenLine], asked: Sequence[Place], ends: Sequence[int]) -> Said:
@@ -204,11 +206,18 @@ class RowPasses:
         target = Target(slice(0), self._n_rows, places, columns, self._n_columns, is_packed=True)
         self._place(target)
         blocks = Blocks(size, starts, counts, block_places, block_columns)
-        with self.network.fused(), blocked(self.network.model, BlockedPass(self.layers, target, blocks)):
+        limit = self.network.limit()
+        positions = columns if limit is None else columns.clamp(max=limit - 1)  # rows may run past their end
+        one = BlockedPass(self.layers, target, blocks)
+        with self._on_device(), self.network.fused(), blocked(self.network.model, one):
             hidden, picked, logits = self._call(
-                wanted, input_ids=tokens[None], position_ids=columns[None], past_key_values=self._cache()
+                wanted, input_ids=tokens[None], position_ids=positions[None], past_key_values=self._cache()
             )
         return [hidden, *self.to_proposal(picked, logits, first).tensors()]
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Let Triton, which launches kernels on the current GPU, launch them on that of the model."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _stepped(self, tokens: Tensor, ends: Tensor, wanted: Tensor) -> Sequence[Tensor]:
         """Read one token of every row at the first places."""
@@ -330,8 +339,8 @@ class RowPasses:
             self.source_mask = nn.functional.pad(old, more)
             self.growth.count += 1
         if self.growth.count != self._known_growth:
-            for replayed in self._every_replayed:
-                replayed.forget()
+            for one in (self.replayed, self.replayed_encoding, self.replayed_blocks, self.replayed_steps):
+                one.forget()
             self._known_growth = self.growth.count
 
     def _wide(self, n: int) -> int:

@@ -47,9 +47,10 @@ def _why_not(network: Network) -> str:
         return why
     why = _tried(network)
     if why and network.fused.has_kernels:
-        logger.info("no kernels of our own for this model: %s", why)
         network.fused = Fused(network.model, with_kernels=False)
-        why = _tried(network)
+        with_kernels, why = why, _tried(network)
+        if not why:
+            logger.info("%s runs without kernels of our own: %s", type(network.model).__name__, with_kernels)
     return why
 
 

@@ -289,7 +289,7 @@ def test_speculation_asks_a_call_per_chunk(vllm: VllmLike, family: str, ahead: i
     for threshold in (-9e9, *(between(alone.scores, share) for share in (0.43, 0.81)), 9e9):
         policy, before = Threshold(Confidence(), threshold), expert.n_calls
         expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
-        loop = speculative_loop(pair.predictor, expert, policy, spec, FixedPace(ahead))
+        loop = speculative_loop(pair.predictor, expert, policy, spec, FixedPace(ahead, foresees=True))
         found = run_all(loop, examples, 3)
         assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
         assert torch.equal(found.authors, expected.authors)
