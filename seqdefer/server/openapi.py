@@ -28,7 +28,8 @@ ERRORS = {
     403: "The Host header names another server.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
-    413: "The body is too large.",
+    413: "The body or an input is too large.",
+    415: "The body or its file has a format that is not read.",
     429: "The queue is full; try again after retry-after seconds.",
     500: "The models failed; see the server's log.",
     503: "The server is shutting down, or too many connections are open.",
@@ -218,6 +219,12 @@ class DeferralTiming(TypedDict):
 
 
 @no_extra
+class AudioInputs(TypedDict):
+    max_seconds: float
+    language: str | None
+
+
+@no_extra
 class DeferralModel(TypedDict):
     """The served model: its granularity, its inputs, the share each budget spends, and the loss at each share."""
 
@@ -228,6 +235,7 @@ class DeferralModel(TypedDict):
     length: int
     size: int | None
     hint: str
+    audio: AudioInputs | None
     budget: float
     calibrated_on: int
     settings: list[BudgetSetting]

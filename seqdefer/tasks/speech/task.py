@@ -80,7 +80,7 @@ class SpeechTask(Task):
     ) -> None:
         self.options, self.source = options, source
         self.predictor, self.expert = pair.predictor, pair.expert
-        self.codec = SpeechCodec(pair)
+        self.codec = SpeechCodec(pair, options.language)
         self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.token_rule = f"unavoidable edits in {options.error_rate}"
         unit = {"words": "word", "characters": "character"}[options.error_rate]
@@ -224,7 +224,8 @@ def serve(options: SpeechOptions, folder: Path, device: torch.device, meter: Met
     """Load the pair alone, to serve users' clips."""
     with _naming_what_to_do():
         pair = _load(options, device, meter, None)
-    return Served(pair.predictor, pair.expert, SequenceSpec(options.length, pair.predictor.end), SpeechCodec(pair))
+    codec = SpeechCodec(pair, options.language)
+    return Served(pair.predictor, pair.expert, SequenceSpec(options.length, pair.predictor.end), codec)
 
 
 @contextmanager
