@@ -69,12 +69,19 @@ def resample(samples: Samples, rate: int) -> Samples:
 
 def write_clip(path: Path, samples: Samples) -> Path:
     """Write samples at 16,000 Hz as FLAC of 16 bits. Values beyond -1 and 1 are clipped."""
-    soundfile = _package("soundfile")
+    content = to_flac(samples)
 
     def write(aside: Path) -> None:
-        soundfile.write(str(aside), np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        aside.write_bytes(content)
 
     return write_aside(path, write)
+
+
+def to_flac(samples: Samples) -> bytes:
+    """Return the file that `write_clip` writes."""
+    file = io.BytesIO()
+    _package("soundfile").write(file, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+    return file.getvalue()
 
 
 def signal_levels(samples: Samples) -> Samples:
