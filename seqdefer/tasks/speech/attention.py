@@ -46,7 +46,9 @@ def watched_attention(model: Any, heads: Mapping[int, Sequence[int]]) -> Iterato
 
     def watch(module: Any, arguments: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
         hidden = options["hidden_states"] if "hidden_states" in options else arguments[0]
-        seen.append(_log_weights(module, hidden, options["past_key_values"])[:, list(heads[module.layer_idx])])
+        every = _log_weights(module, hidden, options["past_key_values"])
+        # One by one: a CUDA graph cannot record an index that is a list.
+        seen.extend(every[:, head : head + 1] for head in heads[module.layer_idx])
 
     def noted(hidden: Tensor) -> Tensor:
         return torch.cat([hidden.float(), summarize(torch.cat(seen, 1))], -1)

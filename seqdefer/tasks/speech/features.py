@@ -57,7 +57,8 @@ class SpeechFacts(TokenFacts):
         return torch.cat([seconds, seconds.log(), levels], 1)
 
     def of_tokens(self, proposed: ProposedTokens) -> Tensor:
-        facts = speech_facts(proposed, self.words.to(proposed.likeliest.device))
+        self.words = self.words.to(proposed.likeliest.device)  # once: a CUDA graph cannot record it
+        facts = speech_facts(proposed, self.words)
         return torch.stack([facts[name] for name in self.names], 1)
 
 

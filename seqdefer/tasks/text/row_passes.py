@@ -102,7 +102,7 @@ class RowPasses:
         rows = torch.arange(len(tokens), device=self.device)
         given = tokens[:, None], ends, rows, wanted, torch.zeros_like(wanted, dtype=torch.bool)
         with self.network.lock:
-            return Proposal(*self.replayed(given, (reach, True))[1:])
+            return Proposal(*self.replayed(given, (reach, 0))[1:])
 
     def encode(self, inputs: Tensor, tokens: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Read inputs (R, S) and tokens (R, T) of new rows, from place `first` on. Return hidden states (R, T + 1, H),
@@ -224,7 +224,7 @@ class RowPasses:
         more = n - len(lines)
         tokens = [token for one in order for token in (*lines[one].tokens, *[0] * (length - len(lines[one].tokens)))]
         places, begins = [lines[one].place for one in order], [lines[one].begin for one in order]
-        are_first = not self.is_rounded and places == list(range(n))
+        are_neighbours = not self.is_rounded and places == list(range(places[0], places[0] + n))
         wanted = [rank[one.line] * length + one.token for one in asked]
         given = self._bring(
             [*tokens, *[0] * length * more], [*begins, *[0] * more],
@@ -234,7 +234,7 @@ class RowPasses:
         given[0], given[4] = given[0].view(n, length), given[4].bool()
         reach = self._wide(max(begins) + length)
         self._reserve(reach)
-        hidden, *parts = self.replayed(given, (reach, are_first))
+        hidden, *parts = self.replayed(given, (reach, places[0] if are_neighbours else None))
         proposal = Proposal(*(part[: len(asked)] for part in parts))
         return Said(proposal, hidden.flatten(0, 1), [rank[number] * length for number in range(len(lines))])
 
@@ -252,13 +252,21 @@ class RowPasses:
         return n, length, n * length
 
     def _padded(
-        self, reach: int, are_first: bool, tokens: Tensor, begins: Tensor, places: Tensor, wanted: Tensor, first: Tensor
+        self,
+        reach: int,
+        start: int | None,
+        tokens: Tensor,
+        begins: Tensor,
+        places: Tensor,
+        wanted: Tensor,
+        first: Tensor,
     ) -> Sequence[Tensor]:
         """Read tokens (R, T) of the rows at `places`, after the columns `begins` (R,). Return the hidden states of all
-        tokens and the parts of the proposals at `wanted`."""
+        tokens and the parts of the proposals at `wanted`. Places that follow each other from `start` on are a slice of
+        the caches, which copies nothing."""
         model, (n, length) = self.network.model, tokens.shape
         columns = begins[:, None] + torch.arange(length, device=self.device)  # (R, T)
-        where = slice(n) if are_first else places
+        where = places if start is None else slice(start, start + n)
         index = places[:, None].expand(n, length)
         self._place(Target(where, self._n_rows, index, columns, reach))
         seen = torch.arange(reach, device=self.device) <= columns[:, :, None]  # (R, T, reach)
