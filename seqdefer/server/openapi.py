@@ -36,7 +36,7 @@ ERRORS = {
     504: "The request did not finish in time.",
 }
 GATEWAY_ERRORS = (401, 403, 408, 413, 500, 503)  # possible on every route
-WRITING_ERRORS = (400, 404, 429, 504)
+WRITING_ERRORS = (400, 404, 415, 429, 504)
 SECURITY_SCHEME = "key"
 NOT_BLANK = r"\S"
 UNUSED_BY_US = ("422", "HTTPValidationError", "ValidationError")  # FastAPI's own errors, which the app replaces
@@ -297,7 +297,9 @@ METRICS_RESPONSES: RouteResponses = {
 
 def describe(app: FastAPI, model: DeferringModel, name: str, limits: Limits, *, has_key: bool, has_host: bool) -> None:
     """Make the application describe itself at the first request of its description."""
-    impossible = (() if has_key else ("401",)) + (() if has_host else ("403",))
+    takes_audio = model.served.codec.sample_rate is not None
+    is_possible = {"401": has_key, "403": has_host, "415": takes_audio}
+    impossible = [status for status, can_be in is_possible.items() if not can_be]
 
     def openapi() -> Schema:
         if app.openapi_schema is None:

@@ -25,7 +25,6 @@ from seqdefer.server.openapi import (
     RouteResponses,
     Schema,
     TokenDetails,
-    error_responses,
     no_extra,
     stream_responses,
 )
@@ -232,4 +231,4 @@ def form_schema(name: str, codec: Codec) -> Schema:
 def transcription_responses() -> RouteResponses:
     responses = stream_responses(Transcription | VerboseTranscription)
     responses[200]["content"]["text/plain"] = {"schema": {"type": "string"}}
-    return {**responses, **error_responses(415, always=())}
+    return responses

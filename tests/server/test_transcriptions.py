@@ -272,6 +272,7 @@ def test_description_of_the_route(speech_server: RunningServer) -> None:
     assert re.fullmatch(form["properties"]["model"]["pattern"], "toy@0.25")
     assert form["additionalProperties"] is False
     assert {"200", "400", "404", "413", "415", "429", "504"} <= set(route["responses"])
+    assert "415" in schema["paths"]["/v1/deferral/complete"]["post"]["responses"]
     assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream", "text/plain"}
     assert speech_server.get("/v1/deferral").json()["audio"] == {"max_seconds": 1.0, "language": "en"}
 
