@@ -186,6 +186,7 @@ class Gateway:
 
     async def _forward(self, scope: Scope, receive: Receive, response: _Response) -> None:
         self._check_host(scope)
+        self._check_site(scope)
         self._check_key(scope)
         try:
             async with asyncio.timeout(self.limits.request_seconds):
@@ -208,6 +209,15 @@ class Gateway:
                 "one of these, let your proxy send one, or start the server with --api-key, which allows any host",
                 code="wrong_host",
             )
+
+    def _check_site(self, scope: Scope) -> None:
+        """Refuse uploads from pages of other sites: browsers send forms anywhere without asking the server first."""
+        site = dict(scope["headers"]).get(b"sec-fetch-site", b"none")
+        if self.only_host is not None and scope["method"] == "POST" and site not in (b"same-origin", b"none"):
+            message = (
+                "this request comes from a page of another site; use this server's own page or a program, or start it"
+            )
+            raise APIError(403, f"{message} with --api-key, which allows any site", code="wrong_site")
 
     def _check_key(self, scope: Scope) -> None:
         if self.key is None or scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PAGE_PREFIX):

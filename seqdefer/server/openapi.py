@@ -25,7 +25,7 @@ RouteResponses = dict[int | str, dict[str, Any]]
 ERRORS = {
     400: "The request or one of its inputs is invalid; the message says what to change.",
     401: "The API key is wrong or missing.",
-    403: "The Host header names another server.",
+    403: "The Host header names another server, or a page of another site asks.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body or an input is too large.",

@@ -251,6 +251,20 @@ def test_key_is_required() -> None:
         assert upload(server, sounds(1)[0], headers={"authorization": "Bearer secret"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), (None, 200)]
+)
+def test_pages_of_other_sites_cannot_upload(site: str | None, status: int) -> None:
+    """A form needs no permission of the server, unlike JSON."""
+    headers = {} if site is None else {"sec-fetch-site": site}
+    with running(speech_model(), only_host="127.0.0.1") as server:
+        response = upload(server, sounds(1)[0], headers=headers)
+        assert response.status_code == status
+        if status == 403:
+            assert check_error(response, 403)["code"] == "wrong_site"
+        assert server.get("/", headers=headers).status_code == 200  # a link to the page
+
+
 def test_models_of_texts_say_so() -> None:
     with running(toy_model()) as server:
         error = check_error(upload(server, b"x"), 404, "the model 'toy' does not take audio; use /v1/completions")
