@@ -3,6 +3,8 @@
     SeqdeferError
     ├── InputError        the user gave something we cannot use (exit status 2)
     │   ├── DataError         a file or record that cannot be read
+    │   │   ├── FormatError       a file of a format that is not read
+    │   │   └── TooLongError      an input that is longer than the models read
     │   ├── OptionError       an unknown name, or a value out of range
     │   └── CheckpointError   a checkpoint that is damaged or belongs to another predictor
     ├── MissingExtraError optional software is absent; the message has the command that installs it
@@ -30,6 +32,14 @@ class InputError(SeqdeferError):
 
 class DataError(InputError):
     """A file or record that cannot be read."""
+
+
+class FormatError(DataError):
+    """A file of a format that is not read."""
+
+
+class TooLongError(DataError):
+    """An input that is longer than the models read."""
 
 
 class OptionError(InputError):

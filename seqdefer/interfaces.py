@@ -353,6 +353,10 @@ class Codec(ABC):
     hint: str = ""  # an example of an input, shown where one is asked for
     reads_bytes: bool = False  # whether an input may also be the content of a file, as bytes
     knows_roles: bool = False  # whether `chat` tells the model which role wrote which message
+    columns_per_token: int = 1  # columns of an encoded input that count as one token of it
+    sample_rate: int | None = None  # columns per second, if inputs are sound
+    max_seconds: float | None = None  # of sound, at most
+    language: str | None = None  # of the output, if it is always the same: "en"
 
     @abstractmethod
     def encode(self, inputs: Sequence[Any]) -> Examples:

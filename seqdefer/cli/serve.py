@@ -42,6 +42,7 @@ The number after @ is the budget: the share of tokens that the expert writes.
 """
 LIMITS = {  # help texts of fields of `Limits`
     "body_bytes": "size of a request, at most",
+    "audio_bytes": "size of an upload of sound, at most",
     "request_seconds": "time of a request, at most",
     "inputs": "inputs of a request, at most",
     "queue": "requests that may wait",

@@ -22,7 +22,7 @@ from seqdefer.report.style import DARK, LIGHT
 from seqdefer.report.svg import STEPS, default_names, extent, fit_axes, mean_curves
 from seqdefer.storage.files import write_text
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:"
 
 
 def write_report(results: Results, path: Path | str, *, panels: Sequence[Panel] = ()) -> Path:

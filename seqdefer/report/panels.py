@@ -25,7 +25,8 @@ def panels_of(folder: Path) -> list[Panel]:
 
 
 def is_harmless(html: str) -> bool:
-    """Return whether a fragment only draws and writes: no scripts, handlers or links, nothing fetched or embedded.
+    """Return whether a fragment only draws, writes and offers sound to play: no scripts, handlers or links, nothing
+    fetched, nothing embedded but sound.
 
     Accept only the markup that `report.markup` writes, because browsers repair other markup, each in its own way.
     Styles are not searched for addresses: the content security policy of the page forbids fetching.
@@ -39,9 +40,11 @@ def is_harmless(html: str) -> bool:
     return not open_tags
 
 
-# Text, a whole style element, a start tag with attributes in double quotes, an end tag.
+# Text, a whole style element, sound that is part of the page, a start tag with attributes in double quotes, an end tag.
 _TOKEN = re.compile(
-    r'[^<]+|(?P<style><style>[^<]*</style>)|<(?P<start>[a-z]+)(?P<attributes>(?: [a-zA-Z0-9-]+="[^"<>]*")*)>'
+    r"[^<]+|(?P<style><style>[^<]*</style>)"
+    r'|(?P<sound><audio class="[a-z-]+" controls="" src="data:audio/flac;base64,[A-Za-z0-9+/]+=*"></audio>)'
+    r'|<(?P<start>[a-z]+)(?P<attributes>(?: [a-zA-Z0-9-]+="[^"<>]*")*)>'
     r"|</(?P<end>[a-z]+)>"
 )
 _TEXT_TAGS = re.compile(
@@ -66,7 +69,7 @@ def _is_allowed(token: re.Match[str], open_tags: list[str]) -> bool:
     start, end = token["start"], token["end"]
     if end:
         return bool(open_tags) and open_tags.pop() == end
-    if token["style"]:
+    if token["style"] or token["sound"]:
         return not is_in_drawing
     if not start:
         return True

@@ -1,17 +1,18 @@
 """`seqdefer serve DIR`: a fitted pair behind an OpenAI-compatible API.
 
-    metrics      counters in the Prometheus text format
-    http         limits, errors, and the gateway that every request passes: host, key, size, time, counting
-    fallback     the predictor takes over when the expert fails; experts that wait without blocking others
-    batches      requests that are written together, and join and leave between two turns
-    scheduler    the thread that owns the models, and the queue before it
-    protocol     requests as JSON
-    openapi      the shapes of responses and the errors of routes: /openapi.json
-    responses    what the models wrote, as JSON
-    request      one request from its body to its response
-    app, page/   the routes; the files of the page to try it
-    serve        sockets, connections, shutdown
+    metrics         counters in the Prometheus text format
+    http            limits, errors, and the gateway that every request passes: host, key, size, time, counting
+    fallback        the predictor takes over when the expert fails; experts that wait without blocking others
+    batches         requests that are written together, and join and leave between two turns
+    scheduler       the thread that owns the models, and the queue before it
+    protocol        requests as JSON
+    openapi         the shapes of responses and the errors of routes: /openapi.json
+    responses       what the models wrote, as JSON
+    transcriptions  uploads of sound, as forms, and their responses
+    request         one request from its body to its response
+    app, page/      the routes; the files of the page to try it
+    serve           sockets, connections, shutdown
 
-`app`, `openapi`, `protocol`, `request` and `responses` import FastAPI and are loaded when a server starts: it comes
-with the extra 'server'.
+`app`, `openapi`, `protocol`, `request`, `responses` and `transcriptions` import FastAPI and are loaded when a server
+starts: it comes with the extra 'server'.
 """

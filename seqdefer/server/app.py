@@ -1,6 +1,7 @@
 """The routes. `create_app(model, "news")` returns the whole service as an ASGI application, without a socket.
 
 POST /v1/completions, /v1/chat/completions   OpenAI's API, whole or streamed
+POST /v1/audio/transcriptions                the same for models that take audio
 POST /v1/deferral/complete                   inputs of any type, with the author of every token
 POST /v1/deferral/score                      where the rejector would defer, without the expert
 GET  /v1/deferral                            the served model and the share that each budget spends
@@ -27,7 +28,7 @@ from seqdefer import __version__
 from seqdefer.errors import OptionError
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
 from seqdefer.server import openapi
-from seqdefer.server.http import APIError, Gateway, Limits, check_api_key, overloaded_app
+from seqdefer.server.http import TRANSCRIPTIONS, APIError, Gateway, Limits, check_api_key, overloaded_app
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.protocol import (
     ChatRequest,
@@ -40,11 +41,12 @@ from seqdefer.server.protocol import (
 from seqdefer.server.request import Service, json_response
 from seqdefer.server.responses import CHAT, COMPLETION, deferral_response, model_list, model_response
 from seqdefer.server.scheduler import SHUTDOWN_SECONDS, Scheduler
+from seqdefer.server.transcriptions import form_schema, no_audio, read_form, transcription_responses
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src 'self' data:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",  # revalidate each time: a new page must not load old scripts
@@ -95,11 +97,16 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.scheduler, app.state.overloaded = scheduler, overloaded_app(limits, metrics)
-    app.add_middleware(Gateway, key=api_key, limits=limits, metrics=metrics, only_host=only_host)
+    takes_audio = model.served.codec.sample_rate is not None
+    app.add_middleware(
+        Gateway, key=api_key, limits=limits, metrics=metrics, only_host=only_host, takes_audio=takes_audio
+    )
     app.add_exception_handler(APIError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
-    _add_routes(app, Service(scheduler, name, budget))
+    service = Service(scheduler, name, budget)
+    _add_routes(app, service)
+    _add_transcriptions(app, service, takes_audio=takes_audio)
     _add_page(app)
     openapi.describe(app, model, name, limits, has_key=api_key is not None, has_host=only_host is not None)
     return app
@@ -144,6 +151,16 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response, responses=openapi.METRICS_RESPONSES)
     async def metrics() -> Response:
         return Response(service.scheduler.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_transcriptions(app: FastAPI, service: Service, *, takes_audio: bool) -> None:
+    form, responses = form_schema(service.name, service.model.served.codec), transcription_responses()
+
+    @app.post(TRANSCRIPTIONS, openapi_extra=form, responses=responses, include_in_schema=takes_audio)
+    async def transcriptions(request: Request) -> Response:
+        if not takes_audio:
+            raise no_audio(service.name)
+        return await service.transcribe(request, await read_form(request))
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ or its client does. Rows are independent, so every request gets the tokens that 
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -93,7 +94,8 @@ def encode_inputs(codec: Codec, inputs: Sequence[Any]) -> EncodedInputs:
         warnings.simplefilter("ignore")
         # Encoded alone, an input has no padding, and its width is its length.
         single = [joined] if len(inputs) == 1 else [codec.encode([one]) for one in inputs]
-    lengths = [one.inputs.shape[1] if one.inputs.ndim > 1 else 1 for one in single]
+    widths = [one.inputs.shape[1] if one.inputs.ndim > 1 else 1 for one in single]
+    lengths = [math.ceil(width / codec.columns_per_token) for width in widths]
     return EncodedInputs(joined, InputsRead(lengths, sorted({str(warning.message) for warning in caught})))
 
 

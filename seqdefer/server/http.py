@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from seqdefer.errors import InputError, OptionError
+from seqdefer.errors import FormatError, InputError, OptionError, TooLongError
 from seqdefer.server.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -37,10 +37,11 @@ ERROR_TYPES = {
     503: "server_error",
     504: "timeout_error",
 }
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 PAGE_PREFIX = "/page/"
 PUBLIC_PATHS = ("/health", "/")  # these and the page's files need no API key
 KNOWN_PATHS = (
-    "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions",
+    "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions", TRANSCRIPTIONS,
     "/v1/deferral", "/v1/deferral/complete", "/v1/deferral/score", "/",
 )  # fmt: skip
 REQUEST_ID = b"x-request-id"
@@ -58,6 +59,7 @@ class Limits:
     """How much one request may ask for, and how much may run at the same time."""
 
     body_bytes: int = 2**20
+    audio_bytes: int = 10 * 2**20  # of an upload: 30 s of 24 bits, 48,000 Hz and two channels have 8.3 MiB
     request_seconds: float = 120.0
     connections: int = 512  # open at the same time
     queue: int = 256  # requests waiting
@@ -107,6 +109,10 @@ def as_api_error(error: Exception) -> APIError:
     """Return a client-safe error; internals stay in the log."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, TooLongError):
+        return APIError(413, str(error), code="input_too_long")
+    if isinstance(error, FormatError):
+        return APIError(415, str(error), code="unsupported_format")
     if isinstance(error, InputError):
         return APIError(400, str(error))
     return APIError(500, "the models failed on this request; see the server's log", code="model_failed")
@@ -141,12 +147,22 @@ def is_loopback(host: str) -> bool:
 
 
 class Gateway:
-    """ASGI middleware around the routes. It reads the whole body before it calls `app`."""
+    """ASGI middleware around the routes. It reads the whole body before it calls `app`.
+
+    `takes_audio`: the route for uploads of sound accepts larger bodies than the others."""
 
     def __init__(
-        self, app: ASGIApp, *, key: str | None, limits: Limits, metrics: Metrics, only_host: str | None = None
+        self,
+        app: ASGIApp,
+        *,
+        key: str | None,
+        limits: Limits,
+        metrics: Metrics,
+        only_host: str | None = None,
+        takes_audio: bool = False,
     ) -> None:
         self.app, self.key, self.limits, self.metrics, self.only_host = app, key, limits, metrics, only_host
+        self.takes_audio = takes_audio
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -170,10 +186,11 @@ class Gateway:
 
     async def _forward(self, scope: Scope, receive: Receive, response: _Response) -> None:
         self._check_host(scope)
+        self._check_site(scope)
         self._check_key(scope)
         try:
             async with asyncio.timeout(self.limits.request_seconds):
-                body = await self._read_body(receive)
+                body = await self._read_body(receive, self._max_bytes(scope["path"]))
         except TimeoutError:
             message = f"the request did not arrive within {self.limits.request_seconds:g} seconds; send it faster"
             # Close the connection, or the rest of the body would be read as the next request.
@@ -193,6 +210,15 @@ class Gateway:
                 code="wrong_host",
             )
 
+    def _check_site(self, scope: Scope) -> None:
+        """Refuse uploads from pages of other sites: browsers send forms anywhere without asking the server first."""
+        site = dict(scope["headers"]).get(b"sec-fetch-site", b"none")
+        if self.only_host is not None and scope["method"] == "POST" and site not in (b"same-origin", b"none"):
+            message = (
+                "this request comes from a page of another site; use this server's own page or a program, or start it"
+            )
+            raise APIError(403, f"{message} with --api-key, which allows any site", code="wrong_site")
+
     def _check_key(self, scope: Scope) -> None:
         if self.key is None or scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PAGE_PREFIX):
             return
@@ -201,8 +227,11 @@ class Gateway:
             message = "wrong or missing API key; send it as: Authorization: Bearer KEY"
             raise APIError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
-    async def _read_body(self, receive: Receive) -> bytes:
-        max_size, size, body = self.limits.body_bytes, 0, bytearray()
+    def _max_bytes(self, path: str) -> int:
+        return self.limits.audio_bytes if self.takes_audio and path == TRANSCRIPTIONS else self.limits.body_bytes
+
+    async def _read_body(self, receive: Receive, max_size: int) -> bytes:
+        size, body = 0, bytearray()
         has_more = True
         while has_more and size <= DISCARD_FACTOR * max_size:
             message = await receive()

@@ -25,17 +25,18 @@ RouteResponses = dict[int | str, dict[str, Any]]
 ERRORS = {
     400: "The request or one of its inputs is invalid; the message says what to change.",
     401: "The API key is wrong or missing.",
-    403: "The Host header names another server.",
+    403: "The Host header names another server, or a page of another site asks.",
     404: "There is no such model.",
     408: "The body did not arrive in time.",
-    413: "The body is too large.",
+    413: "The body or an input is too large.",
+    415: "The body or its file has a format that is not read.",
     429: "The queue is full; try again after retry-after seconds.",
     500: "The models failed; see the server's log.",
     503: "The server is shutting down, or too many connections are open.",
     504: "The request did not finish in time.",
 }
 GATEWAY_ERRORS = (401, 403, 408, 413, 500, 503)  # possible on every route
-WRITING_ERRORS = (400, 404, 429, 504)
+WRITING_ERRORS = (400, 404, 415, 429, 504)
 SECURITY_SCHEME = "key"
 NOT_BLANK = r"\S"
 UNUSED_BY_US = ("422", "HTTPValidationError", "ValidationError")  # FastAPI's own errors, which the app replaces
@@ -218,6 +219,12 @@ class DeferralTiming(TypedDict):
 
 
 @no_extra
+class AudioInputs(TypedDict):
+    max_seconds: float
+    language: str | None
+
+
+@no_extra
 class DeferralModel(TypedDict):
     """The served model: its granularity, its inputs, the share each budget spends, and the loss at each share."""
 
@@ -228,6 +235,7 @@ class DeferralModel(TypedDict):
     length: int
     size: int | None
     hint: str
+    audio: AudioInputs | None
     budget: float
     calibrated_on: int
     settings: list[BudgetSetting]
@@ -289,7 +297,9 @@ METRICS_RESPONSES: RouteResponses = {
 
 def describe(app: FastAPI, model: DeferringModel, name: str, limits: Limits, *, has_key: bool, has_host: bool) -> None:
     """Make the application describe itself at the first request of its description."""
-    impossible = (() if has_key else ("401",)) + (() if has_host else ("403",))
+    takes_audio = model.served.codec.sample_rate is not None
+    is_possible = {"401": has_key, "403": has_host, "415": takes_audio}
+    impossible = [status for status, can_be in is_possible.items() if not can_be]
 
     def openapi() -> Schema:
         if app.openapi_schema is None:

@@ -146,10 +146,16 @@ class StreamOptions(_Body):
     include_obfuscation: bool = False
 
 
-class _Common(_Body):
+class Asking(_Body):
+    """What all requests that write have in common."""
+
     model: str
-    deferral: DeferralOptions | None = None
     user: str | None = None
+
+    @property
+    @abstractmethod
+    def given_budget(self) -> float | None:
+        """The budget outside of the model's name."""
 
     @abstractmethod
     def inputs(self, codec: Codec) -> list[Any]:
@@ -158,6 +164,14 @@ class _Common(_Body):
     def remarks(self, codec: Codec) -> list[str]:
         """Return remarks on how the inputs are read."""
         return []
+
+
+class _Common(Asking):
+    deferral: DeferralOptions | None = None
+
+    @property
+    def given_budget(self) -> float | None:
+        return None if self.deferral is None else self.deferral.budget
 
 
 class _Writing(_Common):
@@ -271,7 +285,7 @@ def name_pattern(name: str) -> str:
     return f"^{literal}({SEPARATOR}{BUDGET_PATTERN})?$"
 
 
-def requested_budget(request: _Common, name: str, default: float) -> float:
+def requested_budget(request: Asking, name: str, default: float) -> float:
     """Return the budget of `deferral` or of NAME@BUDGET. Raises APIError for another model, or two budgets."""
     model, separator, suffix = request.model.rpartition(SEPARATOR) if request.model != name else (name, "", "")
     if not separator:
@@ -279,7 +293,7 @@ def requested_budget(request: _Common, name: str, default: float) -> float:
     if model != name:
         raise unknown_model(request.model, name)
     in_name = _parse_budget(suffix) if separator else None
-    in_field = None if request.deferral is None else request.deferral.budget
+    in_field = request.given_budget
     if in_name is not None and in_field is not None:
         message = f"the model's name gives a budget of {in_name:g}, and deferral one of {in_field:g}; give it once"
         raise APIError(400, message, param="deferral")

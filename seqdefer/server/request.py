@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.batches import InputsRead, Token, WriteRequest
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.protocol import (
+    Asking,
     ChatRequest,
     CompleteRequest,
     CompletionRequest,
@@ -29,13 +30,14 @@ from seqdefer.server.protocol import (
 )
 from seqdefer.server.responses import DeferralFormat, ResponseFormat, Transcript, scores_response
 from seqdefer.server.scheduler import Scheduler
+from seqdefer.server.transcriptions import TranscriptionFormat, TranscriptionRequest
 
 OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 UNREAD_SECONDS = 5.0  # that a stream waits for its reader after the deadline
 KEEPALIVE_SECONDS = 10.0  # proxies drop connections that are silent for longer
 KEEPALIVE = b": waiting\n\n"  # a comment, which clients skip
 DONE, CLIENT_LEFT = "done", "client_left"
-WritingBody = CompletionRequest | ChatRequest | CompleteRequest
+WritingBody = CompletionRequest | ChatRequest | CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
 
 log = logging.getLogger("seqdefer.server")
@@ -71,6 +73,11 @@ class Service:
         response_format = DeferralFormat(self.model.served.codec, active.ticket.request.inputs)
         return await self._respond(request, active, response_format, body, has_usage=True)
 
+    async def transcribe(self, request: Request, body: TranscriptionRequest) -> Response:
+        active = self._submit(request, body, self.model.served.spec.length, is_streamed=body.stream)
+        response_format = TranscriptionFormat(self.model.served.codec, body.response_format)
+        return await self._respond(request, active, response_format, body, has_usage=True)
+
     async def score(self, request: Request, body: ScoreRequest) -> Response:
         active = self._submit(request, body, self.model.served.spec.length, may_defer=False)
         return await respond_whole(request, active, scores_response, body.model)
@@ -97,7 +104,7 @@ class Service:
     def _submit(
         self,
         request: Request,
-        body: WritingBody | ScoreRequest,
+        body: Asking,
         limit: int,
         more_remarks: Sequence[str] = (),
         **options: bool,
@@ -187,10 +194,12 @@ class ActiveRequest:
 async def respond_whole(
     request: Request, active: ActiveRequest, build: Callable[[Transcript, str], Any], model: str
 ) -> Response:
-    """Finish a request and return `build` of its transcript and model as JSON."""
+    """Finish a request and return `build` of its transcript and model, as JSON unless it is a text."""
     try:
         await unless_disconnected(request, active.finish())
-        return json_response(build(active.transcript, model), headers=active.headers())
+        content, headers = build(active.transcript, model), active.headers()
+        is_text = isinstance(content, str)
+        return PlainTextResponse(content, 200, headers) if is_text else json_response(content, headers=headers)
     finally:
         active.close()
 

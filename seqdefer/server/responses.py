@@ -121,7 +121,7 @@ def token_details(token: Token) -> TokenDetails:
 class ResponseFormat(Protocol):
     """How a transcript becomes a response, whole or in chunks."""
 
-    def whole(self, transcript: Transcript, model: str) -> dict[str, Any]: ...
+    def whole(self, transcript: Transcript, model: str) -> dict[str, Any] | str: ...
 
     def chunk(self, token: Token, transcript: Transcript, model: str) -> dict[str, Any]:
         """Return the chunk of one token, which the transcript already contains."""
@@ -254,6 +254,7 @@ def deferral_response(model: DeferringModel, name: str, default_budget: float) -
         "length": model.served.spec.length,
         "size": codec.size,
         "hint": codec.hint,
+        "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
         "budget": default_budget,
         "calibrated_on": calibration.inputs,
         "settings": settings,

@@ -29,6 +29,7 @@ def require_extra() -> None:
     """Raise MissingExtraError unless the extra 'server' is installed."""
     try:
         import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise missing_extra(error.name or "fastapi", "server", "seqdefer serve") from error

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from browsers import chromium
 from fake_report import HOSTILE, SAG, Walk, timed
+from labelling_toy import until
 
 from seqdefer.evaluation.results import (
     Comparison,
@@ -32,6 +34,7 @@ from seqdefer.report.svg import (
     mean_curves,
     write_plots,
 )
+from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 
 
 def test_page_is_well_formed_and_small(page: str) -> None:
@@ -267,3 +270,19 @@ def test_page_fits_a_phone_and_hostile_names_do_nothing(results: Results, driver
         driver.execute_script("document.querySelectorAll('details').forEach(part => { part.open = true })")
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
         assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
+
+
+@pytest.mark.browser
+def test_clips_of_examples_can_be_played(results: Results, driver: Any, tmp_path: Path) -> None:
+    """The policy of the page allows sound that is part of it."""
+    pytest.importorskip("soundfile", reason="needs the extra 'speech'")
+    from seqdefer.tasks.speech.audio import to_flac
+
+    tone = np.sin(np.arange(24_000) / 8).astype(np.float32) / 2
+    words = TokenDrawing([" one", " two"], [False, True], [-1.0, 1.0], "budget 50 %")
+    panel = Panel("Examples", draw_tokens([TokenExample("clip.wav", "one two", [words], to_flac(tone))]))
+    driver.get(write_report(results, tmp_path / "report.html", panels=[panel]).as_uri())
+    sound = "(sound => [sound.readyState, sound.duration])(document.querySelector('audio'))"
+    until(lambda: driver.execute_script(f"return {sound}")[0] == 4)  # enough is there to play it to its end
+    assert driver.execute_script(f"return {sound}")[1] == 1.5
+    assert driver.get_log("browser") == []

@@ -31,6 +31,14 @@ def text_server() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def speech_server() -> Iterator[Any]:
+    from servers import running, speech_model
+
+    with running(speech_model()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
 def tour_task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """Options of a small TSP task whose predictor is untrained, and the folder of a pair fitted on it."""
     from servers import N_CITIES

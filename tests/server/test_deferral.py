@@ -117,12 +117,13 @@ def check_description(server: RunningServer, **expected: Any) -> None:
 
 
 def test_description_of_a_toy(server: RunningServer) -> None:
-    check_description(server, kind="tokens", by="token", length=LENGTH, size=None, hint="", curve=None, timing=None)
+    unmeasured = {"curve": None, "timing": None}
+    check_description(server, kind="tokens", by="token", length=LENGTH, size=None, hint="", audio=None, **unmeasured)
 
 
 def test_description_of_texts(text_server: RunningServer) -> None:
     hint = text_server.model.served.codec.hint
-    unmeasured = {"curve": None, "timing": None}
+    unmeasured = {"audio": None, "curve": None, "timing": None}
     check_description(text_server, kind="text", by="token", length=LENGTH, size=None, hint=hint, **unmeasured)
 
 

@@ -19,8 +19,8 @@ PHONE = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
 
 
 @contextmanager
-def chromium(profile: Path) -> Iterator[Any]:
-    """Start Chromium without a window, or skip the test."""
+def chromium(profile: Path, *, microphone: Path | None = None) -> Iterator[Any]:
+    """Start Chromium without a window, or skip the test. `microphone`: a WAV file that it hears."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
     browser, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if not browser or not driver:
@@ -30,6 +30,9 @@ def chromium(profile: Path) -> Iterator[Any]:
     flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
     flags += "disable-component-update disable-sync disable-dev-shm-usage window-size=1280,1000 "
     flags += f"user-data-dir={profile}"
+    if microphone is not None:
+        flags += " use-fake-device-for-media-stream use-fake-ui-for-media-stream "
+        flags += f"use-file-for-fake-audio-capture={microphone}"
     for flag in flags.split():
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
@@ -134,4 +137,4 @@ class Browser:
     def requested_urls(self) -> set[str]:
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
-        return {url for url in sent if not url.startswith(("data:", "chrome:", "about:"))}
+        return {url for url in sent if not url.startswith(("data:", "blob:", "chrome:", "about:"))}

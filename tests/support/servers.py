@@ -27,7 +27,7 @@ import openai
 
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
-from seqdefer.interfaces import NextTokenExpert, Served
+from seqdefer.interfaces import Codec, NextTokenExpert, Served
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.token import LSTMRejector
@@ -38,6 +38,7 @@ from seqdefer.types import Examples, Sequences, SequenceSpec
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 COMPLETE, SCORE = "/v1/deferral/complete", "/v1/deferral/score"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 LENGTH, N_CITIES = 12, 7
 BUDGETS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 IGNORE_BUDGETS = pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning")
@@ -91,14 +92,33 @@ def text_model() -> DeferringModel:
 
     pair = tiny_pair("t5")
     codec = codec_of(TextOptions(length=LENGTH, input_tokens=16), pair)
+    return _with_random_rejector(pair, codec, documents(24))
+
+
+@cache
+def speech_model() -> DeferringModel:
+    """A tiny pair of Whisper models and a rejector with random weights. Shared: do not change it."""
+    pytest.importorskip("transformers", reason="needs the extra 'speech'")
+    pytest.importorskip("soundfile", reason="needs the extra 'speech'")
+    from tiny_whisper import clips, tiny_speech_pair
+
+    from seqdefer.tasks.speech.codec import SpeechCodec
+    from seqdefer.tasks.speech.waveforms import to_waveform
+
+    pair = tiny_speech_pair()
+    sounds = [to_waveform(row) for row in clips(24, seed=5).inputs]
+    return _with_random_rejector(pair, SpeechCodec(pair, "en"), sounds)
+
+
+def _with_random_rejector(pair: Any, codec: Codec, inputs: Sequence[Any]) -> DeferringModel:
     served = Served(pair.predictor, pair.expert, SequenceSpec(LENGTH, pair.predictor.end), codec)
-    drafted = draft(served.predictor, codec.encode(documents(8)), served.spec)
+    drafted = draft(served.predictor, codec.encode(inputs[:8]), served.spec)
     torch.manual_seed(0)
     sizes = Sizes(drafted.context.shape[1], drafted.features.shape[2], LENGTH, True, layers=1, units=8, dropout=0.0)
     rejector = LSTMRejector(sizes, served.predictor.fingerprint).eval()
     rejector.standardise(drafted.context, sizes.step_inputs(drafted)[:, 0])
     model = DeferringModel(served, rejector)
-    model.calibrate(documents(24))
+    model.calibrate(inputs)
     return model
 
 

@@ -26,7 +26,8 @@ export function useKey(newKey) {
 }
 
 async function request(path, options = {}) {
-  const headers = { "content-type": "application/json" };
+  // A form gets its type, which names the boundary between its parts, from the browser.
+  const headers = options.body instanceof FormData ? {} : { "content-type": "application/json" };
   if (key) headers.authorization = `Bearer ${key}`;
   let response;
   try {
@@ -60,17 +61,32 @@ export async function describe() {
 
 export const requestBody = (model, input, budget) => ({ model, input, deferral: { budget } });
 
+export const isSound = (input) => input?.file instanceof Blob;
+
+function formOf(model, { file, name }, budget) {
+  const form = new FormData();
+  for (const [field, value] of Object.entries({ model, "deferral[budget]": budget, stream: true })) form.append(field, value);
+  form.append("file", file, name);
+  return form;
+}
+
+// The same event as deferral/complete would send.
+const fromTranscription = ({ type, delta, usage, deferral }) =>
+  type === "transcript.text.delta" ? { ...deferral, text: delta } : { usage, deferral };
+
 // Yield one event per token; the last has `usage`. Aborting the signal also ends the work on the server.
 export async function* complete(model, input, budget, signal) {
-  const body = JSON.stringify({ ...requestBody(model, input, budget), stream: true });
-  const response = await request("deferral/complete", { method: "POST", body, signal });
+  const [path, body] = isSound(input)
+    ? ["audio/transcriptions", formOf(model, input, budget)]
+    : ["deferral/complete", JSON.stringify({ ...requestBody(model, input, budget), stream: true })];
+  const response = await request(path, { method: "POST", body, signal });
   let isComplete = false;
   for await (const data of readEvents(response.body)) {
     isComplete = data === "[DONE]";
     if (isComplete) continue; // read to the end: else the server sees a client that disconnected
     const event = JSON.parse(data);
     if (event.error) throw new RequestError(event.error.message, response.status);
-    yield event;
+    yield isSound(input) ? fromTranscription(event) : event;
   }
   if (!isComplete) throw new RequestError("The connection closed before the output was complete. Run it again.", 0);
 }

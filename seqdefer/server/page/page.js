@@ -6,6 +6,7 @@ import { byId, make, percent, plural, recall, remember } from "./dom.js";
 import { TextInput, TourInput } from "./inputs.js";
 import { History, newRun, statsOf, summaryOf } from "./runs.js";
 import { asCurl, asPython } from "./snippets.js";
+import { SoundInput } from "./sound.js";
 import { pricesOf, showTiming } from "./timing.js";
 import { TokenList } from "./tokens.js";
 
@@ -20,8 +21,10 @@ class Page {
     this.controller = null; // the AbortController of the current work
     this.curve = new CurveView(byId("curve"), model, (budget) => this.setBudget(budget));
     this.history = new History(byId("history"), byId("runs"), (run) => this.pick(run));
-    this.input = new (model.kind === "tour" ? TourInput : TextInput)(model);
+    this.input = new (model.audio ? SoundInput : model.kind === "tour" ? TourInput : TextInput)(model);
     this.input.onChange = () => this.changed();
+    this.input.onRecorded = () => this.run([this.budget]);
+    this.input.onTrouble = showError;
     const parts = { list: byId("tokens"), readout: byId("readout"), rows: byId("rows") };
     this.list = new TokenList({ ...parts, onPoint: (token) => this.input.point(token) });
     this.introduce();

@@ -85,9 +85,9 @@ export class History {
   #group(runs) {
     const sorted = runs.toSorted((one, other) => one.budget - other.budget);
     const { input } = runs[0];
-    const isText = typeof input === "string";
-    const name = isText ? make("bdi", { textContent: excerpt(input) }) : `${input.length} cities`;
-    const lines = make("ol", { className: isText ? "lines" : "lines tours" }, ...sorted.map((run) => this.#line(run)));
+    const isTour = Array.isArray(input);
+    const name = isTour ? `${input.length} cities` : make("bdi", { textContent: excerpt(input.name ?? input) });
+    const lines = make("ol", { className: isTour ? "lines tours" : "lines" }, ...sorted.map((run) => this.#line(run)));
     return make("li", {}, make("p", { className: "soft" }, "for ", name), lines);
   }
 
@@ -98,7 +98,7 @@ export class History {
     const facts = Object.entries(run.facts).map(([name, value]) => `${name} ${short(value)} · `);
     const end = run.end === "done" ? "" : ` · ${run.end}`;
     const summary = `${facts.join("")}${byExpert} of ${written} by the expert${end}`;
-    const shown = typeof run.input === "string" ? make("p", { className: "tokens", dir: "auto" }, ...spansOf(run.tokens)) : smallTour(run.input, run.tokens);
+    const shown = Array.isArray(run.input) ? smallTour(run.input, run.tokens) : make("p", { className: "tokens", dir: "auto" }, ...spansOf(run.tokens));
     return make("li", {}, button, shown, make("p", { className: "soft", textContent: summary }));
   }
 }

@@ -1,31 +1,37 @@
 // The current request as a curl command and as Python code.
 
-import { API, requestBody, hasKey } from "./api.js";
+import { API, requestBody, hasKey, isSound } from "./api.js";
 
 const shellQuoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-export function asCurl(model, input, budget) {
-  const lines = [`curl ${API}/deferral/complete`, "-H 'content-type: application/json'"];
-  if (hasKey()) lines.push('-H "authorization: Bearer $SEQDEFER_API_KEY"');
-  lines.push(`-d ${shellQuoted(JSON.stringify(requestBody(model, input, budget)))}`);
-  return lines.join(" \\\n  ");
-}
+const named = (model, budget) => `${model}@${budget.toFixed(2)}`;
+const isUpload = (input) => input === null || isSound(input); // null: nothing is recorded or chosen yet
+const fileOf = (input) => input?.name ?? "clip.wav";
 
-export function asPython(model, input, budget) {
-  return typeof input === "string" ? withOpenAI(model, input, budget) : withHttpx(model, input, budget);
+export function asCurl(model, input, budget) {
+  const [path, ...parts] = isUpload(input)
+    ? ["audio/transcriptions", `-F ${shellQuoted(`model=${named(model, budget)}`)}`, `-F ${shellQuoted(`file=@${JSON.stringify(fileOf(input))}`)}`]
+    : ["deferral/complete", "-H 'content-type: application/json'", `-d ${shellQuoted(JSON.stringify(requestBody(model, input, budget)))}`];
+  const key = hasKey() ? ['-H "authorization: Bearer $SEQDEFER_API_KEY"'] : [];
+  return [`curl ${API}/${path}`, ...key, ...parts].join(" \\\n  ");
 }
 
 // A JSON string is also a valid Python string.
-function withOpenAI(model, input, budget) {
+export function asPython(model, input, budget) {
+  const name = JSON.stringify(named(model, budget));
+  if (isUpload(input)) return withOpenAI("audio.transcriptions", [`model=${name}`, `file=open(${JSON.stringify(fileOf(input))}, "rb")`], "text");
+  if (typeof input === "string") return withOpenAI("completions", [`model=${name}`, `prompt=${JSON.stringify(input)}`], "choices[0].text");
+  return withHttpx(model, input, budget);
+}
+
+function withOpenAI(what, options, text) {
   const key = hasKey() ? 'os.environ["SEQDEFER_API_KEY"]' : '"none"';
   return `${hasKey() ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url=${JSON.stringify(API)}, api_key=${key})
-response = client.completions.create(
-    model=${JSON.stringify(`${model}@${budget.toFixed(2)}`)},
-    prompt=${JSON.stringify(input)},
-)
-print(response.choices[0].text)
+response = client.${what}.create(
+${options.map((option) => `    ${option},\n`).join("")})
+print(response.${text})
 print(response.deferral, response.usage)
 `;
 }

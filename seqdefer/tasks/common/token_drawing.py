@@ -8,6 +8,7 @@ The expert's tokens are also underlined, so that authors can be told apart witho
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,11 +37,12 @@ class TokenDrawing:
 
 @dataclass(frozen=True)
 class TokenExample:
-    """An input, the sequences written for it, and its reference."""
+    """An input, the sequences written for it, and its reference. `sound` is a FLAC file to play with it."""
 
     source: str
     reference: str
     drawings: Sequence[TokenDrawing]
+    sound: bytes = b""
 
 
 # Names begin with `tokens` to leave the rest of the page alone. The page's own colours take precedence.
@@ -55,6 +57,7 @@ STYLE = f"""
 }}
 .tokens-example {{ margin: 24px 0 0; break-inside: avoid; }}
 .tokens-source {{ margin: 0 0 6px; font-size: 15px; overflow-wrap: anywhere; }}
+.tokens-sound {{ display: block; width: 100%; max-width: 420px; height: 36px; margin: 0 0 8px; }}
 .tokens-row {{
   display: grid; grid-template-columns: 7em minmax(0, 1fr) auto; gap: 4px 16px; align-items: baseline;
   padding: 5px 0; border-top: 1px solid var(--tokens-rule);
@@ -78,7 +81,7 @@ STYLE = f"""
   .tokens-row {{ grid-template-columns: minmax(0, 1fr) auto; }}
   .tokens-row .tokens-text {{ grid-column: 1 / -1; grid-row: 2; }}
 }}
-@media print {{ .tokens-text {{ font-size: 10pt; }} }}
+@media print {{ .tokens-text {{ font-size: 10pt; }} .tokens-sound {{ display: none; }} }}
 """
 
 
@@ -103,7 +106,16 @@ def _legend(more: Sequence[str]) -> Markup:
 def _draw_example(example: TokenExample, separator: str) -> Markup:
     rows = [_row(drawing.heading, _draw_sequence(drawing, separator), drawing.caption) for drawing in example.drawings]
     source = element("p", element("b", example.source), class_="tokens-source")
-    return element("div", source, *rows, _row("reference", example.reference, ""), class_="tokens-example")
+    reference = _row("reference", example.reference, "")
+    return element("div", source, _player(example.sound), *rows, reference, class_="tokens-example")
+
+
+def _player(sound: bytes) -> Markup:
+    """Return a player of a FLAC file that is part of the page."""
+    if not sound:
+        return Markup()
+    address = f"data:audio/flac;base64,{base64.b64encode(sound).decode()}"
+    return element("audio", class_="tokens-sound", controls=True, src=address)
 
 
 def _row(heading: str, text: str, caption: str) -> Markup:

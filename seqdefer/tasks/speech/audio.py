@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from seqdefer.errors import DataError, missing_extra
+from seqdefer.errors import DataError, FormatError, TooLongError, missing_extra
 from seqdefer.storage.files import write_aside
 from seqdefer.storage.user_files import check_size
 
@@ -69,12 +69,19 @@ def resample(samples: Samples, rate: int) -> Samples:
 
 def write_clip(path: Path, samples: Samples) -> Path:
     """Write samples at 16,000 Hz as FLAC of 16 bits. Values beyond -1 and 1 are clipped."""
-    soundfile = _package("soundfile")
+    content = to_flac(samples)
 
     def write(aside: Path) -> None:
-        soundfile.write(str(aside), np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+        aside.write_bytes(content)
 
     return write_aside(path, write)
+
+
+def to_flac(samples: Samples) -> bytes:
+    """Return the file that `write_clip` writes."""
+    file = io.BytesIO()
+    _package("soundfile").write(file, np.clip(samples, -1, 1), SAMPLE_RATE, format="FLAC", subtype="PCM_16")
+    return file.getvalue()
 
 
 def signal_levels(samples: Samples) -> Samples:
@@ -136,7 +143,7 @@ def _check_format(magic: bytes, name: str) -> None:
         raise DataError(f"{name} is empty; give a WAV or FLAC file")
     is_wav = magic[:4] in (b"RIFF", b"RIFX", b"RF64") and magic[8:] == b"WAVE"
     if not is_wav and magic[:4] != b"fLaC":
-        raise DataError(f"{name} is not a WAV or FLAC file; {_CONVERT}")
+        raise FormatError(f"{name} is not a WAV or FLAC file; {_CONVERT}")
 
 
 def _check_header(sound: Any, name: str, max_seconds: float) -> None:
@@ -148,7 +155,7 @@ def _check_header(sound: Any, name: str, max_seconds: float) -> None:
     if frames >= _UNKNOWN_LENGTH:
         raise DataError(f"{name} does not say how long it is; {_CONVERT}")
     if frames > max_seconds * rate:
-        raise DataError(f"{name} lasts {frames / rate:,.1f} s; {_cut(max_seconds)}")
+        raise TooLongError(f"{name} lasts {frames / rate:,.1f} s; {_cut(max_seconds)}")
 
 
 def _cut(max_seconds: float) -> str:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from seqdefer.errors import DataError, InputError
 from seqdefer.interfaces import Codec
-from seqdefer.tasks.speech.audio import read_clip
-from seqdefer.tasks.speech.network import SpeechNetwork
+from seqdefer.tasks.speech.audio import SAMPLE_RATE, read_clip
+from seqdefer.tasks.speech.network import SAMPLES_PER_STATE, SpeechNetwork
 from seqdefer.tasks.speech.waveforms import stack_waveforms, to_samples
 from seqdefer.tasks.text.codec import END_SIGN
 from seqdefer.tasks.text.pairs import TextPair
@@ -31,8 +31,11 @@ class SpeechCodec(Codec):
 
     kind, field, hint = "text", "audio_filepath", "clip.wav"
     reads_bytes = True
+    sample_rate, columns_per_token = SAMPLE_RATE, SAMPLES_PER_STATE
+    max_seconds: float
 
-    def __init__(self, pair: TextPair) -> None:
+    def __init__(self, pair: TextPair, language: str | None = None) -> None:
+        self.language = language
         self.tokenizer, self.end = pair.predictor.model.tokenizer, pair.predictor.end
         networks = [model.network for model in pair.models]
         self.max_seconds = min(one.max_seconds for one in networks if isinstance(one, SpeechNetwork))

@@ -27,6 +27,7 @@ from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.edit_distance import character_error_rates, word_error_rates
 from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.speech.alignment import Alignments
+from seqdefer.tasks.speech.audio import to_flac
 from seqdefer.tasks.speech.codec import SpeechCodec
 from seqdefer.tasks.speech.data import Clip, split_clips
 from seqdefer.tasks.speech.features import SpeechFacts
@@ -35,7 +36,7 @@ from seqdefer.tasks.speech.network import SpeechNetwork
 from seqdefer.tasks.speech.normalization import normalizer, read_spellings
 from seqdefer.tasks.speech.options import SpeechOptions
 from seqdefer.tasks.speech.sources import read_speech
-from seqdefer.tasks.speech.waveforms import stack_waveforms, to_samples
+from seqdefer.tasks.speech.waveforms import stack_waveforms, to_samples, to_waveform
 from seqdefer.tasks.text.codec import END_SIGN
 from seqdefer.tasks.text.hub import is_hub_reachable
 from seqdefer.tasks.text.models import TextModel
@@ -80,7 +81,7 @@ class SpeechTask(Task):
     ) -> None:
         self.options, self.source = options, source
         self.predictor, self.expert = pair.predictor, pair.expert
-        self.codec = SpeechCodec(pair)
+        self.codec = SpeechCodec(pair, options.language)
         self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.token_rule = f"unavoidable edits in {options.error_rate}"
         unit = {"words": "word", "characters": "character"}[options.error_rate]
@@ -172,7 +173,8 @@ class SpeechTask(Task):
             drawings = [
                 self._drawing(rollout, row, budget, losses[budget][row]) for budget, rollout in rollouts.items()
             ]
-            drawn.append(TokenExample(f"{clip.audio.name}, {clip.duration:.1f} s{kind}", clip.text, drawings))
+            title, sound = f"{clip.audio.name}, {clip.duration:.1f} s{kind}", to_flac(to_waveform(examples.inputs[row]))
+            drawn.append(TokenExample(title, clip.text, drawings, sound))
         return draw_tokens(drawn, legend=[f"{END_SIGN} the end of a text"])
 
     def _drawing(self, rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
@@ -224,7 +226,8 @@ def serve(options: SpeechOptions, folder: Path, device: torch.device, meter: Met
     """Load the pair alone, to serve users' clips."""
     with _naming_what_to_do():
         pair = _load(options, device, meter, None)
-    return Served(pair.predictor, pair.expert, SequenceSpec(options.length, pair.predictor.end), SpeechCodec(pair))
+    codec = SpeechCodec(pair, options.language)
+    return Served(pair.predictor, pair.expert, SequenceSpec(options.length, pair.predictor.end), codec)
 
 
 @contextmanager

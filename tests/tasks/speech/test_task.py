@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +137,12 @@ def test_a_run_writes_a_report(place: Path, tmp_path: Path, capsys: Capture) -> 
     assert "TokenwiseModel" in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["units"]["loss"] == "word error rate, %" or "word error rate" in json.dumps(results["units"])
-    assert "∎" in (tmp_path / "run" / "report.html").read_text()
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "∎" in report
+    sounds = re.findall('<audio class="tokens-sound" controls="" src="data:audio/flac;base64,([^"]+)"></audio>', report)
+    heard = {read_clip(base64.b64decode(sound)).tobytes() for sound in sounds}
+    assert len(heard) == 3
+    assert heard <= {read_clip(path).tobytes() for path in place.glob("*.flac")}
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +178,6 @@ def test_calibrate_reads_a_manifest(place: Path, fitted: Path, capsys: Capture) 
 
 
 def test_inputs_may_be_files_bytes_base64_or_samples(task: SpeechTask, place: Path) -> None:
-    import base64
-
     path = place / "3.flac"
     content = path.read_bytes()
     code = base64.b64encode(content).decode()
@@ -219,8 +224,6 @@ def spoiled(place: Path, folder: Path, line: dict[str, Any], name: str = "bad.js
     ],
 )
 def test_bad_clips_end_in_one_line(kind: str, what: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
-    import re
-
     import soundfile
 
     path, noise = tmp_path / "bad.wav", np.random.default_rng(0).normal(0, 0.1, 8_000).astype(np.float32)
