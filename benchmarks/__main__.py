@@ -117,6 +117,13 @@ def _parser() -> _Parser:
     parser.add_argument("--documents", metavar="FILE", help="text: JSON lines, plain or gzip; needs --pair (random)")
     parser.add_argument("--device", default="auto", help="text: cpu, cuda or auto: a GPU if there is one (auto)")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="text: type of the weights (float32)")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        action="append",
+        metavar="N",
+        help="speculation: documents at once; may be repeated (all)",
+    )
     parser.add_argument("--out", type=Path, default=Path("bench.json"), metavar="FILE", help="output file (bench.json)")
     return parser
 
@@ -126,7 +133,7 @@ def _text_choice(chosen: argparse.Namespace, sizes: text.Sizes) -> text.Choice:
         raise OptionError("--documents needs --pair: the synthetic pair reads token ids, not texts")
     choose_device(chosen.device)  # fail before measuring anything
     pair = None if chosen.pair is None else (chosen.pair[0], chosen.pair[1])
-    return text.Choice(pair, chosen.documents, chosen.device, chosen.dtype, sizes)
+    return text.Choice(pair, chosen.documents, chosen.device, chosen.dtype, sizes, tuple(chosen.at_once or ()))
 
 
 def _names(only: list[str] | None) -> list[str]:

@@ -1,8 +1,8 @@
 """Benchmark of speculative deferral: documents stream in, and each budget is compared with either model alone.
 
-Two pairs. One is decoder-only with a large gap in cost: random weights in the shapes of a small and a large Qwen2. In
-both, the next token follows mostly from the last one, by one rule; noise of their layers makes them differ, and the
-small one uncertain, at some positions. The other is the pair of the benchmark `text`: two T5s, or `--pair`.
+The pair is decoder-only with a large gap in cost: random weights in the shapes of a small and a large Qwen2. In both,
+the next token follows mostly from the last one, by one rule; noise of their layers makes them differ, and the small one
+uncertain, at some positions. `--pair` measures two models of your own.
 
 The tokens are compared with those of the interleaved loop first. Where a row differs, its first difference must be a
 tie within rounding; ties are counted. The bound is the predictor alone, and the expert's reading of all tokens before
@@ -12,7 +12,7 @@ the last deferred one in chunks that are known beforehand, its inputs included.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from seqdefer.engine.pace import Pace
 from seqdefer.engine.rows import rows_of_expert
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.environment import choose_device
-from seqdefer.errors import MissingExtraError
+from seqdefer.errors import MissingExtraError, OptionError
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rows import Chunk
 from seqdefer.tasks.text.models import text_model, transformers
@@ -68,6 +68,7 @@ class Sizes:
     streamed: dict[int, int]  # documents by the number that run at once
     budgets: tuple[float, ...] = BUDGETS
     interleaved: float | None = 0.2  # the budget at which the interleaved loop is timed; None: at none
+    streamed_pair: dict[int, int] = field(default_factory=lambda: {1: 2, 8: 16, 32: 48})  # documents of a given pair
 
 
 CPU = Sizes(Shape(192, 4, 4, 4, 512, 31.0), Shape(1024, 18, 16, 16, 2816, 0.5), 8000, 32, 24, {1: 4, 8: 16, 32: 64})
@@ -75,7 +76,10 @@ GPU = Sizes(  # 0.5B and 7B; the interleaved loop takes minutes there
     Shape(896, 24, 14, 2, 4864, 3.4), Shape(3584, 28, 28, 4, 18944, 0.5), 151936, 128, 128, {1: 2, 8: 32, 32: 96},
     interleaved=None,
 )  # fmt: skip
-QUICK = Sizes(Shape(32, 2, 2, 2, 64, 60.0), Shape(64, 4, 4, 2, 128, 20.0), 500, 8, 12, {1: 2, 4: 6}, (0.2, 1.0))
+QUICK = Sizes(
+    Shape(32, 2, 2, 2, 64, 60.0), Shape(64, 4, 4, 2, 128, 20.0), 500, 8, 12, {1: 2, 4: 6}, (0.2, 1.0),
+    streamed_pair={1: 2, 4: 6},
+)  # fmt: skip
 
 
 def speculation(bench: Bench, choice: Choice) -> list[Row]:
@@ -87,16 +91,22 @@ def speculation(bench: Bench, choice: Choice) -> list[Row]:
         return []
     device = choose_device(choice.device)
     sizes = QUICK if choice.sizes.is_quick else CPU if device.type == "cpu" else GPU
-    rows = []
+    is_exact = choice.dtype == "float32"
     with quiet(), torch.no_grad():
+        bench.log("preparing a pair" if choice.pair is None else "loading the pair")
         if choice.pair is None:
-            bench.log("preparing a decoder-only pair")
-            whole = decoder_only(sizes, device, choice.dtype)
-            rows += _of_pair(bench, "decoder-only", whole, sizes, is_exact=choice.dtype == "float32")
-        streamed = {at_once: 2 * n for at_once, n in choice.sizes.n_documents.items()}
+            sizes = replace(sizes, streamed=_chosen(sizes.streamed, choice))
+            return _of_pair(bench, "decoder-only", decoder_only(sizes, device, choice.dtype), sizes, is_exact=is_exact)
+        streamed = _chosen(sizes.streamed_pair, choice)
         whole = decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents=streamed)))
-        rows += _of_pair(bench, "T5", whole, replace(sizes, streamed=streamed), is_exact=choice.dtype == "float32")
-    return rows
+        return _of_pair(bench, "pair", whole, replace(sizes, streamed=streamed), is_exact=is_exact)
+
+
+def _chosen(streamed: dict[int, int], choice: Choice) -> dict[int, int]:
+    for one in choice.at_once:
+        if one not in streamed:
+            raise OptionError(f"--at-once is {one}; choose from {', '.join(map(str, streamed))}")
+    return {one: n for one, n in streamed.items() if not choice.at_once or one in choice.at_once}
 
 
 def decoder_only(sizes: Sizes, device: torch.device, dtype: str) -> Decoding:

@@ -84,6 +84,7 @@ class Choice:
     device: str = "auto"
     dtype: str = "float32"
     sizes: Sizes = DEFAULT
+    at_once: tuple[int, ...] = ()  # numbers of documents that run at once, in `speculation`; empty: all
 
 
 # -- the pair and the documents ------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ make bench                                 # all benchmarks, on synthetic data a
 """
 FILES = {  # titles of the sections
     "bench.json": "Labels, training and curves, on a CPU",
-    "bench-text.json": "Decoding and serving, on a CPU",
-    "bench-t5.json": "Decoding with a fitted pair, on a CPU",
+    "bench-speculation.json": "Decoding, on a CPU",
+    "bench-server.json": "Serving, on a CPU",
     "bench-gpu.json": "Decoding, on a GPU",
 }
 

@@ -120,3 +120,12 @@ def test_speculation_may_differ_at_ties_alone(author: int, monkeypatch: pytest.M
         with monkeypatch.context() as patched:
             patched.setattr(speculation, "TIE", gap * 1.001)
             assert speculation._compare(some, threshold, rollout, is_exact=True).endswith(text)
+
+
+def test_speculation_measures_the_chosen_numbers_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "bench.json"
+    assert run("--only", "speculation", "--at-once", "4", "--out", str(out)) == 0
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert {row["what"].split(",")[1] for row in written["rows"]} == {" 4 at once"}
+    assert run("--only", "speculation", "--at-once", "5", "--out", str(out)) == 2
+    assert "--at-once is 5; choose from 1, 4" in capsys.readouterr().err
