@@ -15,6 +15,7 @@ import pytest
 from browsers import Browser
 from servers import IGNORE_BUDGETS, RunningServer, SlowPredictor, metric, running, slow_model, toy_model, until
 
+from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.server import request
 
 pytestmark = [pytest.mark.browser, IGNORE_BUDGETS]
@@ -84,8 +85,8 @@ def test_scores_by_pointer_and_keyboard(server: RunningServer, browser: Browser)
 
 @contextmanager
 def four_tokens(browser: Browser) -> Iterator[tuple[RunningServer, SlowPredictor]]:
-    """Show four tokens of 7932 at a budget of 50 %, with more to come."""
-    model, slow = slow_model(pause_after=4)
+    """Show four tokens of 7932 at a budget of 50 %, with more to come. A step takes so long that it is shown."""
+    model, slow = slow_model(SHOWN_SECONDS * 1.2, pause_after=4)
     slow.gate.clear()
     with running(model) as server:
         browser.open(server)

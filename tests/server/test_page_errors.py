@@ -10,6 +10,7 @@ from browsers import Browser
 from servers import IGNORE_BUDGETS, FaultyExpert, NumberCodec, RunningServer, running, slow_model, toy_model, with_parts
 from toy_pair import LetterCodec
 
+from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.server.http import Gateway, Limits
 
 pytestmark = [pytest.mark.browser, IGNORE_BUDGETS]
@@ -46,7 +47,7 @@ def test_unattainable_budget_is_no_error(browser: Browser) -> None:
 
 
 def test_error_within_a_stream(browser: Browser) -> None:
-    model, slow = slow_model(pause_after=4)
+    model, slow = slow_model(SHOWN_SECONDS * 1.2, pause_after=4)
     slow.gate.clear()
     with running(model, limits=Limits(request_seconds=1.0, grace_seconds=0.5)) as server:
         browser.open(server)
