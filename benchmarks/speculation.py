@@ -36,7 +36,7 @@ from seqdefer.tasks.text.pairs import TextExpert, TextPair, TextPredictor
 from seqdefer.types import Examples, Rollout, SequenceSpec
 
 BUDGETS = (0.05, 0.1, 0.2, 0.5, 1.0)
-TRIALS = 5  # to find the threshold of a budget
+TRIALS = 7  # to find the threshold of a budget
 REPEATS = 3
 COMPARED = 8  # documents
 TIE = 1e-3  # how far rounding in float32 may move log probabilities and scores, in nats

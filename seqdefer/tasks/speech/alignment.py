@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seqdefer.tasks.common.edit_distance import next_row, number_units, prefix_distances
+from seqdefer.tasks.common.edit_distance import edit_distance, next_row, number_units, prefix_distances
 from seqdefer.types import Sequences
 
 DROPPED = "'’.\ufffd"  # within words; \ufffd is half a letter
@@ -64,7 +64,7 @@ class Alignments:
     def whole(self, texts: Sequence[str], rows: Sequence[int]) -> Tensor:
         """Return the distance of each text, now complete, to the reference at its row. int64 (B,)"""
         units, references = self._numbered([split_units(f"{plain(text)} ", self.unit)[0] for text in texts], rows)
-        return prefix_distances(units, references).gather(1, references.lengths[:, None]).squeeze(1)
+        return edit_distance(units, references)
 
     def _numbered(self, units: Sequence[Sequence[str]], rows: Sequence[int]) -> tuple[Sequences, Sequences]:
         numbers: dict[str, int] = {}
