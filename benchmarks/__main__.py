@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import labelling, server, speculation, text, tsp, weather
+from benchmarks import labelling, rejector, server, speculation, text, tsp, weather
 from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
@@ -30,7 +30,8 @@ from seqdefer.storage.files import writable_folder, write_json
 from seqdefer.tasks.text.loading import DTYPES
 
 Benchmark = Callable[[Bench], list[Row]]
-OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **speculation.OURS, **server.OURS}
+OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **speculation.OURS}
+OURS |= {**rejector.OURS, **server.OURS}
 
 
 def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
@@ -41,7 +42,7 @@ def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
         **labelling.BENCHMARKS,
         "text": partial(text.text, choice=choice),
         "speculation": partial(speculation.speculation, choice=choice),
-        "rejector": partial(server.rejector, choice=choice),
+        "rejector": partial(rejector.rejector, choice=choice),
         "server": partial(server.server, choice=choice),
     }
 

@@ -1,4 +1,4 @@
-"""Benchmarks of serving: the overhead of the rejector and the server, and the cost of a budget under load.
+"""Benchmark of serving: the overhead of the server, and the cost of a budget under load.
 
 The server runs on a socket, as in `seqdefer serve`; clients run in a separate process. Texts are first compared with
 those of the bare engine. "Alone" is the same server at a budget of 0 or 1, like a server of one of the two models. The
@@ -20,23 +20,19 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Row, require_same, seconds_of
+from benchmarks.rejector import unfitted_rejector, with_facts
 from benchmarks.text import BUDGET, Choice, Decoding, decoding_of, quiet, search_threshold
 from benchmarks.weather import Bench
 from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
-from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import MissingExtraError
 from seqdefer.interfaces import Codec, Served
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.base import Sizes
-from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.tasks.text.models import transformers
-from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.passes import PADDING
-from seqdefer.tasks.text.task import RECIPES
 from seqdefer.types import Examples
 
 MODEL_NAME = "pair"
@@ -65,29 +61,12 @@ class Serving:
 
     @classmethod
     def of(cls, choice: Choice, n: int) -> Serving:
-        whole = _with_facts(decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n}))))
+        whole = with_facts(decoding_of(replace(choice, sizes=replace(choice.sizes, n_documents={n: n}))))
         ids = whole.examples.inputs
         inputs = [" ".join(str(one) for one in row[row != PADDING].tolist()) for row in ids.cpu()]
         served = Served(whole.pair.predictor, whole.pair.expert, whole.spec, _Ids())
-        rejector = _rejector(whole)
+        rejector = unfitted_rejector(whole)
         return cls(DeferringModel(served, rejector, _calibration(whole, rejector)), inputs, whole)
-
-
-def _with_facts(plain: Decoding) -> Decoding:
-    """Return the same pair with rejector inputs."""
-    return replace(plain, pair=TextPair.of(plain.pair.predictor.model, plain.pair.expert.model, "facts"))
-
-
-def _rejector(some: Decoding) -> TokenNetwork:
-    settings = RECIPES["ours"].token
-    seen = draft(some.pair.predictor, some.examples.select(torch.arange(1)), some.spec)
-    torch.manual_seed(0)
-    sizes = Sizes(
-        seen.context.shape[1], seen.features.shape[-1], some.spec.length, seen.entropy is not None, settings.layers,
-        settings.units, settings.dropout,
-    )  # fmt: skip
-    network = token_networks()[settings.architecture](sizes, some.pair.predictor.fingerprint)
-    return network.to(some.pair.predictor.device).eval()
 
 
 def _calibration(some: Decoding, rejector: TokenNetwork) -> Calibration:
@@ -105,41 +84,6 @@ def _roll(some: Decoding, rejector: TokenNetwork, threshold: float) -> Any:
 
 
 # -- the benchmark -------------------------------------------------------------------------------------------------
-
-
-def rejector(bench: Bench, choice: Choice) -> list[Row]:
-    """Measure the rejector with the pair and with deeper predictors, for which its share of the cost is smaller."""
-    try:
-        transformers()
-    except MissingExtraError as missing:
-        bench.log(f"skipped: {missing}")
-        return []
-    sizes, rows = choice.sizes, []
-    made = [
-        replace(choice, pair=None, documents=None, sizes=replace(sizes, n_layers=(n, n))) for n in sizes.more_layers
-    ]
-    with quiet(), torch.no_grad():
-        for one in (choice, *made):
-            n = one.sizes.n_layers[0]
-            name = "the predictor" if one is choice else f"a predictor of {n} + {n} layers"
-            bench.log(f"without a rejector: {name}")
-            plain = decoding_of(one)
-            rows += [_rejector_row(bench, plain, batch, name) for batch in (1, min(8, len(plain.examples)))]
-    return rows
-
-
-def _rejector_row(bench: Bench, plain: Decoding, batch: int, name: str) -> Row:
-    """Return the cost of a rejector that never defers, relative to the predictor without one."""
-    plain = replace(plain, examples=plain.examples.select(torch.arange(batch)), batch=batch)
-    some = _with_facts(plain)
-    never = Threshold(_rejector(some), torch.inf)
-    same = require_same("tokens of the predictor", (some.roll(never).cpu(), plain.predictor().cpu()))
-    seconds = bench.race(ours=lambda: some.roll(never), theirs=plain.predictor)
-    added = 1e6 * float(np.median(seconds["ours"] - seconds["theirs"])) / (batch * some.spec.length)
-    parts = {"ours": seconds["ours"].tolist(), "theirs": seconds["theirs"].tolist()}
-    ratio, note = seconds["ours"] / seconds["theirs"], f"{added:.0f} microseconds a token"
-    what = f"{name} without it, batches of {batch}"
-    return Row.of("rejector", what, "times its cost", ratio, same=same, note=note, seconds=parts)
 
 
 def server(bench: Bench, choice: Choice) -> list[Row]:
@@ -261,6 +205,5 @@ def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: 
 
 
 OURS: Mapping[str, str] = {
-    "rejector": "a rejector that scores every token and never defers (budget 0)",
     "server": f"a server over a socket, {BUDGET:.0%} of tokens by the expert",
 }

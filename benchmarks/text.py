@@ -55,7 +55,6 @@ class Sizes:
     length: int = 20  # tokens of an output
     n_labelled: int = 4  # documents for the comparison of hand-offs
     n_layers: tuple[int, int] = (2, 8)  # of predictor and expert, in the encoder and in the decoder
-    more_layers: tuple[int, ...] = (8, 24)  # of other predictors for the rejector benchmark
     width: int = 512
     n_heads: int = 6
     n_words: int = 32128
@@ -68,7 +67,6 @@ QUICK = Sizes(
     n_asked={1: 2, 4: 4},
     n_labelled=2,
     longest=128,
-    more_layers=(),
     width=256,
     n_words=8064,
     is_quick=True,

@@ -41,13 +41,11 @@ def test_text_compares_both_ends_and_all_hand_offs(written: dict[str, Any]) -> N
     assert re.fullmatch(r"\d+ tokens of all hand-offs equal; 45 tokens of either model alone equal", row["same"])
 
 
-def test_the_rejector_is_measured_with_deeper_predictors(written: dict[str, Any]) -> None:
+def test_the_rejector_is_measured_with_two_kinds_of_predictors(written: dict[str, Any]) -> None:
     rows = [row for row in written["rows"] if row["benchmark"] == "rejector"]
-    deeper = "a predictor of 3 + 3 layers"
-    assert [row["what"] for row in rows] == [
-        f"{name} without it, batches of {batch}" for name in ("the predictor", deeper) for batch in (1, 3)
-    ]
-    assert [row["same"] for row in rows] == [f"{5 * n} tokens of the predictor equal" for n in (1, 3, 1, 3)]
+    names = ("the predictor", "a decoder-only predictor")
+    assert [row["what"] for row in rows] == [f"{name} without it, batches of {n}" for name in names for n in (1, 3)]
+    assert [row["same"] for row in rows] == [f"{n} tokens of the predictor equal" for n in (5, 15, 12, 36)]
 
 
 def test_the_server_is_measured_against_the_engine_and_either_model(written: dict[str, Any]) -> None:

@@ -27,7 +27,6 @@ TEXT_SIZES = text.Sizes(
     longest=12,
     length=5,
     n_layers=(1, 2),
-    more_layers=(3,),
     width=32,
     n_heads=2,
     n_words=99,
