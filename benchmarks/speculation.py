@@ -73,7 +73,7 @@ class Sizes:
 
 CPU = Sizes(Shape(192, 4, 4, 4, 512, 31.0), Shape(1024, 18, 16, 16, 2816, 0.5), 8000, 32, 24, {1: 4, 8: 16, 32: 48})
 GPU = Sizes(  # 0.5B and 7B; the interleaved loop takes minutes there
-    Shape(896, 24, 14, 2, 4864, 3.4), Shape(3584, 28, 28, 4, 18944, 0.5), 151936, 128, 128, {1: 2, 8: 32, 32: 96},
+    Shape(896, 24, 14, 2, 4864, 3.4), Shape(3584, 28, 28, 4, 18944, 0.5), 151936, 128, 128, {1: 2, 8: 32, 32: 64},
     interleaved=None,
 )  # fmt: skip
 QUICK = Sizes(
