@@ -25,6 +25,8 @@ FILES = {  # titles of the sections
     "bench-speculation.json": "Decoding, on a CPU",
     "bench-server.json": "Serving, on a CPU",
     "bench-gpu.json": "Decoding, on a GPU",
+    "bench-t5.json": "Decoding with a T5 pair, on a CPU",
+    "bench-t5-gpu.json": "Decoding with a T5 pair, on a GPU",
 }
 
 
@@ -56,12 +58,13 @@ def _section(name: str, rows: list[dict[str, Any]], written: dict[str, Any]) -> 
     lines = [f"### {name}", "", f"Ours: {written['ours'][name]}.", ""]
     lines += ["| compared with | median | minimum to maximum | equality of results, notes |", "|---|---|---|---|"]
     for row in rows:
-        spread = "" if row["low"] == row["high"] else f"{_number(row['low'])} to {_number(row['high'])}"
+        spread = "" if row["low"] == row["high"] else f"{number(row['low'])} to {number(row['high'])}"
         remarks = "; ".join(filter(None, (row["same"], row["note"])))
-        cells = (row["what"], f"**{_number(row['median'])}** {row['unit']}", spread, remarks)
+        cells = (row["what"], f"**{number(row['median'])}** {row['unit']}", spread, remarks)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a number with three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
