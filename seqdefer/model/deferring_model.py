@@ -219,6 +219,8 @@ class DeferringModel:
         (row,) = plan.admit(examples, torch.tensor([threshold], dtype=torch.float64))
         while plan.rows:
             plan.turn()
+            if row.written.error is not None:
+                raise row.written.error
             tokens = row.written.tokens
             for position in range(n_shown, len(tokens)):
                 is_last = row.is_over and position + 1 == len(tokens)
