@@ -68,7 +68,7 @@ class RowWritten:
         """End the row if a score from position `begin` on is not a number: nobody can decide by it."""
         for position in range(begin, len(self.scores)):
             if math.isnan(self.scores[position]):
-                self.is_over, self.error = True, not_a_number(position)
+                self.is_over, self.error = True, not_a_number(f"token {position}")
                 return
 
 

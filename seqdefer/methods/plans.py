@@ -27,6 +27,7 @@ from torch import Tensor
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import HandedOff, completing, draft
+from seqdefer.engine.interleaved import not_a_number
 from seqdefer.engine.pace import Pace, Turn
 from seqdefer.engine.rows import rows_of_expert, rows_of_predictor
 from seqdefer.engine.speculative import RowWritten, SpeculativeLoop, Work, collect
@@ -218,7 +219,6 @@ class HandOffPlan(Plan):
         for place, row in enumerate(batch.rows):
             if not row.is_over:
                 self._show(batch, alone, place, kept[place])
-            row.written.check_scores(0)
 
     def _hand_off(self, batch: _Drafted, drafted: Draft) -> Generator[HandedOff, Sequences, None]:
         """Let the expert complete the rows that are not over: those that are handed off."""
@@ -277,7 +277,10 @@ def write_all(
 
 def scored_hand_offs(rejector: DraftRejector, drafted: Draft, length: int) -> ScoredHandOffs:
     """Score drafts, with the rule that the rejector decides by."""
+    scores = rejector.score(drafted)
+    if bool(scores.isnan().any()):
+        raise not_a_number("a draft")
     return ScoredHandOffs.of(
-        rejector.score(drafted), length, hand_offs=rejector.hand_offs, rule=rejector.rule,
+        scores, length, hand_offs=rejector.hand_offs, rule=rejector.rule,
         lengths=drafted.sequences.lengths,
     )  # fmt: skip

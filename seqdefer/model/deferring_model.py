@@ -73,6 +73,16 @@ class DeferringModel:
         self.curve, self.timing = curve, timing
         self.deferral = deferral_of(rejector)
 
+    @property
+    def task(self) -> str:
+        """The name of its task, "" where that is not known."""
+        return "" if self.pairing is None else self.pairing.task
+
+    @property
+    def method(self) -> str:
+        """The name of the method that made its rejector, "" where that is not known."""
+        return str(self.rejector.notes.get("method", ""))
+
     # -- files -----------------------------------------------------------------------------------------------------
 
     @classmethod

@@ -144,7 +144,7 @@ def test_second_ctrl_c_ends_the_grace_period() -> None:
             lines = stream.iter_lines()
             assert next(lines).startswith('data: {"id"')
             whole = pool.submit(httpx.post, url, json=body, timeout=60)
-            until(lambda: "seqdefer_sequences_running 2\n" in httpx.get(f"{address}/metrics").text)
+            until(lambda: "seqdefer_sequences_running 2.0\n" in httpx.get(f"{address}/metrics").text)
             server.send_signal(signal.SIGINT)
             until(lambda: not is_listening(address))
             server.send_signal(signal.SIGINT)
