@@ -44,14 +44,15 @@ class Predictor(ABC, Generic[State]):
     `fingerprint` names the weights and what is shown to rejectors: a rejector fitted for one predictor refuses another.
     `writer` names only what the tokens depend on; "" where it is not known. `batch_size` rows run at once when drafts
     and trees are made. Decision trees of at most `max_tree_nodes` nodes per example are enumerated: lower it for a
-    model whose steps are expensive. `n_tokens`: tokens are from 0 to n_tokens - 1, where there is a vocabulary; a server
-    takes no others from an expert. `runs_past_end`: a row may be asked for more tokens than its sequence has, which
-    nobody uses; set it where nothing breaks, so that rows at different positions run further ahead together.
+    model whose steps are expensive. `vocabulary_size`: tokens are numbers below it, from 0 on; None where there is no
+    vocabulary. A server takes no others from an expert. `runs_past_end`: a row may be asked for more tokens than its
+    sequence has, which nobody uses; set it where nothing breaks, so that rows at different positions run further ahead
+    together.
     """
 
     fingerprint: str
     runs_past_end: bool = False
-    n_tokens: int | None = None
+    vocabulary_size: int | None = None
     writer: str = ""
     device: torch.device = torch.device("cpu")
     batch_size: int = 4096

@@ -9,8 +9,8 @@
 
 Token level, each row has its own threshold, and rows stand at their own positions. One-time, rows that were admitted
 together are drafted in one turn, and what comes before their hand-offs is shown; in the next one the expert completes
-those that are handed off in one call. A plan may run with other rows than the expert's (which fall back to the predictor
-where the expert fails). Rows may be barred from deferring: they only show where they would.
+those that are handed off in one call. A plan may run with other rows than the expert's (which fall back to the
+predictor where the expert fails). Rows may be barred from deferring: they only show where they would.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Plan(ABC):
 
     @abstractmethod
     def turning(self) -> Generator[Any, Any, None]:
-        """Write more of every row, but yield what the expert is asked: chunks, or drafts to complete (`HandedOff`). Send
-        the answer. Until the turn is over, no row may come or be dropped."""
+        """Write more of every row, but yield what the expert is asked: chunks, or drafts to complete (`HandedOff`).
+        Send the answer. Until the turn is over, no row may come or be dropped."""
 
     @abstractmethod
     def answer(self, question: Any) -> Any:
@@ -232,9 +232,7 @@ class HandOffPlan(Plan):
             if not row.is_over:
                 self._show(batch, rollout, place, self.pair.spec.length)
 
-    def _completing(
-        self, batch: _Drafted, drafted: Draft, kept: Tensor
-    ) -> Generator[HandedOff, Sequences, Rollout]:
+    def _completing(self, batch: _Drafted, drafted: Draft, kept: Tensor) -> Generator[HandedOff, Sequences, Rollout]:
         return completing(
             self.pair.predictor.device, batch.examples, drafted.sequences, kept, batch.scores.float(), self.pair.spec
         )

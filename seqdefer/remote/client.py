@@ -256,7 +256,11 @@ class EndpointClient:
         if 300 <= status < 400:
             target = self._quote(response.headers.get("location", "nowhere"))
             return self.error(f"redirects to {target}, which is not followed", "if you trust that, give it instead")
-        key = f"the key in {KEY_VARIABLE} is not accepted" if read_key(self.endpoint.url) else f"set the key: {KEY_VARIABLE}"
+        key = (
+            f"the key in {KEY_VARIABLE} is not accepted"
+            if read_key(self.endpoint.url)
+            else f"set the key: {KEY_VARIABLE}"
+        )
         address = "the address (it usually ends in /v1)" if status == 404 else "the address"
         action = key if status in (401, 403) else f"check {address} and the model's name"
         what = f"refused the call for {self.endpoint.model!r:.80} (status {status}, {message})"

@@ -164,7 +164,7 @@ class RunningBatch:
         self._turning: Generator[Any, Any, None] | None = None  # a turn that is not over
         self._question: Any = None
         self.call: ExpertCall[Any] | None = None  # its question, put to the expert
-        served, n_tokens = model.served, model.served.predictor.n_tokens
+        served, n_tokens = model.served, model.served.predictor.vocabulary_size
         self.guard: Fallback
         if isinstance(model.rejector, TokenRejector):
             self.guard = FallbackRows(served.expert, calls, n_tokens)

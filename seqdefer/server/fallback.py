@@ -81,7 +81,9 @@ class FallbackCompletions(Fallback):
         return self.calls.start(lambda: self.expert.submit(*asked), lambda: self.expert.complete(*asked))
 
     def receive(self, question: HandedOff, call: ExpertCall[Sequences]) -> Sequences:
-        completed = self._result(call, lambda found: check_completed(found, question.prefixes, self.spec, self.n_tokens))
+        completed = self._result(
+            call, lambda found: check_completed(found, question.prefixes, self.spec, self.n_tokens)
+        )
         return question.drafts if completed is None else completed
 
 

@@ -41,7 +41,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "seqdefer_queue_length": ("Requests in the queue.", ()),
     "seqdefer_expert_calls": ("Pending calls of a remote expert.", ()),
     "seqdefer_breaker_state": ("1 for the state of the breaker before a remote expert.", ("state",)),
-    "seqdefer_info": ("1, with the version, the served model, its task and its method.", ("version", "model", "task", "method")),
+    "seqdefer_info": (
+        "1, with the version, the served model, its task and its method.",
+        ("version", "model", "task", "method"),
+    ),
 }
 
 
@@ -51,7 +54,7 @@ class Metrics:
     def __init__(self) -> None:
         import prometheus_client as prometheus
 
-        prometheus.disable_created_metrics()
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=self.registry)
         prometheus.PlatformCollector(registry=self.registry)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from seqdefer.budgets.rules import FINITE_LIMIT
 from seqdefer.errors import ContractError
@@ -72,7 +73,10 @@ class Scheduler:
         for name, value in gauges.items():
             self.metrics.gauge(name, value)
         for state in STATES:
-            self.metrics.gauge("seqdefer_breaker_state", lambda own=state: self.breaker.state == own, {"state": state})
+            self.metrics.gauge("seqdefer_breaker_state", partial(self._is_in, state), {"state": state})
+
+    def _is_in(self, state: str) -> bool:
+        return self.breaker.state == state
 
     @property
     def pending_calls(self) -> int:
@@ -160,7 +164,9 @@ class Scheduler:
             self._admit()
             due = [batch for batch in self._batches if batch.is_due]
             # The shared batch, and the one of the others that has waited longest.
-            for batch in ([self._shared] if self._shared in due else []) + [one for one in due if one is not self._shared][:1]:
+            for batch in ([self._shared] if self._shared in due else []) + [
+                one for one in due if one is not self._shared
+            ][:1]:
                 self._advance(batch)
                 if batch in self._batches:
                     self._batches.remove(batch)

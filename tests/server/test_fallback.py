@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -25,10 +26,12 @@ from servers import (
     until,
     with_parts,
 )
+from torch import Tensor
 from toy_pair import METHODS
 
 from seqdefer.server.expert_calls import THREADS, ExpertTimeout, LocalCalls
 from seqdefer.server.http import Limits
+from seqdefer.types import Examples, Sequences, SequenceSpec
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 
@@ -134,6 +137,38 @@ def test_timeout_error_of_the_expert_is_not_ours() -> None:
         LocalCalls(5.0).run(raise_timeout)
     with pytest.raises(ExpertTimeout):
         LocalCalls(0.05).run(lambda: time.sleep(0.3))
+
+
+class OddExpert(FaultyExpert):
+    """An expert that changes its answers."""
+
+    def __init__(self, inner: Any, change: Callable[[Any], Any]) -> None:
+        super().__init__(inner)
+        self.change = change
+
+    def next(self, state: Any, rows: Tensor) -> tuple[Tensor, Any]:
+        tokens, state = super().next(state, rows)
+        return self.change(tokens), state
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        completed = super().complete(examples, prefixes, spec)
+        return Sequences(self.change(completed.tokens), completed.lengths)
+
+
+@token_and_one_time
+@pytest.mark.parametrize(
+    "change",
+    [lambda tokens: tokens + 1000, lambda tokens: tokens - 9, lambda tokens: tokens[:0], lambda tokens: None,
+     lambda tokens: tokens * math.nan],
+    ids=["too large", "negative", "empty", "nothing", "nan"],
+)  # fmt: skip
+def test_answers_that_are_none_are_failures(method: str, change: Callable[[Any], Any]) -> None:
+    """Regression: status 500."""
+    expert = OddExpert(toy_model(method).served.expert, change)
+    with running(with_parts(toy_model(method), expert=expert)) as server:
+        response = server.complete("13", 1.0)
+        assert response.choices[0].text == text_alone("13", 0.0, method)
+        assert response.deferral["degraded"] is True
 
 
 # -- remote experts ------------------------------------------------------------------------------------------------
