@@ -20,7 +20,7 @@ import torch
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.plans import PlanRow
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.expert_calls import ExpertCall, ExpertCalls
+from seqdefer.server.expert_calls import ExpertAccess, ExpertCall
 from seqdefer.server.fallback import Fallback, FallbackCompletions, FallbackRows, reason_of
 from seqdefer.types import PREDICTOR, Examples
 
@@ -156,7 +156,7 @@ class RunningBatch:
     The constructor runs no model: `advance` does all the work. Where the expert is remote, a batch that has asked it
     `is_waiting`, and nobody may join until `is_due`."""
 
-    def __init__(self, model: DeferringModel, calls: ExpertCalls) -> None:
+    def __init__(self, model: DeferringModel, calls: ExpertAccess) -> None:
         self.model, self.calls = model, calls
         self.members: list[Member] = []
         self.refused: list[tuple[Recipient, Exception]] = []  # requests that broke the models, not answered yet

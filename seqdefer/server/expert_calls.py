@@ -120,7 +120,7 @@ class DaemonPool:
                 self._n_idle -= 1
 
 
-class ExpertCalls(ABC):
+class ExpertAccess(ABC):
     """How an expert is called. `report` is told how every call ended: its failure, if any, and its seconds."""
 
     report: Callable[[Exception | None, float], None] = staticmethod(lambda failure, seconds: None)
@@ -143,7 +143,7 @@ class ExpertCalls(ABC):
         call.cancel()
 
 
-class LocalCalls(ExpertCalls):
+class LocalCalls(ExpertAccess):
     """Calls with a time limit. With a limit, they run in a separate thread. A call that hangs keeps this thread: until
     it returns, every further call fails immediately instead of waiting again."""
 
@@ -172,7 +172,7 @@ class LocalCalls(ExpertCalls):
         self._pool.close()
 
 
-class RemoteCalls(ExpertCalls):
+class RemoteCalls(ExpertAccess):
     """Calls that wait elsewhere for up to `seconds`, behind a circuit breaker. `wake` is called from any thread when
     one is answered."""
 
@@ -210,7 +210,7 @@ class RemoteCalls(ExpertCalls):
         self._pool.close()
 
 
-class NoCalls(ExpertCalls):
+class NoCalls(ExpertAccess):
     """Calls none: for requests that need none, and those that begin while the breaker is open."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:

@@ -19,7 +19,7 @@ from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert
 from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.server.breaker import ExpertUnavailable
-from seqdefer.server.expert_calls import ExpertCall, ExpertCalls, ExpertTimeout
+from seqdefer.server.expert_calls import ExpertAccess, ExpertCall, ExpertTimeout
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
 Result = TypeVar("Result")
@@ -34,7 +34,7 @@ def reason_of(failure: Exception) -> str:
 class Fallback(ABC):
     """Asks an expert, and keeps its failure until that is taken. `n_tokens`: the size of the vocabulary, if any."""
 
-    def __init__(self, expert: Expert, calls: ExpertCalls, n_tokens: int | None = None) -> None:
+    def __init__(self, expert: Expert, calls: ExpertAccess, n_tokens: int | None = None) -> None:
         self.expert, self.calls, self.n_tokens = expert, calls, n_tokens
         self._failure: Exception | None = None
 
@@ -72,7 +72,7 @@ class Fallback(ABC):
 class FallbackCompletions(Fallback):
     """Completions of drafts; where the expert fails, the drafts stay as they are."""
 
-    def __init__(self, expert: Expert, calls: ExpertCalls, spec: SequenceSpec, n_tokens: int | None = None) -> None:
+    def __init__(self, expert: Expert, calls: ExpertAccess, spec: SequenceSpec, n_tokens: int | None = None) -> None:
         super().__init__(expert, calls, n_tokens)
         self.spec = spec
 
@@ -91,7 +91,7 @@ class FallbackRows(Fallback, ExpertRows):
     """Rows of an expert. Once it fails, all rows at work keep the predictor's guesses; rows that come later ask it
     again."""
 
-    def __init__(self, expert: Expert, calls: ExpertCalls, n_tokens: int | None = None) -> None:
+    def __init__(self, expert: Expert, calls: ExpertAccess, n_tokens: int | None = None) -> None:
         super().__init__(expert, calls, n_tokens)
         self.inner = rows_of_expert(expert)
         self.foresees = self.inner.foresees

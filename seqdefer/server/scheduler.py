@@ -24,7 +24,7 @@ from seqdefer.errors import ContractError
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.batches import Failed, Member, Recipient, RunningBatch, WriteRequest, encode_inputs
 from seqdefer.server.breaker import STATES, CircuitBreaker, ExpertUnavailable
-from seqdefer.server.expert_calls import ExpertCalls, ExpertTimeout, LocalCalls, NoCalls, RemoteCalls
+from seqdefer.server.expert_calls import ExpertAccess, ExpertTimeout, LocalCalls, NoCalls, RemoteCalls
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.tickets import Ticket
@@ -246,7 +246,7 @@ class Scheduler:
                 self._queue.remove(ticket)
             return ticket
 
-    def _start(self, members: Sequence[Member], calls: ExpertCalls) -> RunningBatch:
+    def _start(self, members: Sequence[Member], calls: ExpertAccess) -> RunningBatch:
         """Start a batch."""
         batch = RunningBatch(self.model, calls)
         batch.join(members)
