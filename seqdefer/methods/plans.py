@@ -16,6 +16,7 @@ predictor where the expert fails). Rows may be barred from deferring: they only 
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Plan(ABC):
     """Rows at work. Those that are over have left `rows`."""
 
     work: Work
-    last_turn: Turn | None = None  # where turns are timed
+    last_turn: Turn  # what it did and took
 
     def __init__(self) -> None:
         self.rows: list[PlanRow] = []
@@ -170,6 +171,7 @@ class HandOffPlan(Plan):
         super().__init__()
         self.pair, self.rejector = pair, rejector
         self.work, self._batches, self._n_admitted = Work(), list[_Drafted](), 0
+        self.last_turn = Turn()
 
     def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
         allowed = [True] * len(settings) if may_defer is None else may_defer.tolist()
@@ -184,14 +186,21 @@ class HandOffPlan(Plan):
         return new
 
     def turning(self) -> Generator[HandedOff, Sequences, None]:
-        batches, self._batches = self._batches, []
+        batches, self._batches, turn = self._batches, [], Turn(rows=len(self.rows))
         for batch in batches:
+            start = time.perf_counter()
             if batch.draft is None:
                 self._write_draft(batch)
+                turn.steps += self.pair.spec.length
+                turn.step_seconds += time.perf_counter() - start
             else:
                 yield from self._hand_off(batch, batch.draft)
+                turn.passes, turn.chunks = turn.passes + 1, turn.chunks + len(batch.rows)
+                turn.pass_seconds += time.perf_counter() - start
             if any(not row.is_over for row in batch.rows):
                 self._batches.append(batch)
+        turn.seconds = turn.step_seconds + turn.pass_seconds
+        self.last_turn = turn
         self._leave()
 
     def answer(self, question: HandedOff) -> Sequences:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from seqdefer.engine.pace import Turn
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.plans import PlanRow
 from seqdefer.model.deferring_model import DeferringModel
@@ -76,6 +77,7 @@ class Recipient(Protocol):
 
     request: WriteRequest
     is_cancelled: bool
+    span: Any  # of OpenTelemetry, or None
 
     def deliver(self, events: Sequence[Event], made_at: float) -> None: ...
 
@@ -197,9 +199,9 @@ class RunningBatch:
         """Whether there is something to do."""
         return not (self.is_waiting and self.is_active)
 
-    def advance(self) -> None:
-        """Take one turn, or as much of it as possible without waiting, and deliver it. Raises what the predictor
-        raises."""
+    def advance(self) -> Turn | None:
+        """Take one turn, or as much of it as possible without waiting, and deliver it. Return what it took, if it is
+        over. Raises what the predictor raises."""
         if self._turning is None:
             self._leave()
             self._admit()
@@ -208,6 +210,8 @@ class RunningBatch:
             self._turning = None
             self._end_turn()
             self._leave()
+            return self.plan.last_turn
+        return None
 
     def _go_on(self, turning: Generator[Any, Any, None]) -> bool:
         """Go on with a turn; return whether it is over."""

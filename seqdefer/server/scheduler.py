@@ -28,6 +28,7 @@ from seqdefer.server.expert_calls import ExpertAccess, ExpertTimeout, LocalCalls
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.tickets import Ticket
+from seqdefer.server.tracing import tracing_from_environment
 
 SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
 
@@ -48,6 +49,7 @@ class Scheduler:
         self._is_stopping = self._is_closed = False
         self.failure: BaseException | None = None  # that ended the thread
         self.on_failure: Callable[[], None] = lambda: None  # called by the loop when that happened
+        self.tracing = tracing_from_environment()
         self.breaker = CircuitBreaker()
         self._calls = self._make_calls()
         self._calls.report = self._note_call
@@ -103,6 +105,8 @@ class Scheduler:
             if n >= self.limits.queue:
                 message = f"{n} requests are already queued; try again in a moment"
                 raise self._reject(APIError(429, message, code="queue_full", headers={"retry-after": "1"}))
+            if self.tracing is not None:
+                ticket.span = self.tracing.begin(len(request.inputs))
             self._queue.append(ticket)
             self._changed.notify()
         self._open.add(ticket)
@@ -115,13 +119,19 @@ class Scheduler:
     def cancel(self, ticket: Ticket) -> None:
         """End all work for a request that is answered or whose client is gone."""
         self._open.discard(ticket)
-        if not ticket.is_cancelled:
-            ticket.times.record(self.metrics, "cancelled" if ticket.status == "running" else ticket.status)
-        ticket.is_cancelled = True
+        if ticket.is_open:
+            self._record(ticket)
+        ticket.is_open, ticket.is_cancelled = False, True
         with self._changed:
             if ticket in self._queue:
                 self._queue.remove(ticket)
             self._changed.notify()
+
+    def _record(self, ticket: Ticket) -> None:
+        status = "cancelled" if ticket.status == "running" else ticket.status
+        ticket.times.record(self.metrics, status)
+        if self.tracing is not None and ticket.span is not None:
+            self.tracing.end(ticket.span, status, ticket.times.queue_seconds)
 
     def refuse(self) -> None:
         """Accept no more requests. Any thread may call this, and a signal handler."""
@@ -258,7 +268,9 @@ class Scheduler:
         try:
             if batch.is_active:
                 self.metrics.observe("seqdefer_batch_size", len(batch))
-                batch.advance()
+                turn = batch.advance()
+                if self.tracing is not None and turn is not None:
+                    self.tracing.note([member.recipient.span for member in members if member.recipient.span], turn)
         except Exception as error:
             self._end(batch)
             active = [member for member in members if member.is_active and not member.recipient.is_cancelled]

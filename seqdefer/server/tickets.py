@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from seqdefer.server.batches import Event, Failed, Token, WriteRequest
 from seqdefer.server.http import as_api_error
 from seqdefer.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 
 class TokenTimes:
@@ -31,10 +35,14 @@ class TokenTimes:
                 self.gaps += [(made_at - last) / n] * n
             self._last[index] = made_at
 
+    @property
+    def queue_seconds(self) -> float | None:
+        return None if self.began is None else self.began - self.submitted
+
     def record(self, metrics: Metrics, status: str) -> None:
         by = {"status": status}
-        if self.began is not None:
-            metrics.observe("seqdefer_queue_seconds", self.began - self.submitted, by)
+        if self.queue_seconds is not None:
+            metrics.observe("seqdefer_queue_seconds", self.queue_seconds, by)
         if self.first is not None:
             metrics.observe("seqdefer_time_to_first_token_seconds", self.first - self.submitted, by)
         for gap in self.gaps:
@@ -48,7 +56,8 @@ class Ticket:
     event, not up to its arrival. `status` says how it stands: running, ok, degraded or failed."""
 
     def __init__(self, request: WriteRequest, loop: asyncio.AbstractEventLoop) -> None:
-        self.request, self.is_cancelled, self.waited = request, False, 0.0
+        self.request, self.is_open, self.is_cancelled, self.waited = request, True, False, 0.0
+        self.span: Span | None = None  # if requests are traced
         self.times, self.status = TokenTimes(len(request.inputs)), "running"
         self._loop, self._events = loop, asyncio.Queue[tuple[Event, float]]()
         self._undelivered: list[Event] = []  # used by the thread only, like the next ones
