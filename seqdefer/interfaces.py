@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
 from os.path import commonprefix
 from pathlib import Path
@@ -43,12 +44,15 @@ class Predictor(ABC, Generic[State]):
     `fingerprint` names the weights and what is shown to rejectors: a rejector fitted for one predictor refuses another.
     `writer` names only what the tokens depend on; "" where it is not known. `batch_size` rows run at once when drafts
     and trees are made. Decision trees of at most `max_tree_nodes` nodes per example are enumerated: lower it for a
-    model whose steps are expensive. `runs_past_end`: a row may be asked for more tokens than its sequence has, which
-    nobody uses; set it where nothing breaks, so that rows at different positions run further ahead together.
+    model whose steps are expensive. `vocabulary_size`: tokens are numbers below it, from 0 on; None where there is no
+    vocabulary. A server takes no others from an expert. `runs_past_end`: a row may be asked for more tokens than its
+    sequence has, which nobody uses; set it where nothing breaks, so that rows at different positions run further ahead
+    together.
     """
 
     fingerprint: str
     runs_past_end: bool = False
+    vocabulary_size: int | None = None
     writer: str = ""
     device: torch.device = torch.device("cpu")
     batch_size: int = 4096
@@ -119,6 +123,12 @@ class Expert(ABC):
     @abstractmethod
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         """Return the whole sequences that begin with `prefixes`. A prefix that has ended comes back unchanged."""
+
+    def submit(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Future[Sequences] | None:
+        """Start `complete` without waiting for its result, where the expert is called over a network; None: it cannot,
+        and a server then calls `complete` of an expert that `waits` in one of a few threads. Cancelling the result
+        cancels the calls."""
+        return None
 
 
 class DraftExpert(Expert):

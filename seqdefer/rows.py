@@ -8,13 +8,18 @@ with a faster way returns its own from `Predictor.rows` or `NextTokenExpert.rows
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from seqdefer.types import Examples, Proposal
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class PredictorRows(ABC):
@@ -69,6 +74,11 @@ class ExpertRows(ABC):
     def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
         """Read chunks of different rows, in one pass where possible. Return the expert's tokens at the places asked."""
 
+    def submit(self, chunks: Sequence[Chunk]) -> Future[list[list[Any]]] | None:
+        """Start `read` without waiting for its result, where the expert is called over a network; None: it cannot. No
+        other method is called until the result is there. Cancelling it cancels the calls."""
+        return None
+
     @abstractmethod
     def go_back(self, steps: Sequence[int]) -> None:
         """Every row forgets the last `steps` tokens that it has read; no more than its last chunk had."""
@@ -76,3 +86,19 @@ class ExpertRows(ABC):
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
         """Keep `rows`, none twice, in that order; the others leave."""
+
+
+def run_turn(turning: Generator[Question, Answer, Result], answer: Callable[[Question], Answer]) -> Result:
+    """Run a turn that yields questions to its end, and answer each at once."""
+    try:
+        question = next(turning)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+    while True:
+        answered = answer(question)
+        try:
+            question = turning.send(answered)
+        except StopIteration as stop:
+            result = stop.value
+            return result

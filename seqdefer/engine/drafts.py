@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from seqdefer.engine.interleaved import HandOff, interleave, stack_positions
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert, Predictor
 from seqdefer.progress import Progress
+from seqdefer.rows import run_turn
 from seqdefer.types import EXPERT, Draft, Examples, Rollout, Sequences, SequenceSpec
 
 
@@ -19,7 +22,15 @@ def is_past(kept: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=kept.device) >= kept[:, None]
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class HandedOff:
+    """Drafts that the expert is asked to complete: on the predictor's device, cut at their hand-offs."""
+
+    examples: Examples
+    prefixes: Sequences
+    drafts: Sequences  # what the predictor wrote, whole, on the CPU
+
+
 def complete_drafts(
     predictor: Predictor[Any],
     expert: Expert | None,
@@ -32,15 +43,27 @@ def complete_drafts(
     """Write what `roll_out` would with each row keeping `kept` (n,) tokens, from drafts that are known: the predictor
     does not run again, and the expert is called once for all rows. `scores` (n, L) are recorded in the result. All
     tensors are on the CPU, as `draft` gives them."""
+
+    def complete(handed: HandedOff) -> Sequences:
+        if expert is None:
+            raise ContractError("drafts are handed off, but there is no expert; give one or keep all")
+        return expert.complete(handed.examples, handed.prefixes, spec)
+
+    return run_turn(completing(predictor.device, examples, drafts, kept, scores, spec), complete)
+
+
+@torch.no_grad()
+def completing(
+    device: torch.device, examples: Examples, drafts: Sequences, kept: Tensor, scores: Tensor, spec: SequenceSpec
+) -> Generator[HandedOff, Sequences, Rollout]:
+    """Do `complete_drafts`, but yield what the expert is to complete, if anything; send the completed sequences."""
     handed = (kept < drafts.lengths).nonzero().squeeze(1)
     tokens, lengths = drafts.tokens.clone(), drafts.lengths.clone()
     if len(handed):
-        if expert is None:
-            raise ContractError("drafts are handed off, but there is no expert; give one or keep all")
         # The expert must not see what it replaces.
         blank = tokens[handed].masked_fill(is_past(kept[handed], spec.length), 0)
-        prefixes = Sequences(blank.to(predictor.device), kept[handed].to(predictor.device))
-        completed = expert.complete(examples.select(handed).to(predictor.device), prefixes, spec)
+        prefixes = Sequences(blank.to(device), kept[handed].to(device))
+        completed = yield HandedOff(examples.select(handed).to(device), prefixes, drafts.select(handed))
         tokens[handed], lengths[handed] = completed.tokens.to(tokens), completed.lengths.to(lengths)
     mask = Sequences(tokens, lengths).mask()
     is_scored = mask & ~is_past(kept + 1, spec.length)  # there are no scores past the hand-off

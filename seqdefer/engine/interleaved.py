@@ -22,6 +22,14 @@ from seqdefer.interfaces import Expert, NextTokenExpert, Policy, Predictor
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec, Step
 
 
+def not_a_number(what: str) -> ContractError:
+    """Return the error for a score that is nan, which would count as a decision to keep."""
+    return ContractError(
+        f"the score of {what} is not a number (nan), so nothing can be decided by it; check the rejector's "
+        "weights and what the predictor shows it"
+    )
+
+
 class HandOff(Policy[Tensor]):
     """Keeps `kept` (n,) tokens of each row, then hands the row to the expert. L never defers, 0 defers everything."""
 
@@ -59,6 +67,8 @@ def interleave(
         if len(page.rows):
             proposal = proposal if position == 0 else predictor.propose(state)
             scores, defer, policy_state = policy.decide(policy_state, position, proposal)
+            if bool(scores.isnan().any()):
+                raise not_a_number(f"token {position}")
             page.note(position, proposal.tokens, scores, defer)
             # 2. the expert writes where the policy says so
             asked = defer.nonzero().squeeze(1)

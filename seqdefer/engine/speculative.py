@@ -13,23 +13,28 @@ Without deferral the expert never runs. With deferral everywhere this is lossles
     rows = loop.admit(examples)
     while loop.rows:
         loop.turn()
+
+`turning` is a turn that hands its questions to the caller, who may do other things until the answers are there.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seqdefer.engine.interleaved import not_a_number
 from seqdefer.engine.pace import MAX_STEPS_AHEAD, Pace, Turn
 from seqdefer.engine.rows import StateRows, rows_of_expert, rows_of_predictor
 from seqdefer.environment import send
+from seqdefer.errors import ContractError
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
-from seqdefer.rows import Chunk, ExpertRows, PredictorRows
+from seqdefer.rows import Chunk, ExpertRows, PredictorRows, run_turn
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
 
 SHOWN_SECONDS = 0.05  # a turn without open questions ends after these: what is settled can be shown
@@ -57,6 +62,14 @@ class RowWritten:
     is_over: bool = False
     n_read: int = 0  # tokens that the expert has read
     foreseen: Any = None  # the expert's next token, if it has read all others
+    error: ContractError | None = None  # why it could not be written further
+
+    def check_scores(self, begin: int) -> None:
+        """End the row if a score from position `begin` on is not a number: nobody can decide by it."""
+        for position in range(begin, len(self.scores)):
+            if math.isnan(self.scores[position]):
+                self.is_over, self.error = True, not_a_number(f"token {position}")
+                return
 
 
 @dataclass
@@ -102,6 +115,7 @@ class SpeculativeLoop:
         self.policies: StateRows[Any] = StateRows(policy.select, policy.join, MAX_STEPS_AHEAD)
         self.rows: list[RowWritten] = []
         self.work, self._n_admitted, self._device = Work(), 0, torch.device("cpu")
+        self.last_turn = Turn()
 
     @torch.no_grad()
     def admit(self, examples: Examples, policy: Policy[Any] | None = None) -> list[RowWritten]:
@@ -126,13 +140,18 @@ class SpeculativeLoop:
             row.is_over = True
         self._keep_going()
 
-    @torch.no_grad()
     def turn(self) -> list[RowWritten]:
         """Write more tokens of every row. Return the rows, some of which are now over and have left."""
+        return run_turn(self.turning(), self.expert.read)
+
+    @torch.no_grad()
+    def turning(self) -> Generator[list[Chunk], list[list[Any]], list[RowWritten]]:
+        """Take a turn that yields what it asks the expert, if anything, and must be sent the answers. Until it is over,
+        no row may come or be dropped; one that is abandoned leaves the loop unusable."""
         start, turned, turn = time.perf_counter(), self.rows, Turn(rows=len(self.rows))
         begin = [len(row.tokens) for row in turned]
         guesses, steps = self._run_ahead(begin, turn)
-        self._ask(guesses, turn)
+        yield from self._ask(guesses, turn)
         turn.written = sum(len(row.tokens) for row in turned) - sum(begin)
         self.work.taken_back += sum(len(one.tokens) for one in guesses) - turn.written
         going = self._keep_going()
@@ -144,6 +163,7 @@ class SpeculativeLoop:
             self.policies.go_back(back)  # while a GPU reads these tokens
         turn.seconds = time.perf_counter() - start
         self.pace.note(turn)
+        self.last_turn = turn
         return turned
 
     def _tensor(self, values: list[Any]) -> Tensor:
@@ -214,7 +234,7 @@ class SpeculativeLoop:
 
     # -- the expert ------------------------------------------------------------------------------------------------
 
-    def _ask(self, guesses: list[_Guesses], turn: Turn) -> None:
+    def _ask(self, guesses: list[_Guesses], turn: Turn) -> Generator[list[Chunk], list[list[Any]], None]:
         """Ask the expert at open questions, and settle all rows."""
         asking = [(place, one) for place, one in enumerate(guesses) if one.questions]
         for _, one in asking:
@@ -223,7 +243,8 @@ class SpeculativeLoop:
         if asking:
             chunks = [one.chunk(place) for place, one in asking]
             start, read_before = time.perf_counter(), self.expert.tokens_read
-            for (place, _), answer in zip(asking, self.expert.read(chunks), strict=True):
+            named = yield chunks
+            for (place, _), answer in zip(asking, named, strict=True):
                 answers[place] = answer
             turn.pass_seconds = time.perf_counter() - start
             turn.passes, turn.chunks = 1, len(chunks)
@@ -270,6 +291,7 @@ class SpeculativeLoop:
         row.authors += [EXPERT if step in deferred else PREDICTOR for step in range(n)]
         row.scores += one.scores[:n]
         row.is_over = self._is_over(row.tokens)
+        row.check_scores(begin)
         return back
 
     def _keep_going(self) -> list[int]:
@@ -326,7 +348,9 @@ def run_all(loop: SpeculativeLoop, examples: Examples, at_once: int | None = Non
 
 
 def collect(rows: list[RowWritten], spec: SequenceSpec) -> Rollout:
-    """Return rows that are over as a rollout, on the CPU."""
+    """Return rows that are over as a rollout, on the CPU. Raises the error of a row that has one."""
+    for error in (row.error for row in rows if row.error is not None):
+        raise error
 
     def padded(lists: Iterator[list[Any]]) -> Tensor:
         return torch.tensor([[*one, *[0] * (spec.length - len(one))] for one in lists])

@@ -5,18 +5,21 @@
     while plan.rows:
         plan.turn()                            # what it writes is settled: row.tokens, row.authors
 
+`turning` is a turn that hands its questions to the caller, who may do other things until the expert has answered.
+
 Token level, each row has its own threshold, and rows stand at their own positions. One-time, rows that were admitted
 together are drafted in one turn, and what comes before their hand-offs is shown; in the next one the expert completes
-those that are handed off in one call. A plan may run with another expert than the pair's, or with its rows (which fall
-back to the predictor where the expert fails). Rows may be barred from deferring: they only show where they would.
+those that are handed off in one call. A plan may run with other rows than the expert's (which fall back to the
+predictor where the expert fails). Rows may be barred from deferring: they only show where they would.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -24,13 +27,14 @@ from torch import Tensor
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.drafts import complete_drafts, draft
-from seqdefer.engine.pace import Pace
+from seqdefer.engine.drafts import HandedOff, completing, draft
+from seqdefer.engine.interleaved import not_a_number
+from seqdefer.engine.pace import Pace, Turn
 from seqdefer.engine.rows import rows_of_expert, rows_of_predictor
 from seqdefer.engine.speculative import RowWritten, SpeculativeLoop, Work, collect
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, TokenRejector
-from seqdefer.rows import ExpertRows
-from seqdefer.types import Draft, Examples, Rollout, SequenceSpec
+from seqdefer.rows import Chunk, ExpertRows, run_turn
+from seqdefer.types import Draft, Examples, Rollout, Sequences, SequenceSpec
 
 BATCH_SIZE = 32  # rows that are written at once, unless callers say otherwise
 
@@ -64,6 +68,7 @@ class Plan(ABC):
     """Rows at work. Those that are over have left `rows`."""
 
     work: Work
+    last_turn: Turn  # what it did and took
 
     def __init__(self) -> None:
         self.rows: list[PlanRow] = []
@@ -72,9 +77,18 @@ class Plan(ABC):
     def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
         """Add rows with `settings` (n,) of their own; `may_defer` (bool (n,)): all by default."""
 
-    @abstractmethod
     def turn(self) -> None:
         """Write more of every row."""
+        run_turn(self.turning(), self.answer)
+
+    @abstractmethod
+    def turning(self) -> Generator[Any, Any, None]:
+        """Write more of every row, but yield what the expert is asked: chunks, or drafts to complete (`HandedOff`).
+        Send the answer. Until the turn is over, no row may come or be dropped."""
+
+    @abstractmethod
+    def answer(self, question: Any) -> Any:
+        """Return the expert's answer to a question of `turning`."""
 
     @abstractmethod
     def drop(self, rows: Sequence[PlanRow]) -> None:
@@ -121,11 +135,15 @@ class TokenPlan(Plan):
         self.rows += new
         return new
 
-    def turn(self) -> None:
-        self.loop.turn()
+    def turning(self) -> Generator[list[Chunk], list[list[Any]], None]:
+        yield from self.loop.turning()
+        self.last_turn = self.loop.last_turn
         for row in self.rows:
             row.wanted += [score >= row.setting for score in row.written.scores[len(row.wanted) :]]
         self._leave()
+
+    def answer(self, question: list[Chunk]) -> list[list[Any]]:
+        return self.loop.expert.read(question)
 
     def drop(self, rows: Sequence[PlanRow]) -> None:
         self.loop.drop([row.written for row in rows])
@@ -147,20 +165,13 @@ class _Drafted:
 
 
 class HandOffPlan(Plan):
-    """Whole and one-time deferral. `watch` is called with the drafts before the expert is asked to complete them."""
+    """Whole and one-time deferral."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        rejector: DraftRejector,
-        *,
-        expert: Expert | None = None,
-        watch: Callable[[Draft], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, pair: Pair, rejector: DraftRejector) -> None:
         super().__init__()
-        self.pair, self.rejector, self.watch = pair, rejector, watch
-        self.expert = expert or pair.expert
+        self.pair, self.rejector = pair, rejector
         self.work, self._batches, self._n_admitted = Work(), list[_Drafted](), 0
+        self.last_turn = Turn()
 
     def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
         allowed = [True] * len(settings) if may_defer is None else may_defer.tolist()
@@ -170,20 +181,30 @@ class HandOffPlan(Plan):
             for setting, may, number in zip(settings.tolist(), allowed, numbers, strict=True)
         ]
         self._n_admitted += len(new)
-        self._batches.append(_Drafted(new, replace(examples, ids=torch.arange(len(new)))))
+        self._batches.append(_Drafted(new, examples))
         self.rows += new
         return new
 
-    def turn(self) -> None:
-        batches, self._batches = self._batches, []
+    def turning(self) -> Generator[HandedOff, Sequences, None]:
+        batches, self._batches, turn = self._batches, [], Turn(rows=len(self.rows))
         for batch in batches:
+            start = time.perf_counter()
             if batch.draft is None:
                 self._write_draft(batch)
+                turn.steps += self.pair.spec.length
+                turn.step_seconds += time.perf_counter() - start
             else:
-                self._hand_off(batch, batch.draft)
+                yield from self._hand_off(batch, batch.draft)
+                turn.passes, turn.chunks = turn.passes + 1, turn.chunks + len(batch.rows)
+                turn.pass_seconds += time.perf_counter() - start
             if any(not row.is_over for row in batch.rows):
                 self._batches.append(batch)
+        turn.seconds = turn.step_seconds + turn.pass_seconds
+        self.last_turn = turn
         self._leave()
+
+    def answer(self, question: HandedOff) -> Sequences:
+        return self.pair.expert.complete(question.examples, question.prefixes, self.pair.spec)
 
     def drop(self, rows: Sequence[PlanRow]) -> None:
         for row in rows:
@@ -203,29 +224,27 @@ class HandOffPlan(Plan):
         kept = [
             kept if row.may_defer else spec.length for row, kept in zip(batch.rows, batch.kept.tolist(), strict=True)
         ]
-        alone = self._completed(batch, drafted, torch.full_like(batch.kept, spec.length))
+        alone = run_turn(self._completing(batch, drafted, torch.full_like(batch.kept, spec.length)), self.answer)
         for place, row in enumerate(batch.rows):
             if not row.is_over:
                 self._show(batch, alone, place, kept[place])
 
-    def _hand_off(self, batch: _Drafted, drafted: Draft) -> None:
+    def _hand_off(self, batch: _Drafted, drafted: Draft) -> Generator[HandedOff, Sequences, None]:
         """Let the expert complete the rows that are not over: those that are handed off."""
         kept = [
             self.pair.spec.length if row.is_over else kept for row, kept in zip(batch.rows, batch.kept, strict=True)
         ]
-        self.watch(drafted)
-        rollout = self._completed(batch, drafted, torch.tensor([int(one) for one in kept]))
+        rollout = yield from self._completing(batch, drafted, torch.tensor([int(one) for one in kept]))
         self.work.expert_passes += 1
         self.work.chunks += sum(not row.is_over for row in batch.rows)
         for place, row in enumerate(batch.rows):
             if not row.is_over:
                 self._show(batch, rollout, place, self.pair.spec.length)
 
-    def _completed(self, batch: _Drafted, drafted: Draft, kept: Tensor) -> Rollout:
-        return complete_drafts(
-            self.pair.predictor, self.expert, batch.examples, drafted.sequences, kept, batch.scores.float(),
-            self.pair.spec,
-        )  # fmt: skip
+    def _completing(self, batch: _Drafted, drafted: Draft, kept: Tensor) -> Generator[HandedOff, Sequences, Rollout]:
+        return completing(
+            self.pair.predictor.device, batch.examples, drafted.sequences, kept, batch.scores.float(), self.pair.spec
+        )
 
     def _show(self, batch: _Drafted, rollout: Rollout, place: int, stop: int) -> None:
         """Write a row up to `stop` as the rollout has it. It is over where the rollout ends before."""
@@ -265,7 +284,10 @@ def write_all(
 
 def scored_hand_offs(rejector: DraftRejector, drafted: Draft, length: int) -> ScoredHandOffs:
     """Score drafts, with the rule that the rejector decides by."""
+    scores = rejector.score(drafted)
+    if bool(scores.isnan().any()):
+        raise not_a_number("a draft")
     return ScoredHandOffs.of(
-        rejector.score(drafted), length, hand_offs=rejector.hand_offs, rule=rejector.rule,
+        scores, length, hand_offs=rejector.hand_offs, rule=rejector.rule,
         lengths=drafted.sequences.lengths,
     )  # fmt: skip

@@ -73,6 +73,16 @@ class DeferringModel:
         self.curve, self.timing = curve, timing
         self.deferral = deferral_of(rejector)
 
+    @property
+    def task(self) -> str:
+        """The name of its task, "" where that is not known."""
+        return "" if self.pairing is None else self.pairing.task
+
+    @property
+    def method(self) -> str:
+        """The name of the method that made its rejector, "" where that is not known."""
+        return str(self.rejector.notes.get("method", ""))
+
     # -- files -----------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -219,6 +229,8 @@ class DeferringModel:
         (row,) = plan.admit(examples, torch.tensor([threshold], dtype=torch.float64))
         while plan.rows:
             plan.turn()
+            if row.written.error is not None:
+                raise row.written.error
             tokens = row.written.tokens
             for position in range(n_shown, len(tokens)):
                 is_last = row.is_over and position + 1 == len(tokens)

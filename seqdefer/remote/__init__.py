@@ -1,4 +1,4 @@
-"""Experts behind an OpenAI-compatible endpoint (`client`), and how their calls are cancelled (`cancellation`)."""
+"""Experts behind an OpenAI-compatible endpoint (`client`)."""
 
 from seqdefer.renames import names_moved
 

@@ -5,14 +5,17 @@ Servers that take and return token ids (vLLM) can be sent these instead.
     client.complete_all([EndpointRequest("Once upon a", 8), EndpointRequest("The cat", 8)])
 
 Transient failures (no connection, a timeout, 408, 409, 429, 5xx) are retried with growing delays; other failures raise
-at once. A call takes at most (retries + 1) x seconds plus the delays; to cancel it earlier, run it in a
-`seqdefer.remote.cancellation.CancelScope`. The API key is read from the environment for each call and never stored: it
-is in no object, file, log or error.
+at once. A call takes at most (retries + 1) x seconds plus the delays. All calls of a client share one thread with an
+event loop. `submit` starts a coroutine there and returns a future, which can be cancelled; `run` waits for it.
+
+The API key is read from the environment for each call and never stored: it is in no object, file, log or error. It is
+sent to one host alone, which the environment names too: the address may come from a file that someone else wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import math
 import os
@@ -28,14 +31,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from seqdefer.errors import OptionError, SeqdeferError, missing_extra
-from seqdefer.remote.cancellation import on_cancel
 
 if TYPE_CHECKING:
     import httpx
 
-KEY_VARIABLE = "SEQDEFER_EXPERT_KEY"
+KEY_VARIABLE, HOST_VARIABLE = "SEQDEFER_EXPERT_KEY", "SEQDEFER_EXPERT_HOST"
 TRANSIENT_STATUSES = (408, 409, 429)  # and all from 500 on
 MAX_RESPONSE_BYTES = 2**22
+BASE_RESPONSE_BYTES = 2**16  # of a response besides its tokens
+BYTES_PER_TOKEN = 2**10  # of a token in a response, with all that is said about it
+MAX_LETTERS_PER_TOKEN = 2**7
 FIRST_DELAY, MAX_DELAY = 0.5, 8.0  # seconds before the first retry, doubled for each further one up to the maximum
 MAX_RETRY_AFTER = 60.0  # seconds that a server may ask to wait
 MAX_QUOTED_LETTERS = 200  # of a server's message
@@ -108,6 +113,12 @@ class EndpointRequest:
     max_tokens: int
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def max_bytes(self) -> int:
+        """How long a response may be. Only those about token ids say something about each of the prompt."""
+        n_tokens = self.max_tokens + (0 if isinstance(self.prompt, str) else len(self.prompt))
+        return min(BASE_RESPONSE_BYTES + BYTES_PER_TOKEN * n_tokens, MAX_RESPONSE_BYTES)
+
 
 @dataclass(frozen=True)
 class EndpointCompletion:
@@ -140,6 +151,7 @@ class EndpointClient:
         jitter: Callable[[], float] = random.random,
         now: Callable[[], float] = time.time,
     ) -> None:
+        read_key(endpoint.url)  # a key for another host is refused before anything else happens
         self.endpoint, self.sleep, self.jitter, self.now = endpoint, sleep, jitter, now
         self._opening = threading.Lock()
         self._session: _Session | None = None
@@ -147,15 +159,32 @@ class EndpointClient:
 
     def complete_all(self, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
         """Return the completions in order, `at_once` calls at a time. The first failure cancels the rest."""
-        if not requests:
-            return []
-        _read_key()  # a bad key fails before anything is sent
-        with self._opening:
-            self._session = self._session or _Session(self.endpoint.at_once)
-            self.n_calls += len(requests)
-        return self._session.run(self._complete_all(self._session, requests))
+        return self.run(self.complete(requests)) if requests else []
 
-    async def _complete_all(self, session: _Session, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine that calls `complete`, and wait for its result."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # if the caller was interrupted, its calls end too
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Start a coroutine that calls `complete`. Cancelling the future ends its calls."""
+        try:
+            with self._opening:
+                self._session = self._session or _Session(self.endpoint.at_once)
+        except BaseException:
+            work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._session.loop)
+
+    async def complete(self, requests: Sequence[EndpointRequest]) -> list[EndpointCompletion]:
+        """Do what `complete_all` does, in a coroutine of `run` or `submit`."""
+        read_key(self.endpoint.url)  # a bad key fails before anything is sent
+        session = self._session
+        assert session is not None, "submit opens it"
+        self.n_calls += len(requests)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._complete(session, request)) for request in requests]
@@ -168,7 +197,7 @@ class EndpointClient:
             attempts, reason = self.endpoint.retries + 1, ""
             for number in range(1, attempts + 1):
                 try:
-                    return self._parse(await self._attempt(session.http, request))
+                    return self._parse(await self._attempt(session.http, request), request)
                 except _TransientError as failed:
                     reason, delay = str(failed), self._delay(number, failed.wait)
                 if delay > MAX_RETRY_AFTER:
@@ -204,7 +233,7 @@ class EndpointClient:
     async def _post(self, http: httpx.AsyncClient, request: EndpointRequest) -> bytes:
         asked = {"prompt": request.prompt, "max_tokens": request.max_tokens, **request.options}
         body = {"model": self.endpoint.model, **asked, "temperature": 0}
-        key = _read_key()
+        key = read_key(self.endpoint.url)
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         async with http.stream("POST", self.endpoint.address, content=json.dumps(body), headers=headers) as response:
             if response.headers.get("content-encoding", "identity") != "identity":  # could expand to any size
@@ -212,8 +241,9 @@ class EndpointClient:
             content = bytearray()
             async for part in response.aiter_raw():
                 content += part
-                if len(content) > MAX_RESPONSE_BYTES:
-                    raise self.error(f"sends more than {MAX_RESPONSE_BYTES >> 20} MiB", "give another address")
+                if len(content) > request.max_bytes:
+                    what = f"sends more than {request.max_bytes} bytes for {request.max_tokens} tokens"
+                    raise self.error(what, "check that it respects max_tokens")
         if response.status_code != 200:
             raise self._status_error(response, bytes(content))
         return bytes(content)
@@ -226,7 +256,11 @@ class EndpointClient:
         if 300 <= status < 400:
             target = self._quote(response.headers.get("location", "nowhere"))
             return self.error(f"redirects to {target}, which is not followed", "if you trust that, give it instead")
-        key = f"the key in {KEY_VARIABLE} is not accepted" if _read_key() else f"set the key: {KEY_VARIABLE}"
+        key = (
+            f"the key in {KEY_VARIABLE} is not accepted"
+            if read_key(self.endpoint.url)
+            else f"set the key: {KEY_VARIABLE}"
+        )
         address = "the address (it usually ends in /v1)" if status == 404 else "the address"
         action = key if status in (401, 403) else f"check {address} and the model's name"
         what = f"refused the call for {self.endpoint.model!r:.80} (status {status}, {message})"
@@ -234,7 +268,7 @@ class EndpointClient:
         error.status, error.reason = status, message
         return error
 
-    def _parse(self, content: bytes) -> EndpointCompletion:
+    def _parse(self, content: bytes, request: EndpointRequest) -> EndpointCompletion:
         try:
             choice = json.loads(content)["choices"][0]
             text, reason = choice["text"], choice.get("finish_reason")
@@ -243,12 +277,14 @@ class EndpointClient:
         if not isinstance(text, str):
             found = self._quote(_decode_start(content))
             raise self.error(f"sent a response that is not a completion: {found}", "give the address up to /v1")
+        most = MAX_LETTERS_PER_TOKEN * request.max_tokens  # to split a text into tokens takes long if it is long
+        is_finished, text = reason == "stop" and len(text) <= most, text[:most]
         # JSON can spell half a surrogate pair, which is not valid text.
-        return EndpointCompletion(text.encode(errors="replace").decode(), reason == "stop", choice)
+        return EndpointCompletion(text.encode(errors="replace").decode(), is_finished, choice)
 
     def _quote(self, text: str) -> str:
         """Quote a server's message in one short line, without our key."""
-        key = _read_key()
+        key = os.environ.get(KEY_VARIABLE)
         text = " ".join((text.replace(key, "***") if key else text).split())
         return repr(text if len(text) <= MAX_QUOTED_LETTERS else f"{text[: MAX_QUOTED_LETTERS - 1]}…")
 
@@ -257,11 +293,33 @@ class EndpointClient:
         return EndpointError(f"{self.endpoint.url} {what}; {action}")
 
 
-def _read_key() -> str:
-    key = os.environ.get(KEY_VARIABLE, "")
+def read_key(url: str) -> str:
+    """Return the key for the endpoint at `url`, "" if there is none. Raises OptionError if the key is not for its host.
+
+    A host is `host` or `host:port`, which means https unless it is this machine, or has its scheme before it."""
+    key, host = os.environ.get(KEY_VARIABLE, ""), os.environ.get(HOST_VARIABLE, "").strip().rstrip("/").lower()
     if not (key.isascii() and key.isprintable()) or " " in key:  # the HTTP client would quote it in its error
         raise OptionError(f"the key in {KEY_VARIABLE} has a space or a letter that no key has; remove it")
+    if not key:
+        return ""
+    parts = urlsplit(url.lower())
+    is_secret = parts.scheme == "https" or _is_this_machine(parts.hostname or "")
+    own = {f"{parts.scheme}://{parts.netloc}", *([parts.netloc] if is_secret else [])}
+    if host not in own:
+        named = f"{HOST_VARIABLE} is {host!r:.80}" if host else f"{HOST_VARIABLE} does not say where it may be sent"
+        raise OptionError(
+            f"{KEY_VARIABLE} has a key, but {named}, and the expert is at {url:.200}; if the key belongs there, set "
+            f"{HOST_VARIABLE}={min(own, key=len):.200}"
+        )
     return key
+
+
+def _is_this_machine(host: str) -> bool:
+    """Tell whether a name or address is this machine's."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _decode_start(content: bytes) -> str:
@@ -305,14 +363,6 @@ class _Session:
         thread.start()
         self.loop, self.http, closed = opened.result()
         weakref.finalize(self, self.loop.call_soon_threadsafe, closed.set)
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            with on_cancel(future.cancel):
-                return future.result()
-        finally:
-            future.cancel()  # if the caller was interrupted, its calls end too
 
 
 def _run_loop(at_once: int, opened: Future[Any]) -> None:

@@ -1,9 +1,13 @@
 """`seqdefer serve DIR`: a fitted pair behind an OpenAI-compatible API.
 
-    metrics         counters in the Prometheus text format
+    metrics         counters, histograms and gauges for Prometheus
     http            limits, errors, and the gateway that every request passes: host, key, size, time, counting
-    fallback        the predictor takes over when the expert fails; experts that wait without blocking others
+    breaker         leaves an expert alone for a while after several failures in a row
+    expert_calls    calls of the expert, with a time limit; remote ones do not block others
+    fallback        the predictor takes over when the expert fails or answers nonsense
     batches         requests that are written together, and join and leave between two turns
+    tickets         a submitted request, between the event loop and the thread that owns the models
+    tracing         spans of requests and of passes, with the extra 'tracing'
     scheduler       the thread that owns the models, and the queue before it
     protocol        requests as JSON
     openapi         the shapes of responses and the errors of routes: /openapi.json

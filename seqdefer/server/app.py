@@ -79,6 +79,7 @@ def create_app(
     if api_key is not None:
         check_api_key(api_key)
     limits, metrics = limits or Limits(), Metrics()
+    metrics.inform(version=__version__, model=name, task=model.task, method=model.method)
     scheduler = Scheduler(model, limits, metrics)
 
     @asynccontextmanager

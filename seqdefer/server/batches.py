@@ -2,6 +2,8 @@
 
 A request joins the running batch between two turns, gets what is settled after each, and leaves when its sequences end
 or its client does. Rows are independent, so every request gets the tokens that it would get alone.
+
+A turn that asks a remote expert is left where it is until the answer is there.
 """
 
 from __future__ import annotations
@@ -9,16 +11,18 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
 
+from seqdefer.engine.pace import Turn
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.plans import PlanRow
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.fallback import CooperativeThread, ExpertCaller, FallbackExpert, FallbackRows, reason_of
+from seqdefer.server.expert_calls import ExpertAccess, ExpertCall
+from seqdefer.server.fallback import Fallback, FallbackCompletions, FallbackRows, reason_of
 from seqdefer.types import PREDICTOR, Examples
 
 FinishReason = Literal["stop", "length"]
@@ -73,6 +77,7 @@ class Recipient(Protocol):
 
     request: WriteRequest
     is_cancelled: bool
+    span: Any  # of OpenTelemetry, or None
 
     def deliver(self, events: Sequence[Event], made_at: float) -> None: ...
 
@@ -115,6 +120,7 @@ class _Row:
     recipient: Recipient
     index: int  # among the inputs of its request
     plan_row: PlanRow
+    seen: Sequence[Any] = ()  # tokens that were delivered before the request began anew
     n_delivered: int = 0
     text: str = ""
     is_finished: bool = False
@@ -133,7 +139,13 @@ class Member:
     recipient: Recipient
     encoded: EncodedInputs
     has_delivered: bool = False
+    seen: Sequence[Sequence[Any]] = ()  # of each row, if the request begins anew
     rows: list[_Row] = field(default_factory=list)
+
+    def anew(self) -> Member:
+        """Return the request before its first turn. What its client has got is not delivered again."""
+        seen = [max(row.plan_row.written.tokens[: row.n_delivered], row.seen, key=len) for row in self.rows]
+        return Member(self.recipient, self.encoded, self.has_delivered, seen or self.seen)
 
     @property
     def is_active(self) -> bool:
@@ -143,23 +155,25 @@ class Member:
 class RunningBatch:
     """Requests at work.
 
-    The constructor runs no model: `advance` does all the work. With an expert that waits, the batch runs in `thread`
-    and is not ready to advance while it waits."""
+    The constructor runs no model: `advance` does all the work. Where the expert is remote, a batch that has asked it
+    `is_waiting`, and nobody may join until `is_due`."""
 
-    def __init__(self, model: DeferringModel, call: ExpertCaller, thread: CooperativeThread | None = None) -> None:
-        self.model, self.call, self.thread = model, call, thread
+    def __init__(self, model: DeferringModel, calls: ExpertAccess) -> None:
+        self.model, self.calls = model, calls
         self.members: list[Member] = []
-        self.failures: list[Exception] = []  # of the expert, not counted yet
         self.refused: list[tuple[Recipient, Exception]] = []  # requests that broke the models, not answered yet
         self._joining: list[Member] = []
-        expert = model.served.expert
-        self.guard: FallbackRows | FallbackExpert
+        self._turning: Generator[Any, Any, None] | None = None  # a turn that is not over
+        self._question: Any = None
+        self.call: ExpertCall[Any] | None = None  # its question, put to the expert
+        served, n_tokens = model.served, model.served.predictor.vocabulary_size
+        self.guard: Fallback
         if isinstance(model.rejector, TokenRejector):
-            self.guard = FallbackRows(expert, call)
+            self.guard = FallbackRows(served.expert, calls, n_tokens)
             self.plan = model.plan(expert_rows=self.guard)
         else:
-            self.guard = FallbackExpert(expert, call)
-            self.plan = model.plan(expert=self.guard, watch=self.guard.note)
+            self.guard = FallbackCompletions(served.expert, calls, served.spec, n_tokens)
+            self.plan = model.plan()
 
     def __len__(self) -> int:
         """The sequences at work or about to be."""
@@ -176,35 +190,58 @@ class RunningBatch:
         return any(member.is_active and not member.recipient.is_cancelled for member in self.members)
 
     @property
-    def is_ready(self) -> bool:
-        return self.thread is None or not self.thread.is_waiting
+    def is_waiting(self) -> bool:
+        """Whether the expert has not answered."""
+        return self.call is not None and not self.call.is_over
 
-    def advance(self) -> None:
-        """Take one turn, or as much of it as possible without waiting, and deliver it. Raises what the predictor
-        raises."""
-        if self.thread is None:
-            self._advance()
-        else:
-            self.thread.run(self._advance)
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do."""
+        return not (self.is_waiting and self.is_active)
 
-    def _advance(self) -> None:
-        self._leave()
-        self._admit()
-        if self.plan.rows:
-            before = [(row, row.plan_row.is_over) for member in self.members for row in member.rows]
-            self.plan.turn()
-            self._note_failure([row for row, was_over in before if not was_over])
-            made_at = time.perf_counter()
-            for member in self.members:
+    def advance(self) -> Turn | None:
+        """Take one turn, or as much of it as possible without waiting, and deliver it. Return what it took, if it is
+        over. Raises what the predictor raises."""
+        if self._turning is None:
+            self._leave()
+            self._admit()
+            self._turning = self.plan.turning() if self.plan.rows else None
+        if self._turning is not None and self._go_on(self._turning):
+            self._turning = None
+            self._end_turn()
+            self._leave()
+            return self.plan.last_turn
+        return None
+
+    def _go_on(self, turning: Generator[Any, Any, None]) -> bool:
+        """Go on with a turn; return whether it is over."""
+        answer = None
+        while True:
+            if self.call is not None:
+                if not self.call.is_over:
+                    return False
+                answer = self.guard.receive(self._question, self.call)
+                self._question = self.call = None
+            try:
+                self._question = turning.send(answer)
+            except StopIteration:
+                return True
+            self.call = self.guard.ask(self._question)
+
+    def _end_turn(self) -> None:
+        self._note_failure()
+        made_at = time.perf_counter()
+        for member in list(self.members):
+            try:
                 self._deliver(member, made_at)
-        self._leave()
+            except Exception as error:
+                self._fail(member, error)
 
     def close(self) -> None:
-        """Free the caches of both models; if the expert is waiting, as soon as its call returns."""
-        if self.thread is not None:
-            self.thread.close()
-            self.call.close()
-        self.members, self._joining = [], []
+        """Free the caches of both models, and cancel a call of the expert."""
+        if self.call is not None:
+            self.calls.abandon(self.call)
+        self.members, self._joining, self._turning, self.call = [], [], None, None
 
     def _admit(self) -> None:
         """Let the models read the inputs of requests that join; one that breaks them fails alone."""
@@ -231,7 +268,8 @@ class RunningBatch:
         new = iter(self.plan.admit(_join(self.model.served.codec, members), settings, may_defer))
         for member in members:
             n = len(member.recipient.request.inputs)
-            member.rows = [_Row(member.recipient, index, next(new)) for index in range(n)]
+            seen = member.seen or [()] * n
+            member.rows = [_Row(member.recipient, index, next(new), seen[index]) for index in range(n)]
 
     def _fail(self, member: Member, error: Exception) -> None:
         self.members.remove(member)
@@ -245,18 +283,20 @@ class RunningBatch:
         if unneeded:
             self.plan.drop(unneeded)
 
-    def _note_failure(self, turned: Sequence[_Row]) -> None:
+    def _note_failure(self) -> None:
+        """Mark the rows that the expert failed in this turn."""
         failure = self.guard.take_failure()
         if failure is None:
             return
-        self.failures.append(failure)
-        for row in turned:
-            if (
-                isinstance(self.guard, FallbackRows) or row.plan_row.is_over
-            ):  # drafts of other batches are not asked for
+        for row in (row for member in self.members for row in member.rows if row.is_active):
+            # Of hand-offs, those that were not asked for are not over.
+            if isinstance(self.guard, FallbackRows) or row.plan_row.is_over:
                 row.lost = reason_of(failure)
 
     def _deliver(self, member: Member, made_at: float) -> None:
+        errors = [row.plan_row.written.error for row in member.rows]
+        for error in (error for error in errors if error is not None):
+            raise error
         events: list[Event] = [] if member.has_delivered else [member.encoded.event]
         events += [token for row in member.rows if row.is_active for token in self._tokens(row)]
         member.has_delivered = True
@@ -276,6 +316,10 @@ class RunningBatch:
             text = served.codec.added(tokens, row.text, is_last=finish is not None)
             row.text += text
             row.n_delivered, row.is_finished = position + 1, finish is not None
+            if position < len(row.seen):
+                if tokens[-1] != row.seen[position]:
+                    raise RuntimeError(f"token {position} was {row.seen[position]} before the batch failed")
+                continue
             yield Token(
                 row.index, position, tokens[-1], text, served.authors[author], one.written.scores[position], is_wanted,
                 finish, row.degraded,

@@ -1,87 +1,93 @@
-"""Counters, gauges and a histogram in the Prometheus text format, without a dependency.
+"""The server's metrics, with the official Prometheus client, which comes with the extra 'server'.
 
-metrics.count("seqdefer_requests_total", {"path": "/v1/completions", "status": "200"})
-print(metrics.render())
+    metrics.count("seqdefer_requests_total", {"path": "/v1/completions", "status": "200"})
+    print(metrics.render())
+
+`COUNTERS`, `HISTOGRAMS` and `GAUGES` list all of them. Metrics of the process and of Python come with the client.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from typing import Any
 
-SECONDS_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-COUNTERS = {
-    "seqdefer_requests_total": "Responses, by path and status; 499 if the client disconnected first.",
-    "seqdefer_streams_failed_total": "Incomplete streams, by reason: an error code, client_left or unread.",
-    "seqdefer_tokens_total": "Tokens sent, by author.",
-    "seqdefer_switches_total": "Changes of author within a sequence.",
-    "seqdefer_expert_failures_total": "Failures of the expert, by reason; the predictor took its place.",
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+SHORT_SECONDS = (0.0005, 0.001, 0.0025, *SECONDS[:11])  # of single tokens
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "seqdefer_requests_total": ("Responses, by path and status; 499 if the client left first.", ("path", "status")),
+    "seqdefer_requests_rejected_total": ("Requests that were not queued, by reason.", ("reason",)),
+    "seqdefer_requests_degraded_total": ("Answers in which the predictor took the expert's place.", ()),
+    "seqdefer_streams_failed_total": ("Incomplete streams: an error code, client_left or unread.", ("reason",)),
+    "seqdefer_tokens_total": ("Tokens sent, by author.", ("author",)),
+    "seqdefer_switches_total": ("Changes of author within a sequence.", ()),
+    "seqdefer_expert_failures_total": ("Calls of the expert that failed: error, timeout, unavailable.", ("reason",)),
 }
-REQUEST_SECONDS = "seqdefer_request_seconds"
-Labels = tuple[tuple[str, str], ...]
-
-
-@dataclass
-class _Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS_BOUNDS) + 1))
-    total: float = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[sum(value > bound for bound in SECONDS_BOUNDS)] += 1
-        self.total += value
+HISTOGRAMS: dict[str, tuple[str, tuple[str, ...], tuple[float, ...]]] = {
+    "seqdefer_request_seconds": ("Wall time of requests, by path.", ("path",), SECONDS),
+    "seqdefer_queue_seconds": ("Time in the queue, by how the request ended.", ("status",), SECONDS),
+    "seqdefer_time_to_first_token_seconds": ("Time to the first token of a request.", ("status",), SECONDS),
+    "seqdefer_time_between_tokens_seconds": ("Time between two tokens of a sequence.", ("status",), SHORT_SECONDS),
+    "seqdefer_expert_seconds": ("Time of calls of the expert: ok, error or timeout.", ("status",), SECONDS),
+    "seqdefer_budget": ("Budgets that requests asked for.", (), SHARES),
+    "seqdefer_share": ("Share of tokens by the expert in a response.", (), SHARES),
+    "seqdefer_batch_size": ("Sequences in a turn.", (), ROWS),
+}
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "seqdefer_sequences_running": ("Sequences in memory, those that wait included.", ()),
+    "seqdefer_sequences_waiting": ("Sequences that wait for a remote expert.", ()),
+    "seqdefer_queue_length": ("Requests in the queue.", ()),
+    "seqdefer_expert_calls": ("Pending calls of a remote expert.", ()),
+    "seqdefer_breaker_state": ("1 for the state of the breaker before a remote expert.", ("state",)),
+    "seqdefer_info": (
+        "1, with the version, the served model, its task and its method.",
+        ("version", "model", "task", "method"),
+    ),
+}
 
 
 class Metrics:
-    """The server's metrics. Threads may share it; `gauges` are evaluated when the metrics are rendered."""
+    """The metrics of one server. Any thread may use it."""
 
     def __init__(self) -> None:
-        self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
-        self._lock = threading.Lock()
-        self._counters: dict[str, dict[Labels, float]] = {name: {} for name in COUNTERS}
-        self._seconds: dict[Labels, _Histogram] = {}
+        import prometheus_client as prometheus
+
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)
+        prometheus.PlatformCollector(registry=self.registry)
+        prometheus.GCCollector(registry=self.registry)
+        self._metrics: dict[str, Any] = {}
+        for name, (words, labels) in COUNTERS.items():
+            self._metrics[name] = prometheus.Counter(name, words, labels, registry=self.registry)
+        for name, (words, labels, buckets) in HISTOGRAMS.items():
+            self._metrics[name] = prometheus.Histogram(name, words, labels, buckets=buckets, registry=self.registry)
+        for name, (words, labels) in GAUGES.items():
+            self._metrics[name] = prometheus.Gauge(name, words, labels, registry=self.registry)
 
     def count(self, name: str, labels: Mapping[str, str] | None = None, by: float = 1) -> None:
-        key = tuple(sorted((labels or {}).items()))
-        with self._lock:
-            self._counters[name][key] = self._counters[name].get(key, 0) + by
+        self._with(name, labels).inc(by)
+
+    def observe(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
+        self._with(name, labels).observe(value)
 
     def observe_seconds(self, value: float, labels: Mapping[str, str]) -> None:
-        key = tuple(sorted(labels.items()))
-        with self._lock:
-            self._seconds.setdefault(key, _Histogram()).observe(value)
+        self.observe("seqdefer_request_seconds", value, labels)
+
+    def gauge(self, name: str, value: Callable[[], float], labels: Mapping[str, str] | None = None) -> None:
+        """Show what `value` returns when the metrics are rendered."""
+        self._with(name, labels).set_function(value)
+
+    def inform(self, **facts: str) -> None:
+        """Say what is served."""
+        self._with("seqdefer_info", facts).set(1)
 
     def render(self) -> str:
-        with self._lock:
-            lines = [*self._counter_lines(), *self._histogram_lines()]
-        for name, (description, value) in self.gauges.items():
-            lines += [*_head(name, description, "gauge"), _line(name, (), value())]
-        return "\n".join(lines) + "\n"
+        from prometheus_client import generate_latest
 
-    def _counter_lines(self) -> Iterator[str]:
-        for name, values in self._counters.items():
-            yield from _head(name, COUNTERS[name], "counter")
-            yield from (_line(name, labels, value) for labels, value in sorted(values.items()))
+        return generate_latest(self.registry).decode()
 
-    def _histogram_lines(self) -> Iterator[str]:
-        yield from _head(REQUEST_SECONDS, "Wall time of requests, by path.", "histogram")
-        for labels, histogram in sorted(self._seconds.items(), key=lambda item: item[0]):
-            cumulative = 0
-            for bound, count in zip((*map(str, SECONDS_BOUNDS), "+Inf"), histogram.counts, strict=True):
-                cumulative += count
-                yield _line(f"{REQUEST_SECONDS}_bucket", (*labels, ("le", bound)), cumulative)
-            yield _line(f"{REQUEST_SECONDS}_sum", labels, histogram.total)
-            yield _line(f"{REQUEST_SECONDS}_count", labels, cumulative)
-
-
-def _head(name: str, description: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
-
-
-def _line(name: str, labels: Labels, value: float) -> str:
-    inside = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
-    return f"{name}{{{inside}}} {value:.10g}" if inside else f"{name} {value:.10g}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    def _with(self, name: str, labels: Mapping[str, str] | None) -> Any:
+        return self._metrics[name].labels(**labels) if labels else self._metrics[name]

@@ -102,6 +102,11 @@ class Transcript:
         for author in ("predictor", "expert"):
             metrics.count("seqdefer_tokens_total", {"author": author}, self.count_tokens(author))
         metrics.count("seqdefer_switches_total", by=self.switches)
+        if any(self.tokens):
+            summary = self.deferral()
+            metrics.observe("seqdefer_budget", summary["budget"])
+            metrics.observe("seqdefer_share", summary["share"])
+            metrics.count("seqdefer_requests_degraded_total", by=summary["degraded"])
 
     def head(self, prefix: str, kind: str, model: str) -> dict[str, Any]:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": model}

@@ -3,6 +3,10 @@
 Between two turns of the running batch, queued requests join it and finished ones leave. So no request waits for another
 one to finish, and under load the batch is full. The rest of the server runs in an event loop. The two meet only in
 `submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
+
+Requests that may ask a remote expert are batches of their own, with places of their own in the queue and in memory:
+while one waits for the expert, the thread serves others, and requests that need no expert wait for none. A shared batch
+takes a turn after every turn of such a batch.
 """
 
 from __future__ import annotations
@@ -12,69 +16,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from seqdefer.budgets.rules import FINITE_LIMIT
+from seqdefer.errors import ContractError
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.batches import Event, Failed, Member, Recipient, RunningBatch, Token, WriteRequest, encode_inputs
-from seqdefer.server.fallback import CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
+from seqdefer.server.batches import Failed, Member, Recipient, RunningBatch, WriteRequest, encode_inputs
+from seqdefer.server.breaker import STATES, CircuitBreaker, ExpertUnavailable
+from seqdefer.server.expert_calls import ExpertAccess, ExpertTimeout, LocalCalls, NoCalls, RemoteCalls
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
+from seqdefer.server.tickets import Ticket
+from seqdefer.server.tracing import tracing_from_environment
 
 SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
 
 log = logging.getLogger("seqdefer.server")
-
-
-class Ticket:
-    """A submitted request. The event loop creates and reads it, the thread delivers to it.
-
-    `waited` counts the seconds that the reader spent waiting for the models: up to the end of the step that made an
-    event, not up to its arrival."""
-
-    def __init__(self, request: WriteRequest, loop: asyncio.AbstractEventLoop) -> None:
-        self.request, self.is_cancelled, self.waited = request, False, 0.0
-        self._loop, self._events = loop, asyncio.Queue[tuple[Event, float]]()
-        self._undelivered: list[Event] = []  # used by the thread only, like the next one
-        self._unfinished = len(request.inputs)
-
-    def deliver(self, events: Sequence[Event], made_at: float) -> None:
-        """Pass events to the loop, from the thread. Wake the loop only if it can do something: waking it at every token
-        would take the interpreter away from the models."""
-        self._undelivered += events
-        self._unfinished -= sum(isinstance(event, Token) and event.finish is not None for event in events)
-        is_over = self._unfinished == 0 or any(isinstance(event, Failed) for event in events)
-        if self._undelivered and (is_over or self.request.is_streamed):
-            batch, self._undelivered = self._undelivered, []
-            try:
-                self._loop.call_soon_threadsafe(self._put, batch, made_at)
-            except RuntimeError:  # the loop has ended, and with it every reader
-                self.is_cancelled = True
-
-    def fail(self, error: Exception) -> None:
-        """End the request with an error, from the loop."""
-        self._put([Failed(error)], time.perf_counter())
-
-    def _put(self, events: Sequence[Event], made_at: float) -> None:
-        for event in events:
-            self._events.put_nowait((event, made_at))
-
-    async def events(self, deadline: float) -> AsyncIterator[Event]:
-        """Yield all events until every sequence has ended. Raises APIError if the request fails, and TimeoutError at
-        the deadline (by the loop's clock)."""
-        unfinished = len(self.request.inputs)
-        while unfinished:
-            event = await self._next(deadline)
-            if isinstance(event, Failed):
-                raise as_api_error(event.error)
-            unfinished -= isinstance(event, Token) and event.finish is not None
-            yield event
-
-    async def _next(self, deadline: float) -> Event:
-        started = time.perf_counter()
-        async with asyncio.timeout_at(deadline):
-            event, made_at = await self._events.get()
-        self.waited += max(0.0, made_at - started)
-        return event
 
 
 class Scheduler:
@@ -86,21 +44,46 @@ class Scheduler:
         self._batches: list[RunningBatch] = []
         self._shared: RunningBatch | None = None  # the one that requests join
         self._open: set[Ticket] = set()  # used by the loop only: whom to notify at shutdown, even if the thread hangs
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
         self._is_stopping = self._is_closed = False
-        self._call = ExpertCaller(limits.expert_seconds)
-        self._thread = threading.Thread(target=self._work, name="seqdefer-models", daemon=True)
-        metrics.gauges["seqdefer_sequences_running"] = (
-            "Sequences being written.",
-            lambda: sum(map(len, tuple(self._batches))),
-        )
-        metrics.gauges["seqdefer_queue_length"] = ("Requests in the queue.", lambda: len(self._queue))
-        metrics.gauges["seqdefer_expert_calls"] = ("Pending calls of a remote expert.", lambda: self.pending_calls)
+        self.failure: BaseException | None = None  # that ended the thread
+        self.on_failure: Callable[[], None] = lambda: None  # called by the loop when that happened
+        self.tracing = tracing_from_environment()
+        self.breaker = CircuitBreaker()
+        self._calls = self._make_calls()
+        self._calls.report = self._note_call
+        self._no_calls = NoCalls(self.breaker)
+        self._no_calls.report = self._note_call
+        self._thread = threading.Thread(target=self._run, name="seqdefer-models", daemon=True)
+        self._add_gauges()
+
+    def _make_calls(self) -> LocalCalls | RemoteCalls:
+        if not self.model.served.expert.waits:
+            return LocalCalls(self.limits.expert_seconds)
+        # The expert's own retries may take longer than a request may, and the predictor needs time to finish.
+        seconds = self.limits.expert_seconds or self.limits.request_seconds / 2
+        return RemoteCalls(seconds, self.breaker, self._wake)
+
+    def _add_gauges(self) -> None:
+        gauges: dict[str, Callable[[], float]] = {
+            "seqdefer_sequences_running": lambda: sum(map(len, tuple(self._batches))),
+            "seqdefer_sequences_waiting": lambda: sum(len(one) for one in tuple(self._batches) if one.is_waiting),
+            "seqdefer_queue_length": lambda: len(self._queue),
+            "seqdefer_expert_calls": lambda: self.pending_calls,
+        }
+        for name, value in gauges.items():
+            self.metrics.gauge(name, value)
+        for state in STATES:
+            self.metrics.gauge("seqdefer_breaker_state", partial(self._is_in, state), {"state": state})
+
+    def _is_in(self, state: str) -> bool:
+        return self.breaker.state == state
 
     @property
     def pending_calls(self) -> int:
         """The number of pending calls of a remote expert."""
-        return sum(not batch.is_ready for batch in tuple(self._batches))
+        return sum(batch.is_waiting for batch in tuple(self._batches))
 
     @property
     def is_working(self) -> bool:
@@ -113,74 +96,129 @@ class Scheduler:
 
     def submit(self, request: WriteRequest) -> Ticket:
         """Queue a request. Every ticket must be passed to `cancel` in the end."""
-        ticket = Ticket(request, asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        ticket = Ticket(request, self._loop)
         with self._changed:
             if self._is_stopping:
-                raise shutting_down()
-            if len(self._queue) >= self.limits.queue:
-                message = f"{len(self._queue)} requests are already queued; try again in a moment"
-                raise APIError(429, message, code="queue_full", headers={"retry-after": "1"})
+                raise self._reject(shutting_down() if self.failure is None else models_died())
+            n = sum(self._may_ask(other) == self._may_ask(ticket) for other in self._queue)
+            if n >= self.limits.queue:
+                message = f"{n} requests are already queued; try again in a moment"
+                raise self._reject(APIError(429, message, code="queue_full", headers={"retry-after": "1"}))
+            if self.tracing is not None:
+                ticket.span = self.tracing.begin(len(request.inputs))
             self._queue.append(ticket)
             self._changed.notify()
         self._open.add(ticket)
         return ticket
 
+    def _reject(self, error: APIError) -> APIError:
+        self.metrics.count("seqdefer_requests_rejected_total", {"reason": error.code or str(error.status)})
+        return error
+
     def cancel(self, ticket: Ticket) -> None:
         """End all work for a request that is answered or whose client is gone."""
         self._open.discard(ticket)
-        ticket.is_cancelled = True
+        if ticket.is_open:
+            self._record(ticket)
+        ticket.is_open, ticket.is_cancelled = False, True
         with self._changed:
             if ticket in self._queue:
                 self._queue.remove(ticket)
             self._changed.notify()
 
+    def _record(self, ticket: Ticket) -> None:
+        status = "cancelled" if ticket.status == "running" else ticket.status
+        ticket.times.record(self.metrics, status)
+        if self.tracing is not None and ticket.span is not None:
+            self.tracing.end(ticket.span, status, ticket.times.queue_seconds)
+
     def refuse(self) -> None:
         """Accept no more requests. Any thread may call this, and a signal handler."""
         self._is_stopping = True
 
-    def abort(self) -> None:
+    def abort(self, error: Callable[[], APIError] = shutting_down) -> None:
         """Fail all open requests: the server shuts down."""
         for ticket in self._open:
-            ticket.fail(shutting_down())
+            ticket.fail(error())
 
     def close(self, seconds: float) -> bool:
         """End the thread; return False if it hangs."""
         with self._changed:
             self._is_stopping = self._is_closed = True
             self._changed.notify()
-        self._call.close()
+        self._calls.close()
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._die(error)
+
+    def _die(self, error: BaseException) -> None:
+        """Fail what is open, and all that comes: without this thread, nobody would ever be answered."""
+        log.critical("the thread that owns the models died; the server ends", exc_info=error)
+        with self._changed:
+            self.failure, self._is_stopping = error, True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.abort, models_died)
+            self._loop.call_soon_threadsafe(self.on_failure)
+
     def _work(self) -> None:
         while self._wait_for_work():
             self._admit()
-            for batch in tuple(self._batches):
-                if self._is_due(batch):
-                    self._advance(batch)
+            due = [batch for batch in self._batches if batch.is_due]
+            # The shared batch, and the one of the others that has waited longest.
+            for batch in ([self._shared] if self._shared in due else []) + [
+                one for one in due if one is not self._shared
+            ][:1]:
+                self._advance(batch)
+                if batch in self._batches:
+                    self._batches.remove(batch)
+                    self._batches.append(batch)
         for batch in self._batches:
             batch.close()
 
     def _wait_for_work(self) -> bool:
         with self._changed:
-            while not (self._is_closed or self._can_admit or any(map(self._is_due, self._batches))):
-                self._changed.wait()
+            while not (self._is_closed or self._can_admit or any(batch.is_due for batch in self._batches)):
+                deadlines = [one.call.deadline for one in self._batches if one.call and one.call.deadline is not None]
+                self._changed.wait(max(0.0, min(deadlines) - time.perf_counter()) if deadlines else None)
             return not self._is_closed
 
+    def _may_ask(self, ticket: Recipient) -> bool:
+        """Tell whether a request may have to wait for a remote expert."""
+        request = ticket.request
+        return self.model.served.expert.waits and request.may_defer and request.threshold < FINITE_LIMIT
+
+    def _asks_alone(self, ticket: Recipient) -> bool:
+        return self._may_ask(ticket) and self.breaker.state != "open"
+
+    def _room(self, *, asks: bool) -> int:
+        """Return how many sequences may begin that may ask a remote expert, or of the others."""
+        batches = [batch for batch in self._batches if (batch.calls is self._no_calls) != asks or not self._is_remote]
+        if asks and sum(batch.is_waiting for batch in batches) >= self.limits.queue:
+            return 0
+        return self.limits.running - sum(len(batch) for batch in batches if not batch.is_waiting)
+
     @property
-    def _free_rows(self) -> int:
-        return self.limits.running - sum(map(len, self._batches))
+    def _is_remote(self) -> bool:
+        return isinstance(self._calls, RemoteCalls)
 
     @property
     def _can_admit(self) -> bool:
-        return bool(self._queue) and len(self._queue[0].request.inputs) <= self._free_rows
+        return any(self._next_in_queue(kind, self.limits.running) is not None for kind in (False, True))
 
-    @staticmethod
-    def _is_due(batch: RunningBatch) -> bool:
-        return batch.is_ready or not batch.is_active
+    def _next_in_queue(self, asks: bool, room: int) -> Ticket | None:
+        """Return the first request of a kind, if there is room for it."""
+        ticket = next((one for one in self._queue if self._asks_alone(one) == asks), None)
+        fits = ticket is not None and len(ticket.request.inputs) <= min(room, self._room(asks=asks))
+        return ticket if fits else None
 
     def _wake(self) -> None:
         """Wake the thread. Any thread may call this."""
@@ -188,82 +226,98 @@ class Scheduler:
             self._changed.notify()
 
     def _admit(self) -> None:
-        """Take requests off the queue into the running batch. At most `limits.batch` inputs: to read them delays what
-        runs. With an expert that waits, each request is a batch of its own, so that none waits for another's expert or
-        shares its failure."""
-        room, members = min(self._free_rows, self.limits.batch), list[Member]()
-        while (ticket := self._take(room)) is not None:
+        """Take requests off the queue. At most `limits.batch` inputs: to read them delays what runs. Those that may ask
+        a remote expert become batches of their own, the others join the shared one."""
+        for member in self._take(asks=True):
+            self._start([member], self._calls)
+        members = self._take(asks=False)
+        if members and self._shared in self._batches:
+            assert self._shared is not None
+            self._shared.join(members)
+        elif members:
+            self._shared = self._start(members, self._no_calls if self._is_remote else self._calls)
+
+    def _take(self, *, asks: bool) -> list[Member]:
+        """Take requests of a kind off the queue, and encode their inputs."""
+        room, members = min(self._room(asks=asks), self.limits.batch), list[Member]()
+        while (ticket := self._pop(asks, room)) is not None:
             room -= len(ticket.request.inputs)
+            ticket.times.began = time.perf_counter()
             try:
                 members.append(Member(ticket, encode_inputs(self.model.served.codec, ticket.request.inputs)))
             except Exception as error:
                 self._fail([ticket], error)
-        if self.model.served.expert.waits:
-            for member in members:
-                self._start([member])
-        elif members and self._shared in self._batches:
-            self._shared.join(members)
-        elif members:
-            self._shared = self._start(members)
+        return members
 
-    def _take(self, room: int) -> Ticket | None:
+    def _pop(self, asks: bool, room: int) -> Ticket | None:
         with self._changed:
-            fits = bool(self._queue) and len(self._queue[0].request.inputs) <= room
-            return self._queue.popleft() if fits else None
+            ticket = self._next_in_queue(asks, room)
+            if ticket is not None:
+                self._queue.remove(ticket)
+            return ticket
 
-    def _start(self, members: Sequence[Member]) -> RunningBatch:
+    def _start(self, members: Sequence[Member], calls: ExpertAccess) -> RunningBatch:
         """Start a batch."""
-        batch = self._new_batch()
+        batch = RunningBatch(self.model, calls)
         batch.join(members)
         self._batches.append(batch)
         return batch
-
-    def _new_batch(self) -> RunningBatch:
-        if not self.model.served.expert.waits:
-            return RunningBatch(self.model, self._call)
-        thread = CooperativeThread(self._wake)
-        # The expert's own retries may take longer than a request may, and the predictor needs time to finish.
-        seconds = self.limits.expert_seconds or self.limits.request_seconds / 2
-        return RunningBatch(self.model, WaitingExpertCaller(seconds, thread), thread)
 
     def _advance(self, batch: RunningBatch) -> None:
         members = list(batch.members)
         try:
             if batch.is_active:
-                batch.advance()
+                self.metrics.observe("seqdefer_batch_size", len(batch))
+                turn = batch.advance()
+                if self.tracing is not None and turn is not None:
+                    self.tracing.note([member.recipient.span for member in members if member.recipient.span], turn)
         except Exception as error:
             self._end(batch)
-            unseen = [member for member in members if not member.has_delivered]
-            if len(members) > 1 and unseen:
+            active = [member for member in members if member.is_active and not member.recipient.is_cancelled]
+            if len(active) > 1:
                 # One request may have caused the error: run each alone, so that the others succeed.
-                for member in unseen:
-                    self._start([Member(member.recipient, member.encoded)])
-                members = [member for member in members if member.has_delivered]
-            self._fail([member.recipient for member in members], error)
+                log.warning("a batch of %d requests failed and is written one by one: %r", len(active), error)
+                for member in active:
+                    self._start([member.anew()], batch.calls)
+            else:
+                self._fail([member.recipient for member in active], error)
         else:
-            self._note_failures(batch)
+            self._answer_refused(batch)
             if not batch.is_active:
                 self._end(batch)
 
     def _end(self, batch: RunningBatch) -> None:
-        self._note_failures(batch)
+        self._answer_refused(batch)
         batch.close()
         self._batches.remove(batch)
         self._shared = None if batch is self._shared else self._shared
 
-    def _note_failures(self, batch: RunningBatch) -> None:
+    def _answer_refused(self, batch: RunningBatch) -> None:
         while batch.refused:
             recipient, error = batch.refused.pop()
             self._fail([recipient], error)
-        while batch.failures:
-            failure = batch.failures.pop()
-            reason = "timeout" if isinstance(failure, ExpertTimeout) else "error"
+
+    def _note_call(self, failure: Exception | None, seconds: float) -> None:
+        """Count a call of the expert."""
+        reason = "error"
+        if isinstance(failure, ExpertTimeout | ExpertUnavailable):
+            reason = "timeout" if isinstance(failure, ExpertTimeout) else "unavailable"
+        if reason != "unavailable":
+            self.metrics.observe("seqdefer_expert_seconds", seconds, {"status": "ok" if failure is None else reason})
+        if failure is not None:
             self.metrics.count("seqdefer_expert_failures_total", {"reason": reason})
-            log.warning("the expert failed, the predictor finished: %r", failure)
+            level = logging.DEBUG if reason == "unavailable" else logging.WARNING
+            log.log(level, "the expert failed, the predictor finished: %r", failure)
 
     def _fail(self, recipients: Sequence[Recipient], error: Exception) -> None:
+        if isinstance(error, ContractError):  # it says nothing that clients must not know
+            error = APIError(500, f"the models failed on this request: {error}", code="model_failed")
         if as_api_error(error).status >= 500:
             log.error("a request failed: %r", error)
             log.debug("traceback:", exc_info=error)
         for recipient in recipients:
             recipient.deliver([Failed(error)], time.perf_counter())
+
+
+def models_died() -> APIError:
+    return APIError(503, "the models failed and the server ends; try again later", code="models_died")

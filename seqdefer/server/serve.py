@@ -29,6 +29,7 @@ def require_extra() -> None:
     """Raise MissingExtraError unless the extra 'server' is installed."""
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -200,9 +201,12 @@ def serve(
     only_host = None if api_key is not None else trusted_host(listening, host)
     app = create_app(model, name, limits=limits, api_key=api_key, budget=budget, only_host=only_host)
     server = make_server(app, limits)
+    app.state.scheduler.on_failure = lambda: setattr(server, "should_exit", True)
     ready()
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
         server.run(sockets=[listening])
+    if app.state.scheduler.failure is not None:
+        raise SystemExit(1)
     if not app.state.scheduler.close(SHUTDOWN_SECONDS):
         # An expert hangs in a thread: the interpreter would wait for it, or crash in it.
         sys.stderr.flush()

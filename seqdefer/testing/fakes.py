@@ -123,7 +123,7 @@ class ToyPredictor(Predictor[ToyState]):
     """A predictor that errs in 5 of 8 cases, with features that are right about it in 7 of 8."""
 
     def __init__(self, task: ToyTask) -> None:
-        self.task = task
+        self.task, self.vocabulary_size = task, task.vocabulary
         self.fingerprint = f"toy-{task.vocabulary}-{task.spec.length}-{task.seed}"
 
     def start(self, inputs: Tensor) -> tuple[ToyState, Tensor]:

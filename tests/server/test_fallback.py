@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +26,12 @@ from servers import (
     until,
     with_parts,
 )
+from torch import Tensor
 from toy_pair import METHODS
 
-from seqdefer.remote.cancellation import on_cancel
-from seqdefer.server.fallback import Cancelled, CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
+from seqdefer.server.expert_calls import THREADS, ExpertTimeout, LocalCalls
 from seqdefer.server.http import Limits
+from seqdefer.types import Examples, Sequences, SequenceSpec
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 
@@ -132,34 +134,62 @@ def test_timeout_error_of_the_expert_is_not_ours() -> None:
         raise TimeoutError("of a socket")
 
     with pytest.raises(TimeoutError, match="socket"):
-        ExpertCaller(5.0)(raise_timeout)
+        LocalCalls(5.0).run(raise_timeout)
     with pytest.raises(ExpertTimeout):
-        ExpertCaller(0.05)(lambda: time.sleep(0.3))
+        LocalCalls(0.05).run(lambda: time.sleep(0.3))
+
+
+class OddExpert(FaultyExpert):
+    """An expert that changes its answers."""
+
+    def __init__(self, inner: Any, change: Callable[[Any], Any]) -> None:
+        super().__init__(inner)
+        self.change = change
+
+    def next(self, state: Any, rows: Tensor) -> tuple[Tensor, Any]:
+        tokens, state = super().next(state, rows)
+        return self.change(tokens), state
+
+    def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        completed = super().complete(examples, prefixes, spec)
+        return Sequences(self.change(completed.tokens), completed.lengths)
+
+
+@token_and_one_time
+@pytest.mark.parametrize(
+    "change",
+    [lambda tokens: tokens + 1000, lambda tokens: tokens - 9, lambda tokens: tokens[:0], lambda tokens: None,
+     lambda tokens: tokens * math.nan],
+    ids=["too large", "negative", "empty", "nothing", "nan"],
+)  # fmt: skip
+def test_answers_that_are_none_are_failures(method: str, change: Callable[[Any], Any]) -> None:
+    """Regression: status 500."""
+    expert = OddExpert(toy_model(method).served.expert, change)
+    with running(with_parts(toy_model(method), expert=expert)) as server:
+        response = server.complete("13", 1.0)
+        assert response.choices[0].text == text_alone("13", 0.0, method)
+        assert response.deferral["degraded"] is True
 
 
 # -- remote experts ------------------------------------------------------------------------------------------------
 
 
 class RemoteExpert(FaultyExpert):
-    """An expert that waits for a gate to open before it answers."""
+    """An expert that waits for a gate to open before it answers, and cannot be asked without waiting."""
 
     waits = True
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner, self._wait)
         self.gate, self.waiting = threading.Event(), threading.Semaphore(0)
-        self.pending, self.max_pending, self.cancelled = 0, 0, 0
+        self.pending, self.max_pending = 0, 0
 
     def _wait(self) -> None:
         self.pending += 1
         self.max_pending = max(self.max_pending, self.pending)
         self.waiting.release()
-        with on_cancel(self._cancel):
-            assert self.gate.wait(20)
+        assert self.gate.wait(20)
         self.pending -= 1
-
-    def _cancel(self) -> None:
-        self.cancelled += 1
 
 
 @contextmanager
@@ -242,9 +272,7 @@ def test_disconnect_while_waiting_leaves_nothing_behind() -> None:
             httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy@1.0", "prompt": "1"}, timeout=0.5)
         assert expert.waiting.acquire(timeout=10)
         server.wait_until_idle()  # although the expert has not answered
-        assert expert.cancelled == 1
         expert.gate.set()
-        until(lambda: not [one for one in threading.enumerate() if one.name == "seqdefer-batch"])
         assert server.complete("2", 1.0).usage.expert_tokens > 0
     until(lambda: threading.active_count() <= before)
 
@@ -267,81 +295,15 @@ def test_shutdown_while_an_expert_waits() -> None:
         assert response.result(10).status_code == 503
 
 
-# -- cooperative threads -------------------------------------------------------------------------------------------
-
-
-def test_work_resumes_after_its_wait_when_it_has_a_turn() -> None:
-    woken, order = threading.Semaphore(0), list[str]()
-    gates = {name: threading.Event() for name in "ab"}
-    threads = {name: CooperativeThread(woken.release) for name in "ab"}
-
-    def work_of(name: str) -> Callable[[], None]:
-        def work() -> None:
-            for step in "123":
-                order.append(name + step)
-                threads[name].wait(lambda: gates[name].wait(10))
-
-        return work
-
-    works = {name: work_of(name) for name in "ab"}
-    for name in "ab":
-        threads[name].run(works[name])
-        assert threads[name].is_waiting
-    gates["b"].set()
-    assert woken.acquire(timeout=10)
-    while not threads["b"].is_idle:
-        threads["b"].run(works["b"])
-        until(lambda: not threads["b"].is_waiting)
-    gates["a"].set()
-    while not threads["a"].is_idle:
-        until(lambda: not threads["a"].is_waiting)
-        threads["a"].run(works["a"])
-    assert order == ["a1", "b1", "b2", "b3", "a2", "a3"]
-
-
-def test_run_raises_what_the_work_raises() -> None:
-    thread = CooperativeThread(lambda: None)
-    for _ in range(2):
-        with pytest.raises(ConnectionError):
-            thread.run(fail)
-    thread.close()
-
-
-def test_cancelled_work_unwinds_after_its_wait() -> None:
-    gate, unwound = threading.Event(), threading.Event()
-    thread = CooperativeThread(lambda: None)
-
-    def work() -> None:
-        try:
-            thread.wait(lambda: gate.wait(10))
-        except Cancelled:
-            unwound.set()
-            raise
-
-    thread.run(work)
-    thread.close()
-    time.sleep(0.05)
-    assert not unwound.is_set()
-    gate.set()
-    assert unwound.wait(10)
-
-
-def test_timeout_cancels_the_call() -> None:
-    woken, cancelled = threading.Semaphore(0), threading.Event()
-    thread = CooperativeThread(woken.release)
-    caller = WaitingExpertCaller(0.05, thread)
-
-    def call() -> None:
-        with on_cancel(cancelled.set):
-            cancelled.wait(10)
-
-    def work() -> None:
-        with pytest.raises(ExpertTimeout):
-            caller(call)
-
-    thread.run(work)
-    assert woken.acquire(timeout=5)
-    thread.run(work)
-    assert cancelled.is_set()
-    thread.close()
-    caller.close()
+def test_calls_that_wait_take_few_threads() -> None:
+    before = set(threading.enumerate())
+    with remote() as (server, expert), ThreadPoolExecutor(40) as pool:
+        responses = [pool.submit(server.complete, one, 1.0) for one in inputs_of(40)]
+        until(lambda: metric(server, "seqdefer_expert_calls") == 40)
+        started = [one for one in threading.enumerate() if one not in before and one.name == "seqdefer-expert"]
+        assert len(started) == THREADS
+        assert expert.max_pending == THREADS
+        expert.gate.set()
+        texts = [one.result(20).choices[0].text for one in responses]
+        assert texts == toy_model().generate(inputs_of(40), 1.0).outputs
+    until(lambda: not any(one.is_alive() for one in started))

@@ -23,23 +23,23 @@ def test_counts_equal_what_was_written() -> None:
         assert metric(server, "seqdefer_switches_total") == sum(written.switches)
         assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="200"}') == 6
         assert metric(server, 'seqdefer_requests_total{path="/v1/completions",status="400"}') == 1
-        assert metric(server, 'seqdefer_request_seconds_bucket{path="/v1/completions",le="+Inf"}') == 7
+        assert metric(server, 'seqdefer_request_seconds_bucket{le="+Inf",path="/v1/completions"}') == 7
         until(lambda: metric(server, "seqdefer_sequences_running") == 0)
         assert metric(server, "seqdefer_queue_length") == 0
 
 
 def test_labels_are_escaped() -> None:
     metrics = Metrics()
-    metrics.count("seqdefer_requests_total", {"path": 'a"b\\c\nd'})
-    assert 'seqdefer_requests_total{path="a\\"b\\\\c\\nd"} 1' in metrics.render()
+    metrics.count("seqdefer_requests_total", {"path": 'a"b\\c\nd', "status": "200"})
+    assert 'seqdefer_requests_total{path="a\\"b\\\\c\\nd",status="200"} 1.0' in metrics.render()
 
 
 def test_histogram_is_cumulative() -> None:
     metrics = Metrics()
     for seconds in (0.001, 0.005, 0.3, 1000):
-        metrics.observe_seconds(seconds, {"path": "/"})
+        metrics.observe("seqdefer_request_seconds", seconds, {"path": "/"})
     lines = metrics.render().splitlines()
-    buckets = [int(line.split()[-1]) for line in lines if "_bucket" in line]
+    buckets = [float(line.split()[-1]) for line in lines if line.startswith("seqdefer_request_seconds_bucket")]
     assert buckets == sorted(buckets)
     assert buckets[0] == 2  # up to 0.005
     assert buckets[-1] == 4

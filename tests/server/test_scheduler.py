@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from servers import (
 )
 from torch import Tensor
 
+from seqdefer.errors import ContractError
 from seqdefer.server.http import Limits
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
@@ -131,3 +135,90 @@ def test_request_that_breaks_the_predictor_fails_alone() -> None:
         texts = [one.json()["choices"][0]["text"] for one in good]
         assert texts == toy_model().generate(inputs[:7], 0.5).outputs
         check_healthy(server)
+
+
+class LateAllergicPredictor(AllergicPredictor):
+    """A predictor that fails on one input at its fourth token."""
+
+    def start(self, inputs: Tensor) -> Any:
+        return self.inner.start(inputs)
+
+    def propose(self, state: Any) -> Any:
+        if self.number in state.inputs and state.position == 3:
+            raise RuntimeError("secret: out of memory at /home/me")
+        return self.inner.propose(state)
+
+
+def writes_more_than(n: int, inputs: list[str], budget: float) -> list[str]:
+    written = toy_model().generate(inputs, budget)
+    return [one for one, text in zip(inputs, written.outputs, strict=True) if len(text) > n]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_failure_after_the_first_token_is_of_one_request(is_streamed: bool) -> None:
+    """Regression: all 21 requests of the batch got status 500."""
+    slow, _ = slow_model(0.02)
+    inputs = writes_more_than(8, inputs_of(80), 0.5)[:12]
+    model = with_parts(slow, predictor=LateAllergicPredictor(slow.served.predictor, int(inputs[5])))
+    with running(model) as server, ThreadPoolExecutor(12) as pool:
+
+        def text_of(one: str) -> str:
+            response = server.complete(one, 0.5, stream=is_streamed)
+            return "".join(part.choices[0].text for part in response) if is_streamed else response.choices[0].text
+
+        answers = [pool.submit(text_of, one) for one in inputs]
+        failed = [place for place, answer in enumerate(answers) if answer.exception(30) is not None]
+        assert failed == [5]
+        good = [answer.result() for place, answer in enumerate(answers) if place != 5]
+        assert good == toy_model().generate([*inputs[:5], *inputs[6:]], 0.5).outputs
+        check_healthy(server)
+
+
+class NanPredictor(AllergicPredictor):
+    """A predictor whose features of one input are no numbers from its third token on, and so its scores."""
+
+    def start(self, inputs: Tensor) -> Any:
+        return self.inner.start(inputs)
+
+    def propose(self, state: Any) -> Any:
+        proposal = self.inner.propose(state)
+        is_bad = (state.inputs == self.number) & (state.position >= 2)
+        return replace(proposal, features=proposal.features.masked_fill(is_bad[:, None], math.nan))
+
+
+def test_scores_that_are_no_numbers_are_an_error_of_their_request() -> None:
+    """Regression: nan counted as a decision to keep the predictor's token."""
+    inputs = writes_more_than(4, inputs_of(40)[1:], 0.5)[:8]
+    model = with_parts(toy_model(), predictor=NanPredictor(toy_model().served.predictor, int(inputs[0])))
+    with pytest.raises(ContractError, match=r"the score of token 2 is not a number \(nan\)"):
+        model.generate(inputs, 0.5)
+    with pytest.raises(ContractError, match="not a number"):
+        list(model.stream(inputs[0], 0.5))
+    with running(model) as server, ThreadPoolExecutor(8) as pool:
+        bodies = [{"model": "toy@0.5", "prompt": one} for one in inputs]
+        first, *rest = pool.map(lambda body: server.post(COMPLETIONS, body), bodies)
+        assert check_error(first, 500, "the score of token 2 is not a number (nan)")["code"] == "model_failed"
+        assert [one.json()["choices"][0]["text"] for one in rest] == toy_model().generate(inputs[1:], 0.5).outputs
+        check_healthy(server)
+
+
+def test_a_dead_thread_fails_what_is_open_and_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: requests waited until their time was over."""
+    model, slow = slow_model()
+    slow.gate.clear()
+    with running(model) as server, ThreadPoolExecutor(4) as pool:
+        ended = list[bool]()
+        server.scheduler.on_failure = lambda: ended.append(True)
+        monkeypatch.setattr(server.scheduler, "_answer_refused", lambda batch: 1 / 0)
+        bodies = [{"model": "toy@0.5", "prompt": one} for one in inputs_of(4)]
+        responses = [pool.submit(server.post, COMPLETIONS, body) for body in bodies]
+        until(lambda: server.scheduler._batches and len(server.scheduler._queue) == 3)
+        started = time.monotonic()
+        slow.gate.set()
+        for response in responses:
+            assert check_error(response.result(), 503)["code"] == "models_died"
+        assert check_error(server.post(COMPLETIONS, bodies[0]), 503)["code"] == "models_died"
+        assert time.monotonic() - started < 5
+        assert server.get("/health").status_code == 503
+        assert ended == [True]
+        assert isinstance(server.scheduler.failure, ZeroDivisionError)

@@ -119,7 +119,10 @@ def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
     body = {"model": "toy@1", "prompt": "13"}
     with toy_process(hangs=hangs, grace=0.5) as (server, address), ThreadPoolExecutor(4) as pool:
         responses = []
-        for expected in ({"seqdefer_sequences_running 1"}, {"seqdefer_cohorts_running 2", "seqdefer_queue_length 1"}):
+        for expected in (
+            {"seqdefer_sequences_running 1.0"},
+            {"seqdefer_sequences_running 2.0", "seqdefer_queue_length 1.0"},
+        ):
             responses.append(pool.submit(httpx.post, address + COMPLETIONS, json=body, timeout=20))
             until(lambda lines=expected: lines & set(httpx.get(f"{address}/metrics").text.splitlines()))
         started = time.monotonic()
@@ -133,6 +136,22 @@ def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
     assert hangs or printed == "ended\n"
 
 
+def test_a_server_without_its_model_thread_ends() -> None:
+    """Regression: it went on listening, and no request was ever answered."""
+    script = SERVER.replace("listening =", "Scheduler._answer_refused = lambda self, batch: 1 / 0\nlistening =", 1)
+    script = "from seqdefer.server.scheduler import Scheduler\n" + script
+    command = [sys.executable, "-c", script.format(support=SUPPORT, hangs=False, grace=5)]
+    with process(command) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        until(lambda: is_listening(address))
+        response = httpx.post(address + COMPLETIONS, json={"model": "toy@0", "prompt": "13"}, timeout=20)
+        assert check_error(response, 503)["code"] == "models_died"
+        _, errors = server.communicate(timeout=15)
+    assert server.returncode == 1
+    assert "ZeroDivisionError" in errors
+
+
 def test_second_ctrl_c_ends_the_grace_period() -> None:
     """uvicorn dropped all connections with tracebacks, also those whose request was incomplete."""
     body = {"model": "toy@1", "prompt": "13"}
@@ -144,7 +163,7 @@ def test_second_ctrl_c_ends_the_grace_period() -> None:
             lines = stream.iter_lines()
             assert next(lines).startswith('data: {"id"')
             whole = pool.submit(httpx.post, url, json=body, timeout=60)
-            until(lambda: "seqdefer_sequences_running 2\n" in httpx.get(f"{address}/metrics").text)
+            until(lambda: "seqdefer_sequences_running 2.0\n" in httpx.get(f"{address}/metrics").text)
             server.send_signal(signal.SIGINT)
             until(lambda: not is_listening(address))
             server.send_signal(signal.SIGINT)

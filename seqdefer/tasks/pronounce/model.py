@@ -222,6 +222,7 @@ class PronouncePredictor(Predictor[_State]):
     to, log probabilities of all symbols, and embeddings of the last and the proposed symbol."""
 
     runs_past_end = True
+    vocabulary_size = len(SYMBOLS)
 
     def __init__(self, model: Pronouncer) -> None:
         self.model = model.eval().requires_grad_(False)

@@ -148,6 +148,7 @@ class TextPredictor(_Writer, Predictor[Reading]):
         super().__init__(model, end=end, n_tokens=n_tokens)
         if shown not in FEATURE_SETS:
             raise unknown("choice of what rejectors see", shown, FEATURE_SETS)
+        self.vocabulary_size = self.n_tokens
         self.shown, self.facts = shown, facts or DocumentFacts()
         self.showing = Replayed(lambda inputs, tokens, *parts: self.show(Proposal(*parts), inputs, tokens).tensors())
         named = [self.facts.name] if self.facts.name and shown != "states" else []

@@ -9,6 +9,7 @@ next tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -126,13 +127,19 @@ class RemoteExpert(DraftExpert):
         self.fingerprint = fingerprint("remote", endpoint.address, endpoint.model, adapter.template, adapter.end)
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
+        return self.client.run(self.completed(examples, prefixes, spec))
+
+    def submit(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Future[Sequences]:
+        return self.client.submit(self.completed(examples, prefixes, spec))
+
+    async def completed(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         """Complete each sequence with one call for as many tokens as may follow; truncate the text to that many."""
         rows, inputs = unpad_sequences(prefixes), unpad_inputs(examples.inputs)
         is_over = spec.is_over(prefixes).tolist()
         places = [place for place in range(len(rows)) if not is_over[place]]
         prompts = [self.adapter.prompt(inputs[place], rows[place]) for place in places]
         lefts = [spec.length - len(rows[place]) for place in places]
-        answers = self.client.complete_all([EndpointRequest(*ask) for ask in zip(prompts, lefts, strict=True)])
+        answers = await self.client.complete([EndpointRequest(*ask) for ask in zip(prompts, lefts, strict=True)])
         for place, answer in zip(places, answers, strict=True):
             written = self._with_first_token(rows[place])
             new = self.adapter.tokens(inputs[place], written, answer)

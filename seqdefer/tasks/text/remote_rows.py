@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
+from seqdefer.remote.client import EndpointClient
 from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.tasks.text.remote import unpad_inputs
 from seqdefer.tasks.text.token_ids import Answers, Place
@@ -14,7 +16,9 @@ from seqdefer.types import Examples
 class AsksPlaces(Protocol):
     """What rows need of a remote expert."""
 
-    def ask(self, texts: Sequence[Sequence[Place]], answers: Answers) -> None:
+    client: EndpointClient
+
+    async def ask(self, texts: Sequence[Sequence[Place]], answers: Answers) -> None:
         """Add the answers at all places of some texts."""
 
 
@@ -35,13 +39,23 @@ class RemoteRows(ExpertRows):
         self.written += [()] * len(new)
 
     def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
+        return self.expert.client.run(self._named(self._places(chunks)))
+
+    def submit(self, chunks: Sequence[Chunk]) -> Future[list[list[Any]]]:
+        return self.expert.client.submit(self._named(self._places(chunks)))
+
+    def _places(self, chunks: Sequence[Chunk]) -> list[list[Place]]:
+        """Read chunks, and return the places that they ask about."""
         places = []
         for chunk in chunks:
             before, inputs = self.written[chunk.row], self.inputs[chunk.row]
             self.written[chunk.row] = (*before, *chunk.tokens)
             self.tokens_read += len(chunk.tokens)
             places.append([(inputs, self.written[chunk.row][: len(before) + at]) for at in chunk.asked])
-        self.expert.ask([self._unknown(line) for line in places], self.answers)
+        return places
+
+    async def _named(self, places: Sequence[Sequence[Place]]) -> list[list[Any]]:
+        await self.expert.ask([self._unknown(line) for line in places], self.answers)
         return [[self.answers[place] for place in line] for line in places]
 
     def _unknown(self, places: Sequence[Place]) -> list[Place]:

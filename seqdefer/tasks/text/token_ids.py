@@ -68,12 +68,12 @@ def _likeliest(entry: Any) -> int:
     raise ValueError(f"it returned prompt_logprobs without a token of rank 1: {entry!r:.80}")
 
 
-def find_obstacle(client: EndpointClient, tokenizer: Any) -> str:
+async def find_obstacle(client: EndpointClient, tokenizer: Any) -> str:
     """Return why ids cannot be exchanged with this server, or "" if they can. Makes one call."""
     ids = _probed_ids(tokenizer)
     request = ids_request([ids[0], *ids], 1, within=True)
     try:
-        (answer,) = client.complete_all([request])
+        (answer,) = await client.complete([request])
         parse_ids(request, answer)
         entries = _entries(request, answer)
     except EndpointError as error:

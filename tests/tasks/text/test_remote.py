@@ -31,7 +31,7 @@ from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.rejectors.token import LSTMRejector
-from seqdefer.remote.client import KEY_VARIABLE, Endpoint, EndpointClient, EndpointCompletion
+from seqdefer.remote.client import HOST_VARIABLE, KEY_VARIABLE, Endpoint, EndpointClient, EndpointCompletion
 from seqdefer.tasks.text.codec import encode
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import MixedPair, TextPair
@@ -328,6 +328,7 @@ def test_fit_calibrate_and_generate(
     place: Path, endpoint: str, tmp_path: Path, spy: Spy, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, SECRET)
+    monkeypatch.setenv(HOST_VARIABLE, endpoint.split("/")[2])
     calls, out = spy(EndpointClient, "_post"), tmp_path / "model"
     with pytest.warns(ExpertCallsWarning, match=r"may call http.* 184 times \(8 hand-offs of 23 documents\)"):
         assert cli.main(fit(place, out, endpoint)) == 0
@@ -418,9 +419,11 @@ def test_the_fingerprint_ignores_the_key(monkeypatch: pytest.MonkeyPatch) -> Non
     for key in ("one", "two"):
         monkeypatch.setenv(KEY_VARIABLE, key)
         for url in ("https://host/v1", "https://other/v1"):
+            monkeypatch.setenv(HOST_VARIABLE, url.split("/")[2])
             prints += [remote_pair(url, model, prompt=prompt).expert.fingerprint for prompt in (PROMPT, "x" + PROMPT)]
     assert prints[:4] == prints[4:]
     assert len({*prints}) == 4
+    monkeypatch.delenv(KEY_VARIABLE)
     same = [remote_pair("https://host/v1", model, by_token=choice, retries=choice) for choice in (False, True)]
     assert {pair.expert.fingerprint for pair in same} == {prints[0]}
 
