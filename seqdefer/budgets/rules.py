@@ -108,7 +108,7 @@ def _to_finite(setting: float) -> float:
 
 def threshold_for(budget: float, sweep: TokenSweep) -> Setting:
     """Return the token-level threshold whose realised share on validation rollouts is nearest to the budget."""
-    return NEAREST.choose(TokenSpending(sweep), budget)
+    return NEAREST.choose(TokenSpending(sweep, int(sweep.lengths.max())), budget)
 
 
 def whole_threshold_for(budget: float, scores: Tensor, lengths: Tensor, table: HandOffTable) -> Setting:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from seqdefer.budgets.convex_hull import Floats, Integers
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs, to_floats
@@ -41,15 +42,30 @@ class Spending(ABC):
     def shares(self) -> Floats:
         """The share of all tokens that each setting spends. (T,)"""
 
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """The most tokens that a sequence can have."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> int:
+        """The inputs that are counted."""
+
     @abstractmethod
     def at(self, places: Sequence[int]) -> Outcomes:
         """Return the outcomes of each input at some of the settings."""
+
+    @abstractmethod
+    def select(self, rows: Integers) -> Spending:
+        """Return the spending of some of the inputs, repeats allowed."""
 
 
 class TokenSpending(Spending):
     """Token-level deferral, from rollouts at every threshold."""
 
-    def __init__(self, sweep: TokenSweep) -> None:
+    def __init__(self, sweep: TokenSweep, length: int) -> None:
+        self.sweep, self._length = sweep, length
         falling = sweep.thresholds.argsort(descending=True)
         self._settings = to_floats(sweep.thresholds[falling])
         self._outcomes = Outcomes(*(to_floats(part[falling]) for part in (sweep.deferred, sweep.lengths, sweep.loss)))
@@ -62,9 +78,22 @@ class TokenSpending(Spending):
     def shares(self) -> Floats:
         return np.asarray(self._outcomes.deferred.sum(1) / self._outcomes.written.sum(1))
 
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def inputs(self) -> int:
+        return self._outcomes.deferred.shape[1]
+
     def at(self, places: Sequence[int]) -> Outcomes:
         rows, found = list(places), self._outcomes
         return Outcomes(found.deferred[rows], found.written[rows], found.loss[rows])
+
+    def select(self, rows: Integers) -> TokenSpending:
+        sweep, places = self.sweep, torch.from_numpy(rows)
+        columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
+        return TokenSpending(TokenSweep(sweep.thresholds, *columns), self._length)
 
 
 class HandOffSpending(Spending):
@@ -73,7 +102,7 @@ class HandOffSpending(Spending):
     A setting stands half way between two at which a choice changes, so that nothing depends on rounding."""
 
     def __init__(self, scored: ScoredHandOffs, table: HandOffTable) -> None:
-        self._scored = scored
+        self.scored, self.table = scored, table
         self._deferred, self._loss = (to_floats(part)[:, scored.grid] for part in (table.deferred, table.loss))
         if (self._deferred < 0).any():
             raise DataError("some hand-offs of the grid were not labelled; label them, or choose from those that were")
@@ -82,7 +111,7 @@ class HandOffSpending(Spending):
     @cached_property
     def _steps(self) -> tuple[Floats, Floats, Floats]:
         """Settings (T,), and tokens deferred and written (T,) by all inputs."""
-        path = self._scored.path()
+        path = self.scored.path()
         order = np.argsort(-path.settings, kind="stable")
         falling = path.settings[order]
         is_last_of_ties = np.append(falling[:-1] != falling[1:], True)[: len(falling)]
@@ -106,8 +135,19 @@ class HandOffSpending(Spending):
         _, deferred, written = self._steps
         return np.asarray(deferred / written)
 
+    @property
+    def length(self) -> int:
+        return int(self.scored.grid[-1])
+
+    @property
+    def inputs(self) -> int:
+        return len(self.scored)
+
     def at(self, places: Sequence[int]) -> Outcomes:
-        rows = np.arange(len(self._scored))
-        chosen: list[Integers] = [self._scored.columns(self.settings[place]) for place in places]
+        rows = np.arange(len(self.scored))
+        chosen: list[Integers] = [self.scored.columns(self.settings[place]) for place in places]
         parts = (self._deferred, self._written, self._loss)
         return Outcomes(*(np.stack([part[rows, columns] for columns in chosen]) for part in parts))
+
+    def select(self, rows: Integers) -> HandOffSpending:
+        return HandOffSpending(self.scored.select(rows), self.table.select(torch.from_numpy(rows)))
