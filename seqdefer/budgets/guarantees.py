@@ -27,11 +27,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from seqdefer.budgets.convex_hull import Floats
 
+Booleans: TypeAlias = NDArray[np.bool_]
 BISECTIONS = 30  # of an upper bound: to 1e-9
 MAX_LEAST_INPUTS = 10_000_000
 
@@ -68,22 +71,21 @@ def hoeffding_bentkus_p_values(means: Floats, n: int, budget: float) -> Floats:
     return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
 
 
-def betting_p_values(losses: Floats, budget: float, delta: float) -> Floats:
+def betting_p_values(losses: Floats, budget: float | Floats, delta: float) -> Floats:
     """Return the same from the losses themselves, in an order that does not depend on them; the bets are made for a
     test at `delta`. (T, n) -> (T,)"""
     return np.asarray(np.exp(-_log_wealth(losses, budget, delta).max(-1).clip(min=0)))
 
 
-def accepted_settings(p_values: Floats, delta: float) -> int:
-    """Return how many settings pass before the first that does not."""
-    failed = np.flatnonzero(~(p_values <= delta))
-    return int(failed[0]) if len(failed) else len(p_values)
+def accepted_settings(passes: Booleans) -> int:
+    """Return how many settings pass their test before the first that does not. bool (T,)"""
+    return len(passes) if passes.all() else int(passes.argmin())
 
 
 def hoeffding_bentkus_bounds(means: Floats, n: int, delta: float) -> Floats:
     """Return what the expected losses are below with probability 1 - delta. (T,) -> (T,)"""
 
-    def is_below(budgets: Floats) -> Floats:
+    def is_below(budgets: Floats) -> Booleans:
         found = [hoeffding_bentkus_p_values(mean, n, at) for mean, at in zip(means[:, None], budgets, strict=True)]
         return np.concatenate(found) <= delta
 
@@ -126,7 +128,7 @@ def _binomial_distribution(n: int, p: float) -> Floats:
     return np.minimum(1.0, np.exp(np.logaddexp.accumulate(logs)))
 
 
-def _least(is_below: Callable[[Floats], Floats], size: int) -> Floats:
+def _least(is_below: Callable[[Floats], Booleans], size: int) -> Floats:
     """Return the least budgets in (0, 1] from which on the tests pass. is_below: (T,) -> bool (T,)"""
     low, high = np.zeros(size), np.ones(size)
     for _ in range(BISECTIONS):

@@ -3,7 +3,8 @@
     setting = NEAREST.choose(spending, budget=0.2)
     setting.threshold, setting.share
 
-A new rule is a class here: it names the place of one setting among those of a `Spending`.
+A new rule is a `BudgetRule`: it names the place of one setting among those of a `Spending`. `budgets.promises` has
+those with a guarantee.
 """
 
 from __future__ import annotations

@@ -30,7 +30,11 @@ class Outcomes:
 
 
 class Spending(ABC):
-    """T settings, falling, and the share of all tokens that each spends."""
+    """T settings, falling, and the share of all tokens that each spends.
+
+    `has_fixed_settings`: they were chosen without the inputs that are counted."""
+
+    has_fixed_settings: bool = False
 
     @property
     @abstractmethod
@@ -56,6 +60,12 @@ class Spending(ABC):
     def at(self, places: Sequence[int]) -> Outcomes:
         """Return the outcomes of each input at some of the settings."""
 
+    @cached_property
+    def counts(self) -> tuple[Floats, Floats]:
+        """The tokens deferred and written by each input at every setting. (T, n) each"""
+        every = self.at(range(len(self.settings)))
+        return every.deferred, every.written
+
     @abstractmethod
     def select(self, rows: Integers) -> Spending:
         """Return the spending of some of the inputs, repeats allowed."""
@@ -64,8 +74,8 @@ class Spending(ABC):
 class TokenSpending(Spending):
     """Token-level deferral, from rollouts at every threshold."""
 
-    def __init__(self, sweep: TokenSweep, length: int) -> None:
-        self.sweep, self._length = sweep, length
+    def __init__(self, sweep: TokenSweep, length: int, *, has_fixed_settings: bool = False) -> None:
+        self.sweep, self._length, self.has_fixed_settings = sweep, length, has_fixed_settings
         falling = sweep.thresholds.argsort(descending=True)
         self._settings = to_floats(sweep.thresholds[falling])
         self._outcomes = Outcomes(*(to_floats(part[falling]) for part in (sweep.deferred, sweep.lengths, sweep.loss)))
@@ -84,7 +94,7 @@ class TokenSpending(Spending):
 
     @property
     def inputs(self) -> int:
-        return self._outcomes.deferred.shape[1]
+        return int(self._outcomes.deferred.shape[1])
 
     def at(self, places: Sequence[int]) -> Outcomes:
         rows, found = list(places), self._outcomes
@@ -93,7 +103,8 @@ class TokenSpending(Spending):
     def select(self, rows: Integers) -> TokenSpending:
         sweep, places = self.sweep, torch.from_numpy(rows)
         columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
-        return TokenSpending(TokenSweep(sweep.thresholds, *columns), self._length)
+        selected = TokenSweep(sweep.thresholds, *columns)
+        return TokenSpending(selected, self._length, has_fixed_settings=self.has_fixed_settings)
 
 
 class HandOffSpending(Spending):

@@ -114,7 +114,7 @@ class TokenDeferral(DeferralRunner):
         assert thresholds is not None
         joined = join_sweeps(swept)
         columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
-        return TokenSpending(TokenSweep(*columns), length=task.spec.length)
+        return TokenSpending(TokenSweep(*columns), task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
         if self.rejector.reads_first:
