@@ -54,6 +54,7 @@ class Population:
     subject: Subject
     spending: Spending
     unit: str  # of the loss
+    made_by: str  # fingerprint
 
 
 SUBJECTS = {
@@ -73,7 +74,7 @@ def measure(subject: Subject, folder: Path, *, meter: Meter, device: str = "cpu"
     if not file.exists():
         task, spending = _sweep(subject, folder / f"{subject.task}-{made_by}", Clock(meter), device)
         write_tensors(file, _columns(spending), {"unit": task.loss_unit})
-    return Population(subject, _spending(read_tensors(file)), _unit(file))
+    return Population(subject, _spending(read_tensors(file)), _unit(file), made_by)
 
 
 def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[Task, Spending]:
