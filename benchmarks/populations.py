@@ -63,7 +63,7 @@ SUBJECTS = {
     "tsp": Subject(
         "tsp", "OneTimeModel", 2000, {"train": 400, "validation": 100, "test": 2000}, {"hand_offs": 11}
     ),
-    "xsum": Subject("xsum", "TokenwiseModel", 400, {"test_documents": 600}),
+    "xsum": Subject("xsum", "TokenwiseModel", 120, {"test_documents": 600}),
 }  # fmt: skip
 
 
@@ -72,7 +72,8 @@ def measure(subject: Subject, folder: Path, *, meter: Meter, device: str = "cpu"
     made_by = fingerprint(asdict(subject), __version__)
     file = folder / f"{subject.task}-{made_by}.safetensors"
     if not file.exists():
-        task, spending = _sweep(subject, folder / f"{subject.task}-{made_by}", Clock(meter), device)
+        fit = fingerprint(asdict(replace(subject, inputs=0)), __version__)
+        task, spending = _sweep(subject, folder / f"{subject.task}-fit-{fit}", Clock(meter), device)
         write_tensors(file, _columns(spending), {"unit": task.loss_unit})
     return Population(subject, _spending(read_tensors(file)), _unit(file), made_by)
 

@@ -92,10 +92,10 @@ class CalibrationData:
 
 
 def input_names(examples: Examples) -> list[str]:
-    """Return a name for each input: equal inputs, equal names. Negative numbers at the end of a row of token ids pad it
-    to the width of its batch, and do not count."""
+    """Return a name for each input: equal inputs, equal names. Whole numbers of 0 or less at the end of a row may pad
+    it to the width of its batch, and do not count."""
     rows = examples.inputs.cpu()
     if rows.ndim != 2 or rows.is_floating_point():
         return [fingerprint(row) for row in rows]
-    ends = torch.where(rows >= 0, torch.arange(1, rows.shape[1] + 1), 0).amax(1).tolist()
+    ends = torch.where(rows > 0, torch.arange(1, rows.shape[1] + 1), 0).amax(1).tolist()
     return [fingerprint(row[:end]) for row, end in zip(rows, ends, strict=True)]

@@ -227,9 +227,11 @@ def test_a_model_that_does_not_know_what_it_was_fitted_on_promises_nothing() -> 
 
 
 def test_names_of_inputs_do_not_depend_on_padding() -> None:
-    short, long = torch.tensor([[4, 7, -1]]), torch.tensor([[4, 7, -1, -1], [4, 7, 0, -1]])
+    short, long = torch.tensor([[4, 7, -1]]), torch.tensor([[4, 7, -1, -1], [4, 7, 5, -1]])
     names = [input_names(Examples(rows, rows, torch.arange(len(rows)))) for rows in (short, long)]
     assert names[0][0] == names[1][0] != names[1][1]
+    zeros = torch.tensor([[4, 7, 0, 0, 0]])  # of a task that pads with these
+    assert input_names(Examples(zeros, zeros, torch.arange(1))) == names[0]
     floats = torch.tensor([[0.5, -1.0], [0.5, -2.0]])
     first, second = input_names(Examples(floats, floats, torch.arange(2)))
     assert first != second
