@@ -6,14 +6,18 @@ references are needed. Where there are some, the same rollouts tell what each bu
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 
-from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, check_budget, nearest_place
+from seqdefer.budgets.promises import Promise, PromisingRule
+from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule, Setting, check_budget, nearest_place
 from seqdefer.budgets.spending import Spending
+from seqdefer.errors import OptionError
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
+EASY_BUDGET = 0.5  # where inputs are too few for it, nothing is promised at all
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,30 @@ class Calibration:
     settings: tuple[Setting, ...]
     inputs: int  # that it was measured on
     rejector: str  # fingerprint of the rejector it belongs to
+    promise: Promise | None = None  # what the rule that chose the settings guarantees, if anything
 
     def for_budget(self, budget: float) -> Setting:
-        """Return the setting whose realised share comes nearest to a budget."""
+        """Return the setting whose realised share comes nearest to a budget; with a promise, the setting of the
+        largest of BUDGETS that is not above it."""
+        check_budget(budget)
+        if self.promise is not None:
+            return self.settings[bisect_right(BUDGETS, budget) - 1]
         shares = np.array([one.share for one in self.settings])
-        return self.settings[nearest_place(shares, check_budget(budget))]
+        return self.settings[nearest_place(shares, budget)]
+
+    def shortfall(self, budget: float) -> str | None:
+        """Return in words why a budget is not spent, if it is not."""
+        found, promise = self.for_budget(budget), self.promise
+        if promise is None:
+            is_met = found.is_near(budget)
+            return None if is_met else f"a budget of {budget:g} cannot be met; the nearest is {found.share:.3f}"
+        if budget == 0 or found.threshold < FINITE_LIMIT:
+            return None
+        needed = max(promise.least_inputs(budget), promise.inputs + 1)
+        return (
+            f"a budget of {budget:g} cannot be promised from {promise.inputs} inputs, so the expert writes nothing; "
+            f"calibrate with more, at least {needed}"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,13 @@ class LossCurve:
 
 def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> Calibration:
     """Choose a setting for each of BUDGETS. `rejector` is the fingerprint that the calibration will belong to."""
-    return Calibration(rule.choose_all(spending, BUDGETS), inputs, rejector)
+    promise = rule.promise(spending.inputs) if isinstance(rule, PromisingRule) else None
+    if promise is not None and (least := promise.least_inputs(EASY_BUDGET)) > spending.inputs:
+        raise OptionError(
+            f"{spending.inputs} inputs are too few to promise a budget, even of {EASY_BUDGET:g}: that takes at "
+            f"least {least}, and smaller budgets take more"
+        )
+    return Calibration(rule.choose_all(spending, BUDGETS), inputs, rejector, promise)
 
 
 def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> LossCurve:

@@ -146,6 +146,9 @@ class ScoredHandOffs:
     def __len__(self) -> int:
         return len(self.scores)
 
+    def select(self, rows: Integers) -> ScoredHandOffs:
+        return ScoredHandOffs(self.rule, self.scores[rows], self.grid, self.lengths[rows])
+
     def columns(self, settings: Values) -> Integers:
         """Return the chosen columns of the grid, at one setting or at one for each draft. (n,)"""
         each = np.broadcast_to(to_floats(settings), len(self))

@@ -3,7 +3,8 @@
     setting = NEAREST.choose(spending, budget=0.2)
     setting.threshold, setting.share
 
-A new rule is a class here: it names the place of one setting among those of a `Spending`.
+A new rule is a `BudgetRule`: it names the place of one setting among those of a `Spending`. `budgets.promises` has
+those with a guarantee.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _to_finite(setting: float) -> float:
 
 def threshold_for(budget: float, sweep: TokenSweep) -> Setting:
     """Return the token-level threshold whose realised share on validation rollouts is nearest to the budget."""
-    return NEAREST.choose(TokenSpending(sweep), budget)
+    return NEAREST.choose(TokenSpending(sweep, int(sweep.lengths.max())), budget)
 
 
 def whole_threshold_for(budget: float, scores: Tensor, lengths: Tensor, table: HandOffTable) -> Setting:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from seqdefer.budgets.convex_hull import Floats, Integers
-from seqdefer.budgets.hand_off_rules import ScoredHandOffs, to_floats
+from seqdefer.budgets.hand_off_rules import HandOffPath, ScoredHandOffs, to_floats
 from seqdefer.budgets.token_sweeps import TokenSweep
-from seqdefer.errors import DataError
+from seqdefer.errors import DataError, OptionError
 from seqdefer.types import HandOffTable
 
 
@@ -29,7 +30,11 @@ class Outcomes:
 
 
 class Spending(ABC):
-    """T settings, falling, and the share of all tokens that each spends."""
+    """T settings, falling, and the share of all tokens that each spends.
+
+    `has_fixed_settings`: they were chosen without the inputs that are counted."""
+
+    has_fixed_settings: bool = False
 
     @property
     @abstractmethod
@@ -41,15 +46,39 @@ class Spending(ABC):
     def shares(self) -> Floats:
         """The share of all tokens that each setting spends. (T,)"""
 
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """The most tokens that a sequence can have."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> int:
+        """The inputs that are counted."""
+
     @abstractmethod
     def at(self, places: Sequence[int]) -> Outcomes:
         """Return the outcomes of each input at some of the settings."""
+
+    @abstractmethod
+    def at_setting(self, setting: float) -> Outcomes:
+        """Return the outcomes (1, n) at any setting that is known: of whole and one-time deferral, any at all."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> tuple[Floats, Floats]:
+        """The tokens deferred and written by each input at every setting. (T, n) each"""
+
+    @abstractmethod
+    def select(self, rows: Integers) -> Spending:
+        """Return the spending of some of the inputs, repeats allowed."""
 
 
 class TokenSpending(Spending):
     """Token-level deferral, from rollouts at every threshold."""
 
-    def __init__(self, sweep: TokenSweep) -> None:
+    def __init__(self, sweep: TokenSweep, length: int, *, has_fixed_settings: bool = False) -> None:
+        self.sweep, self._length, self.has_fixed_settings = sweep, length, has_fixed_settings
         falling = sweep.thresholds.argsort(descending=True)
         self._settings = to_floats(sweep.thresholds[falling])
         self._outcomes = Outcomes(*(to_floats(part[falling]) for part in (sweep.deferred, sweep.lengths, sweep.loss)))
@@ -62,9 +91,35 @@ class TokenSpending(Spending):
     def shares(self) -> Floats:
         return np.asarray(self._outcomes.deferred.sum(1) / self._outcomes.written.sum(1))
 
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def inputs(self) -> int:
+        return int(self._outcomes.deferred.shape[1])
+
     def at(self, places: Sequence[int]) -> Outcomes:
         rows, found = list(places), self._outcomes
         return Outcomes(found.deferred[rows], found.written[rows], found.loss[rows])
+
+    def at_setting(self, setting: float) -> Outcomes:
+        found = np.flatnonzero(self._settings == setting)
+        if not len(found):
+            raise OptionError(
+                f"threshold {setting} was not rolled out; take one of the {len(self._settings)} that were"
+            )
+        return self.at([int(found[0])])
+
+    @property
+    def counts(self) -> tuple[Floats, Floats]:
+        return self._outcomes.deferred, self._outcomes.written
+
+    def select(self, rows: Integers) -> TokenSpending:
+        sweep, places = self.sweep, torch.from_numpy(rows)
+        columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
+        selected = TokenSweep(sweep.thresholds, *columns)
+        return TokenSpending(selected, self._length, has_fixed_settings=self.has_fixed_settings)
 
 
 class HandOffSpending(Spending):
@@ -73,41 +128,78 @@ class HandOffSpending(Spending):
     A setting stands half way between two at which a choice changes, so that nothing depends on rounding."""
 
     def __init__(self, scored: ScoredHandOffs, table: HandOffTable) -> None:
-        self._scored = scored
+        self.scored, self.table = scored, table
         self._deferred, self._loss = (to_floats(part)[:, scored.grid] for part in (table.deferred, table.loss))
         if (self._deferred < 0).any():
             raise DataError("some hand-offs of the grid were not labelled; label them, or choose from those that were")
         self._written = np.minimum(scored.grid, scored.lengths[:, None]) + self._deferred
 
     @cached_property
-    def _steps(self) -> tuple[Floats, Floats, Floats]:
-        """Settings (T,), and tokens deferred and written (T,) by all inputs."""
-        path = self._scored.path()
-        order = np.argsort(-path.settings, kind="stable")
-        falling = path.settings[order]
-        is_last_of_ties = np.append(falling[:-1] != falling[1:], True)[: len(falling)]
+    def _path(self) -> HandOffPath:
+        return self.scored.path()
 
-        def totals(counts: Floats) -> Floats:
-            start = counts[np.arange(len(counts)), path.first].sum()
-            changes = (counts[path.rows, path.after] - counts[path.rows, path.before])[order]
-            return np.append(start, start + changes.cumsum()[is_last_of_ties])
+    @cached_property
+    def _changing(self) -> Floats:
+        """The settings at which some choice changes, falling. (T - 1,)"""
+        return -np.unique(-self._path.settings)
 
-        changing = falling[is_last_of_ties]
-        between = np.concatenate([[np.inf], (changing[:-1] + changing[1:]) / 2, [-np.inf]])
-        settings = between if len(changing) else between[:1]
-        return settings, totals(self._deferred), totals(self._written)
-
-    @property
+    @cached_property
     def settings(self) -> Floats:
-        return self._steps[0]
+        changing = self._changing
+        between = np.concatenate([[np.inf], (changing[:-1] + changing[1:]) / 2, [-np.inf]])
+        return between if len(changing) else between[:1]
 
-    @property
+    @cached_property
     def shares(self) -> Floats:
-        _, deferred, written = self._steps
+        deferred, written = (self._totals(counts) for counts in (self._deferred, self._written))
         return np.asarray(deferred / written)
 
+    def _totals(self, counts: Floats) -> Floats:
+        """Return the sum over all inputs at every setting. (T,)"""
+        changes = np.zeros(len(self.settings))
+        changes[0] = counts[np.arange(len(counts)), self._path.first].sum()
+        np.add.at(changes, self._places, self._change(counts))
+        return changes.cumsum()
+
+    @cached_property
+    def counts(self) -> tuple[Floats, Floats]:
+        return self._each(self._deferred), self._each(self._written)
+
+    def _each(self, counts: Floats) -> Floats:
+        """Return the count of each input at every setting. (T, n)"""
+        changes = np.zeros((len(self.settings), len(counts)))
+        changes[0] = counts[np.arange(len(counts)), self._path.first]
+        np.add.at(changes, (self._places, self._path.rows), self._change(counts))
+        return changes.cumsum(0)
+
+    @cached_property
+    def _places(self) -> Integers:
+        """The first setting after each step. (E,)"""
+        return np.searchsorted(-self._changing, -self._path.settings) + 1
+
+    def _change(self, counts: Floats) -> Floats:
+        path = self._path
+        return counts[path.rows, path.after] - counts[path.rows, path.before]
+
+    @property
+    def length(self) -> int:
+        return int(self.scored.grid[-1])
+
+    @property
+    def inputs(self) -> int:
+        return len(self.scored)
+
     def at(self, places: Sequence[int]) -> Outcomes:
-        rows = np.arange(len(self._scored))
-        chosen: list[Integers] = [self._scored.columns(self.settings[place]) for place in places]
+        return self._outcomes([self.settings[place] for place in places])
+
+    def at_setting(self, setting: float) -> Outcomes:
+        return self._outcomes([setting])
+
+    def _outcomes(self, settings: Sequence[float]) -> Outcomes:
+        rows = np.arange(len(self.scored))
+        chosen: list[Integers] = [self.scored.columns(setting) for setting in settings]
         parts = (self._deferred, self._written, self._loss)
         return Outcomes(*(np.stack([part[rows, columns] for columns in chosen]) for part in parts))
+
+    def select(self, rows: Integers) -> HandOffSpending:
+        return HandOffSpending(self.scored.select(rows), self.table.select(torch.from_numpy(rows)))

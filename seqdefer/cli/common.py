@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError, unknown
 
 if TYPE_CHECKING:
+    from seqdefer.budgets.rules import BudgetRule
     from seqdefer.evaluation.settings import ExperimentSettings
     from seqdefer.interfaces import TaskEntry
 
@@ -132,6 +133,26 @@ def add_common(parser: argparse.ArgumentParser, printed: str | None = None) -> N
     if printed is not None:
         parser.add_argument("--json", action="store_true", help=f"print {printed}")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def add_guarantee(parser: Parser, usual: str) -> None:
+    """Add the options that choose a budget rule; `usual` says what happens without them."""
+    words = (
+        "promise that budgets are kept on inputs like those of the calibration: in expectation, or with a confidence "
+        f"({usual})"
+    )
+    parser.add_argument("--guarantee", metavar="expected|confident", help=words)
+    words = "of --guarantee confident: the probability that the promise is right (0.9)"
+    parser.add_argument("--confidence", type=float, metavar="X", help=words)
+    words = "of --guarantee: share of all tokens, or mean share of the inputs (tokens)"
+    parser.add_argument("--share-of", metavar="tokens|inputs", help=words)
+
+
+def chosen_rule(chosen: argparse.Namespace) -> BudgetRule:
+    """Return the budget rule that `add_guarantee` asked for."""
+    from seqdefer.budgets.promises import budget_rule
+
+    return budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
 
 
 def add_learning(parser: Parser, entry: TaskEntry) -> None:

@@ -15,8 +15,10 @@ from seqdefer.cli.common import (
     Command,
     Parser,
     add_common,
+    add_guarantee,
     add_learning,
     add_task_options,
+    chosen_rule,
     chosen_settings,
     recipe_suffix,
     task_of,
@@ -45,7 +47,12 @@ def fit(arguments: list[str]) -> int:
     chosen = _fit_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
     folder = chosen.out or Path("models") / f"{entry.name}{recipe_suffix(chosen)}"
-    how = {"method": chosen.method, "device": chosen.device, "labelling": chosen_executor(chosen)}
+    how = {
+        "method": chosen.method,
+        "device": chosen.device,
+        "labelling": chosen_executor(chosen),
+        "rule": chosen_rule(chosen),
+    }
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
     _print_calibration(model, as_json=chosen.json)
@@ -75,6 +82,7 @@ def _fit_parser(entry: TaskEntry) -> Parser:
     )
     words = f"{', '.join(fittable_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
     parser.add_argument("--method", metavar="NAME", help=words)
+    add_guarantee(parser, "no promise; with one, test data is kept apart for it")
     add_learning(parser, entry)
     add_executor(parser, store="work/labels, in the folder of --out")
     add_task_options(parser, entry)
@@ -82,15 +90,19 @@ def _fit_parser(entry: TaskEntry) -> Parser:
 
 
 def calibrate(arguments: list[str]) -> int:
+    from seqdefer.budgets.promises import PromisingRule
     from seqdefer.methods.timing import TIMED_BUDGETS
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)
+    rule = chosen_rule(chosen)
     if chosen.inputs < 2:
         raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
     if chosen.batch_size < 1:
         raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
+    if chosen.guarantee is not None and chosen.data is None:
+        raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
     if chosen.data is None and chosen.check is None:
         raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
     given = {
@@ -109,10 +121,13 @@ def calibrate(arguments: list[str]) -> int:
             for path, lines in given.items()
         }
         if is_new:
-            with meter.stage("calibrate budgets", len(inputs[chosen.data])) as advance:
-                model.calibrate(inputs[chosen.data], progress=advance)
+            examples = model.served.codec.encode(inputs[chosen.data])
+            with meter.stage("calibrate budgets", len(examples)) as advance:
+                if isinstance(rule, PromisingRule):
+                    model.promise_on(model.calibration_data(examples), rule, progress=advance)
+                else:
+                    model.calibrate_on(examples, progress=advance)
             with meter.stage("time budgets", len(TIMED_BUDGETS)) as advance:
-                examples = model.served.codec.encode(inputs[chosen.data])
                 model.time(examples, at_once=chosen.batch_size, progress=advance)
             model.save_calibration(chosen.folder)
         if chosen.check is not None:
@@ -146,9 +161,13 @@ def _print_calibration(model: DeferringModel, *, as_json: bool) -> None:
     found, timing = model.calibration, model.timing
     assert found is not None
     if as_json:
-        budgets = [{**dataclasses.asdict(one), "met": one.is_near(one.budget)} for one in shown_settings(found)]
-        timed = {} if timing is None else {"timing": to_plain(timing)}
-        print(json.dumps({"inputs": found.inputs, "budgets": budgets, **timed}, allow_nan=False))
+        budgets = [
+            {**dataclasses.asdict(one), "met": found.shortfall(one.budget) is None} for one in shown_settings(found)
+        ]
+        more = {} if timing is None else {"timing": to_plain(timing)}
+        if found.promise is not None:
+            more["promise"] = dataclasses.asdict(found.promise)
+        print(json.dumps({"inputs": found.inputs, "budgets": budgets, **more}, allow_nan=False))
         return
     Console().print(calibration_table(found))
     if timing is not None:
@@ -169,6 +188,7 @@ def _calibrate_parser() -> Parser:
     parser.add_argument("--check", type=Path, metavar="FILE", help=words)
     parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")
     parser.add_argument("--inputs", type=int, default=500, metavar="N", help="inputs to read, at most (500)")
+    add_guarantee(parser, "no promise: the setting that spends nearest to a budget")
     words = "sequences written together, as they will be served: what budgets take is measured so (32)"
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=words)
     add_common(parser, "what budgets spend as JSON instead of a table")

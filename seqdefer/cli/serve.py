@@ -7,7 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, given_options, override
+from seqdefer.cli.common import (
+    DEFAULTS_NOTE,
+    Command,
+    Parser,
+    add_common,
+    add_guarantee,
+    chosen_rule,
+    given_options,
+    override,
+)
 from seqdefer.cli.progress_bars import show_progress
 
 DESCRIPTION = """\
@@ -58,6 +67,7 @@ def serve(arguments: list[str]) -> int:
     from seqdefer.server.http import Limits, check_api_key
 
     chosen = _parser(Limits()).parse_args(arguments)
+    rule = chosen_rule(chosen)
     server.require_extra()
     limits = override(Limits(), given_options(chosen))
     api_key = os.environ.get("SEQDEFER_API_KEY") if chosen.api_key is None else chosen.api_key
@@ -67,6 +77,7 @@ def serve(arguments: list[str]) -> int:
     with server.listen(chosen.host, chosen.port) as listening:
         with show_progress(quiet=chosen.quiet) as meter:
             model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+            model.require_promise(rule)
         address = server.address_of(listening)
         message = f"serving {name} at {address}/v1; open {address} to try it; Ctrl-C ends it"
         if api_key is None and not listening.getsockname()[0].startswith(("127.", "::1")):
@@ -98,6 +109,7 @@ def _parser(limits: object) -> Parser:
     parser.add_argument("--name", metavar="NAME", help="name of the model for clients (the name of the folder)")
     words = f"budget of requests that name none ({DEFAULT_BUDGET})"
     parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, metavar="X", help=words)
+    add_guarantee(parser, "whatever the calibration promises; serve refuses a model that promises less")
     words = "key that clients must send; SEQDEFER_API_KEY is safer, because lists of processes do not show it (none)"
     parser.add_argument("--api-key", metavar="KEY", help=words)
     for name, words in LIMITS.items():

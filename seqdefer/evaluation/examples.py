@@ -48,6 +48,7 @@ def _spending(splits: Splits, rejector: Rejector) -> Spending:
     n = N_CALIBRATION["searched" if splits.searches else "enumerated"]
     some = torch.arange(min(len(validation.examples), n))
     if splits.searches:
-        return TokenSpending(sweep_thresholds(rejector, DecisionTrees(splits.task, validation.examples.select(some))))
+        trees = DecisionTrees(splits.task, validation.examples.select(some))
+        return TokenSpending(sweep_thresholds(rejector, trees), splits.task.spec.length)
     assert validation.trees is not None
-    return TokenSpending(sweep_thresholds(rejector, validation.trees, some))
+    return TokenSpending(sweep_thresholds(rejector, validation.trees, some), splits.task.spec.length)

@@ -2,19 +2,22 @@
 
 `LearningData` (train, validation) is what rejectors are fitted on and every choice is made with: a threshold, alpha_1,
 the hand-offs, when to stop. `TestData` is reported on and nothing else. What fits or chooses takes `LearningData`, so
-that a type checker, and `require_learning_data` at run time, refuse test data.
+that a type checker, and `require_learning_data` at run time, refuse test data. `CalibrationData` are inputs that a
+guarantee rests on; learning data cannot become that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from seqdefer.errors import ContractError
+from seqdefer.errors import ContractError, OptionError
 from seqdefer.hyperparameters import TreeKind
 from seqdefer.labels.trees import DecisionTrees
+from seqdefer.storage.files import fingerprint
 from seqdefer.types import Draft, Examples, HandOffTable
 
 
@@ -67,3 +70,32 @@ def require_learning_data(*parts: LabelledData) -> None:
                 f"something is fitted or chosen with {type(part).__name__}; only LearningData (train, validation) may "
                 "be: test data is for the report alone"
             )
+
+
+@dataclass(frozen=True)
+class CalibrationData:
+    """Inputs that no fit and no choice has seen: a guarantee may rest on them. `of` makes it."""
+
+    examples: Examples
+
+    @classmethod
+    def of(cls, examples: Examples, learned_from: Collection[str]) -> CalibrationData:
+        """Refuse inputs that are among those learned from, which `input_names` has named."""
+        known = frozenset(learned_from)
+        seen = [name in known for name in input_names(examples)]
+        if any(seen):
+            raise OptionError(
+                f"{sum(seen)} of {len(seen)} inputs were used to fit this rejector, the first at place "
+                f"{seen.index(True) + 1}; a guarantee needs inputs that it was not fitted on"
+            )
+        return cls(examples)
+
+
+def input_names(examples: Examples) -> list[str]:
+    """Return a name for each input: equal inputs, equal names. Whole numbers of 0 or less at the end of a row may pad
+    it to the width of its batch, and do not count."""
+    rows = examples.inputs.cpu()
+    if rows.ndim != 2 or rows.is_floating_point():
+        return [fingerprint(row) for row in rows]
+    ends = torch.where(rows > 0, torch.arange(1, rows.shape[1] + 1), 0).amax(1).tolist()
+    return [fingerprint(row[:end]) for row, end in zip(rows, ends, strict=True)]

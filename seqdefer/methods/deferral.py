@@ -50,9 +50,12 @@ class DeferralRunner(ABC):
         labelled: LabelledData | None = None,
         trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
+        set_aside: bool = False,
     ) -> Spending:
         """Tell what every setting does to `examples`. Where they are labelled, one-time deferral runs no model. `trees`
-        of the same examples, of any kind, save token-level deferral the nodes that they hold."""
+        of the same examples, of any kind, save token-level deferral the nodes that they hold. With `set_aside`, the
+        settings do not depend on the inputs that are counted, which a guarantee needs: at token level some inputs
+        choose the thresholds and are not counted."""
 
     @abstractmethod
     def plan(self, pair: Pair, **options: Any) -> Plan:
@@ -87,25 +90,31 @@ class TokenDeferral(DeferralRunner):
         labelled: LabelledData | None = None,
         trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
+        set_aside: bool = False,
     ) -> Spending:
         # Files are often sorted: inputs from all over one tell which thresholds are worth a rollout.
         order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
+        first = n_set_aside(len(examples)) if set_aside else min(TREES_AT_ONCE, len(order))
         parts = (
             DecisionTrees(task, examples.select(rows), reads_first=self.rejector.reads_first)
             if trees is None
             else trees.reopened(rows)
-            for rows in order.split(TREES_AT_ONCE)
+            for rows in (order[:first], *order[first:].split(TREES_AT_ONCE))
+            if len(rows)
         )
         thresholds, swept = None, []
         for part in parts:
             if thresholds is None:
                 thresholds = _between(sweep_tokens(self.rejector, part).thresholds)
+                if set_aside:
+                    progress(len(part))
+                    continue
             swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
             progress(len(part))
         assert thresholds is not None
         joined = join_sweeps(swept)
         columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
-        return TokenSpending(TokenSweep(*columns))
+        return TokenSpending(TokenSweep(*columns), task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
         if self.rejector.reads_first:
@@ -135,6 +144,7 @@ class HandOffDeferral(DeferralRunner):
         labelled: LabelledData | None = None,
         trees: DecisionTrees | None = None,
         progress: Progress = lambda _: None,
+        set_aside: bool = False,
     ) -> Spending:
         if labelled is not None:
             drafted, table = labelled.draft, labelled.table
@@ -160,6 +170,11 @@ def sweep_tokens(
     if isinstance(rejector, RollbackRule):
         return sweep_rollbacks(trees, rejector.rho, rows, thresholds)
     return sweep_thresholds(rejector, trees, rows, thresholds)
+
+
+def n_set_aside(n: int) -> int:
+    """Return how many of n inputs choose the thresholds of a guarantee at token level: at most a fifth."""
+    return min(TREES_AT_ONCE, max(1, n // 5))
 
 
 def _length(table: HandOffTable) -> int:

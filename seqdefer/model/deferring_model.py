@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
-from seqdefer.budgets.rules import Setting, realised_shares
+from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule
+from seqdefer.budgets.rules import BudgetRule, Setting, realised_shares
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, Task
-from seqdefer.labels.labelled import LabelledData
+from seqdefer.labels.labelled import CalibrationData, LabelledData
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
 from seqdefer.methods.plans import BATCH_SIZE, Plan, PlanResult
@@ -31,13 +32,16 @@ from seqdefer.methods.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.model.folders import (
     CALIBRATION_FILE,
     CURVE_FILE,
+    INPUTS_FILE,
     PAIRING_FILE,
     REJECTOR_FOLDER,
     TIMING_FILE,
+    LearnedFrom,
     Pairing,
     load_served,
     read_calibration,
     read_curve,
+    read_learned_from,
     read_pairing,
     read_timing,
 )
@@ -67,10 +71,11 @@ class DeferringModel:
         pairing: Pairing | None = None,
         curve: LossCurve | None = None,
         timing: Timing | None = None,
+        learned_from: LearnedFrom | None = None,
     ) -> None:
         _check(served, rejector)
         self.served, self.rejector, self.calibration, self.pairing = served, rejector, calibration, pairing
-        self.curve, self.timing = curve, timing
+        self.curve, self.timing, self.learned_from = curve, timing, learned_from
         self.deferral = deferral_of(rejector)
 
     @property
@@ -96,7 +101,8 @@ class DeferringModel:
         served = load_served(pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)
         calibration = read_calibration(folder, rejector) if budgets else None
-        return cls(served, rejector, calibration, pairing, read_curve(folder, rejector), read_timing(folder, rejector))
+        curve, timing = read_curve(folder, rejector), read_timing(folder, rejector)
+        return cls(served, rejector, calibration, pairing, curve, timing, read_learned_from(folder, rejector))
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write the folder, deferral.json last: where it exists, the rest is complete."""
@@ -104,12 +110,14 @@ class DeferringModel:
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
         # Or new weights could stand beside old records.
-        for name in (PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE, TIMING_FILE):
+        for name in (PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE, TIMING_FILE, INPUTS_FILE):
             (folder / name).unlink(missing_ok=True)
         self.rejector.save_pretrained(folder / REJECTOR_FOLDER)
         self.save_calibration(folder)
         if self.curve is not None:
             write_json(folder / CURVE_FILE, to_plain(self.curve))
+        if self.learned_from is not None:
+            write_json(folder / INPUTS_FILE, to_plain(self.learned_from))
         write_json(folder / PAIRING_FILE, to_plain(self.pairing))
         return folder
 
@@ -122,10 +130,55 @@ class DeferringModel:
 
     # -- budgets ---------------------------------------------------------------------------------------------------
 
-    def calibrate(self, inputs: Sequence[Any], *, progress: Progress = lambda _: None) -> Calibration:
-        """Measure what each setting spends on inputs like these, and use it from now on; `save_calibration` stores
-        it."""
-        return self.calibrate_on(self._encode(inputs), progress=progress)
+    def calibrate(
+        self,
+        inputs: Sequence[Any],
+        *,
+        guarantee: str = "nearest",
+        confidence: float | None = None,
+        share_of: ShareOf | None = None,
+        progress: Progress = lambda _: None,
+    ) -> Calibration:
+        """Measure what each setting spends on inputs like these, and use it from now on; `save_calibration` stores it.
+
+        `guarantee` is `nearest` (none), `expected` or `confident`, the last with a `confidence` (0.9): see
+        `seqdefer.budgets.promises`. It needs inputs that the rejector was not fitted on."""
+        rule, examples = budget_rule(guarantee, confidence=confidence, share_of=share_of), self._encode(inputs)
+        if isinstance(rule, PromisingRule):
+            return self.promise_on(self.calibration_data(examples), rule, progress=progress)
+        return self.calibrate_on(examples, progress=progress)
+
+    def calibration_data(self, examples: Examples) -> CalibrationData:
+        """Return encoded inputs as those that a guarantee may rest on; refuse what the rejector was fitted on."""
+        if self.learned_from is None and self.pairing is not None:
+            raise OptionError(
+                "this model was fitted before the inputs of a fit were recorded, so that it cannot be told whether a "
+                "guarantee would rest on them; fit it again"
+            )
+        return CalibrationData.of(examples, () if self.learned_from is None else self.learned_from.inputs)
+
+    def promise_on(
+        self, data: CalibrationData, rule: PromisingRule, *, progress: Progress = lambda _: None
+    ) -> Calibration:
+        """Calibrate with a guarantee."""
+        require_inputs(data.examples)
+        spending = self.deferral.spending(
+            UnjudgedTask(self.served), data.examples, progress=progress, set_aside=True
+        )  # fmt: skip
+        self.calibration = calibrate(spending, inputs=spending.inputs, rejector=self.rejector.fingerprint, rule=rule)
+        return self.calibration
+
+    def require_promise(self, rule: BudgetRule) -> None:
+        """Raise where the calibration does not promise what a rule would."""
+        if isinstance(rule, PromisingRule):
+            found = None if self.calibration is None else self.calibration.promise
+            if found is None or not rule.promise(found.inputs).follows_from(found):
+                has = "no guarantee" if found is None else f"another guarantee: {found.in_words(DEFAULT_BUDGET)}"
+                asked = f"--guarantee {rule.name} --share-of {rule.share_of}"
+                asked += "" if rule.confidence is None else f" --confidence {rule.confidence:g}"
+                raise OptionError(
+                    f"the calibration of this model has {has}; make one: seqdefer calibrate DIR --data FILE {asked}"
+                )
 
     def calibrate_on(
         self,
@@ -138,8 +191,7 @@ class DeferringModel:
     ) -> Calibration:
         """Calibrate on encoded inputs, which may be labelled already, or have trees. With their task as `judge`,
         measure what the budgets buy, too."""
-        if len(examples) < 2:
-            raise OptionError(f"inputs to calibrate with: {len(examples)}; give at least 2, and better some hundred")
+        require_inputs(examples)
         spending = self.deferral.spending(
             judge or UnjudgedTask(self.served), examples, labelled=labelled, trees=trees, progress=progress
         )
@@ -166,14 +218,9 @@ class DeferringModel:
                 "the budgets of this model were not measured; do that with inputs like yours: seqdefer calibrate DIR "
                 "--data FILE, or give a threshold"
             )
-        found = self.calibration.for_budget(budget)
-        if not found.is_near(budget):
-            warnings.warn(
-                f"a budget of {budget:g} cannot be met: the nearest that this rejector comes is {found.share:.3f}",
-                BudgetWarning,
-                stacklevel=_callers_level(),
-            )
-        return found
+        if (shortfall := self.calibration.shortfall(budget)) is not None:
+            warnings.warn(shortfall, BudgetWarning, stacklevel=_callers_level())
+        return self.calibration.for_budget(budget)
 
     def check(
         self, inputs: Sequence[Any], budgets: Sequence[float] = CHECKED_BUDGETS, *, progress: Progress = lambda _: None
@@ -267,6 +314,12 @@ class DeferringModel:
     def _outputs(self, sequences: Sequences) -> list[Any]:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         return [self.served.codec.decode(tokens[:length]) for tokens, length in rows]
+
+
+def require_inputs(examples: Examples) -> None:
+    """Raise where there is too little to measure anything with."""
+    if len(examples) < 2:
+        raise OptionError(f"inputs to calibrate with: {len(examples)}; give at least 2, and better some hundred")
 
 
 def _callers_level() -> int:

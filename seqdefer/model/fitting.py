@@ -7,10 +7,15 @@ deferral.json is there.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+
+from seqdefer.budgets.promises import PromisingRule
+from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.experiment import Experiment
@@ -18,12 +23,16 @@ from seqdefer.evaluation.settings import ExperimentSettings, recipe_changes
 from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
+from seqdefer.labels.labelled import input_names
 from seqdefer.methods.registry import get_method, preferred_methods, require_applicable, require_fittable
 from seqdefer.methods.timing import TIMED_BUDGETS
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.folders import WORK_FOLDER, pairing_of
+from seqdefer.model.folders import WORK_FOLDER, LearnedFrom, pairing_of
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.recipes import recipe_in_words
+from seqdefer.types import Examples
+
+PROMISE_INPUTS = 500  # of the test split that a guarantee rests on, at most
 
 
 @runtime_checkable
@@ -44,13 +53,15 @@ def fit_model(
     device: str = "auto",
     meter: Meter | None = None,
     labelling: ExecutorSettings | None = None,
+    rule: BudgetRule = NEAREST,
 ) -> DeferringModel:
     """Fit, calibrate and save. `method` is by default the first of `preferred_methods`. Nothing is reported on, so all
-    data is for learning."""
+    data is for learning; except for a rule with a guarantee, which rests on the test split."""
     require_served(entry)
     if method is not None:
         require_fittable(method)
-    options = options.without_test() if isinstance(options, HasTestData) else options
+    if isinstance(options, HasTestData) and not isinstance(rule, PromisingRule):
+        options = options.without_test()
     clock, work = Clock(meter or Silent()), folder / WORK_FOLDER
     task = entry.prepare(options, work, choose_device(device), clock)
     method = method or preferred_methods(task)[0]
@@ -71,10 +82,25 @@ def fit_model(
     trees = validation.trees_of(settings.tree_kind) if learns_from == "trees" else None
     with clock.stage("calibrate budgets", len(validation.examples)) as advance:
         model.calibrate_on(validation.examples, judge=task, labelled=labelled, trees=trees, progress=advance)
+    names = [name for part in (splits.train, validation) for name in input_names(part.examples)]
+    model.learned_from = LearnedFrom(tuple(names), rejector.fingerprint)
+    if isinstance(rule, PromisingRule):
+        data = model.calibration_data(unseen_inputs(task, names))
+        with clock.stage("promise budgets", len(data.examples)) as advance:
+            model.promise_on(data, rule, progress=advance)
     with clock.stage("time budgets", len(TIMED_BUDGETS)) as advance:
         model.time(validation.examples, progress=advance)
     model.save_pretrained(folder)
     return model
+
+
+def unseen_inputs(task: Task, learned_from: Collection[str]) -> Examples:
+    """Return some inputs of the test split, at random, without those that the training data repeats."""
+    every = task.split("test")
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))
+    known, names = frozenset(learned_from), input_names(every)
+    fresh = [row for row in order.tolist() if names[row] not in known]
+    return every.select(torch.tensor(fresh[:PROMISE_INPUTS], dtype=torch.long))
 
 
 def require_served(entry: TaskEntry) -> None:

@@ -5,6 +5,7 @@ rejector/          the checkpoint
 calibration.json   a setting for every budget
 curve.json         what the budgets bought on validation data; only where `seqdefer fit` made the folder
 timing.json        what the budgets took on the machine that measured them
+learned_from.json  names of the inputs that the rejector was fitted on: no guarantee may rest on these
 work/              labels, and the models of tasks that train their own
 """
 
@@ -28,10 +29,10 @@ from seqdefer.rejectors.base import SavedRejector
 from seqdefer.storage.records import read_record
 
 PAIRING_FILE, CALIBRATION_FILE = "deferral.json", "calibration.json"
-CURVE_FILE, TIMING_FILE = "curve.json", "timing.json"
+CURVE_FILE, TIMING_FILE, INPUTS_FILE = "curve.json", "timing.json", "learned_from.json"
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
 Record = TypeVar("Record")
-OwnRecord = TypeVar("OwnRecord", LossCurve, Timing)
+OwnRecord = TypeVar("OwnRecord", LossCurve, Timing, "LearnedFrom")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,14 @@ class Pairing:
     predictor: str  # fingerprint
     expert: str  # fingerprint, "" where it has none
     recipe: str = ""  # how its rejector was made, "" where that is not known
+
+
+@dataclass(frozen=True)
+class LearnedFrom:
+    """The names of all inputs of training and validation: see `seqdefer.labels.labelled.input_names`."""
+
+    inputs: tuple[str, ...]
+    rejector: str  # as in Calibration
 
 
 def read_pairing(folder: Path) -> Pairing:
@@ -75,6 +84,11 @@ def read_curve(folder: Path, rejector: SavedRejector) -> LossCurve | None:
 def read_timing(folder: Path, rejector: SavedRejector) -> Timing | None:
     """Read timing.json; None without one. That of another rejector is refused."""
     return _read_own(Timing, folder / TIMING_FILE, rejector)
+
+
+def read_learned_from(folder: Path, rejector: SavedRejector) -> LearnedFrom | None:
+    """Read learned_from.json; None without one. That of another rejector is refused."""
+    return _read_own(LearnedFrom, folder / INPUTS_FILE, rejector)
 
 
 def _read_own(kind: type[OwnRecord], path: Path, rejector: SavedRejector) -> OwnRecord | None:

@@ -67,9 +67,14 @@ def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str
 
 def calibration_table(found: Calibration) -> Table:
     """Return a table of the share that each budget spends."""
-    table = _budget_table("budgets and what they spend", "threshold", f"{found.inputs} inputs")
+    promise = found.promise
+    title = "budgets and what they spend" if promise is None else "budgets that are promised, and what they spend"
+    table = _budget_table(title, "threshold", f"{found.inputs} inputs")
+    if promise is not None:
+        table.caption = f"{table.caption}. At a budget of 0.20: {promise.in_words(0.2)}"
     for setting in shown_settings(found):
-        met = "" if setting.is_near(setting.budget) else "cannot be met"
+        is_met = found.shortfall(setting.budget) is None
+        met = "" if is_met else "cannot be met" if promise is None else "cannot be promised"
         table.add_row(f"{setting.budget:.2f}", _threshold_text(setting.threshold), _spent(setting), met)
     return table
 

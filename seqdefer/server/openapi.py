@@ -71,7 +71,8 @@ class Usage(TypedDict):
 
 @no_extra
 class Deferral(TypedDict):
-    """`degraded`: the expert failed, for this `reason`, and the predictor finished."""
+    """`degraded`: the expert failed, for this `reason`, and the predictor finished. `promise`: what the calibration
+    guarantees at this budget, and on what condition."""
 
     budget: float
     expected_share: float
@@ -79,6 +80,7 @@ class Deferral(TypedDict):
     degraded: bool
     reason: NotRequired[str]
     remarks: NotRequired[list[str]]
+    promise: NotRequired[str]
 
 
 @no_extra
@@ -219,6 +221,18 @@ class DeferralTiming(TypedDict):
 
 
 @no_extra
+class BudgetPromise(TypedDict):
+    """What the budgets guarantee, with `words` for the default budget; `confidence` is null in expectation."""
+
+    guarantee: Literal["expected", "confident"]
+    share_of: Literal["tokens", "inputs"]
+    confidence: float | None
+    inputs: int
+    bound: Literal["conformal", "betting", "hoeffding-bentkus"]
+    words: str
+
+
+@no_extra
 class AudioInputs(TypedDict):
     max_seconds: float
     language: str | None
@@ -238,6 +252,7 @@ class DeferralModel(TypedDict):
     audio: AudioInputs | None
     budget: float
     calibrated_on: int
+    promise: BudgetPromise | None
     settings: list[BudgetSetting]
     curve: DeferralCurve | None
     timing: DeferralTiming | None

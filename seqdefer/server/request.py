@@ -115,10 +115,11 @@ class Service:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
         budget = requested_budget(body, self.name, self.default_budget)
         assert self.model.calibration is not None
-        setting = self.model.calibration.for_budget(budget)
-        if not setting.is_near(budget):
-            remarks.append(f"a budget of {budget:g} cannot be met; the nearest is {setting.share:.3f}")
+        setting, promise = self.model.calibration.for_budget(budget), self.model.calibration.promise
+        if (shortfall := self.model.calibration.shortfall(budget)) is not None:
+            remarks.append(shortfall)
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
+        transcript.promise = None if promise is None else promise.in_words(budget)
         asked = WriteRequest(inputs, setting.threshold, limit, **options)
         return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"]["started"])
 

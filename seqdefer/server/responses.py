@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
+from seqdefer.budgets.promises import Promise
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.timing import Timing
 from seqdefer.model.deferring_model import DeferringModel
@@ -18,6 +19,7 @@ from seqdefer.server.batches import InputsRead, Token
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.openapi import (
     Author,
+    BudgetPromise,
     BudgetSeconds,
     BudgetSetting,
     CurvePoint,
@@ -45,6 +47,7 @@ class Transcript:
     texts: list[str]
     tokens: list[list[Token]]
     input_tokens: int = 0
+    promise: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -96,6 +99,8 @@ class Transcript:
             summary["reason"] = reasons[-1]
         if self.remarks:
             summary["remarks"] = self.remarks
+        if self.promise is not None:
+            summary["promise"] = self.promise
         return summary
 
     def record(self, metrics: Metrics) -> None:
@@ -262,9 +267,23 @@ def deferral_response(model: DeferringModel, name: str, default_budget: float) -
         "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
         "budget": default_budget,
         "calibrated_on": calibration.inputs,
+        "promise": _promise(calibration.promise, default_budget),
         "settings": settings,
         "curve": _curve(model.curve),
         "timing": _timing(model.timing),
+    }
+
+
+def _promise(promise: Promise | None, budget: float) -> BudgetPromise | None:
+    if promise is None:
+        return None
+    return {
+        "guarantee": promise.rule,
+        "share_of": promise.share_of,
+        "confidence": promise.confidence,
+        "inputs": promise.inputs,
+        "bound": promise.bound,
+        "words": promise.in_words(budget),
     }
 
 

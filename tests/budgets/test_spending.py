@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from oracles import WithExpert, completing
@@ -25,9 +26,10 @@ from seqdefer.budgets.rules import (
     price_for,
     whole_threshold_for,
 )
-from seqdefer.budgets.spending import HandOffSpending
+from seqdefer.budgets.spending import HandOffSpending, TokenSpending
+from seqdefer.budgets.token_sweeps import TokenSweep
 from seqdefer.engine.interleaved import HandOff
-from seqdefer.errors import DataError
+from seqdefer.errors import DataError, OptionError
 from seqdefer.testing import ToyTask
 from seqdefer.types import HandOffTable
 
@@ -85,3 +87,30 @@ def test_hand_offs_of_the_grid_must_be_labelled() -> None:
     assert HandOffSpending(ScoredHandOffs.of([0.0], 2), table).shares.tolist() == [0.0, 1.0]
     with pytest.raises(DataError, match="some hand-offs of the grid were not labelled"):
         HandOffSpending(ScoredHandOffs.of(torch.zeros(1, 3), 2, hand_offs=range(3), rule="odds"), table)
+
+
+@each_toy
+@pytest.mark.parametrize("rule", ["odds", "largest", "cost"])
+def test_counts_at_every_setting_are_those_of_its_choices(task: ToyTask, rule: str) -> None:
+    """Counts add up the steps of a path; outcomes are chosen anew at each setting."""
+    scores, grid, lengths = estimates_of(task, task.spec.length + 1, 1, coarse=True)
+    scored = ScoredHandOffs.of(scores, task.spec.length, hand_offs=grid, rule=rule, lengths=lengths)
+    spending = HandOffSpending(scored, table_of(task))
+    every = spending.at(range(len(spending.settings)))
+    assert np.array_equal(spending.counts[0], every.deferred)
+    assert np.array_equal(spending.counts[1], every.written)
+    assert np.array_equal(spending.shares, every.deferred.sum(1) / every.written.sum(1))
+    some = np.array([2, 0, 2])
+    chosen, settings = spending.select(some), spending.settings[::5]
+    for setting in settings:
+        seen = chosen.at_setting(setting)
+        assert np.array_equal(seen.deferred[0], spending.at_setting(setting).deferred[0, some])
+
+
+def test_only_thresholds_that_were_rolled_out_are_known() -> None:
+    columns = (torch.tensor([[3.0, 2.0], [0.0, 1.0]]), torch.tensor([[3.0, 2.0], [3.0, 2.0]]), torch.zeros(2, 2))
+    spending = TokenSpending(TokenSweep(torch.tensor([0.1, 0.6]), *columns), 3)
+    assert spending.at_setting(float(torch.tensor(0.6))).deferred.tolist() == [[0.0, 1.0]]
+    with pytest.raises(OptionError, match=r"threshold 0\.3 was not rolled out; take one of the 2 that were"):
+        spending.at_setting(0.3)
+    assert spending.select(np.array([1, 1])).shares.tolist() == [0.5, 1.0]

@@ -83,7 +83,7 @@ class Page {
     byId("budget-shown").textContent = percent(budget, 0);
     const [low, high] = [setting.low, setting.high].map((share) => (100 * share).toFixed(1));
     const spent = `spends ${percent(setting.share)} [${low}, ${high}] of the tokens`;
-    const isMet = Math.abs(setting.share - budget) <= TOLERANCE;
+    const isMet = this.model.promise !== null || Math.abs(setting.share - budget) <= TOLERANCE;
     byId("spent").textContent = isMet ? `On average, this ${spent}.` : `This budget cannot be met. On average, the nearest ${spent}.`;
     this.curve.moveTo(budget);
     this.changed();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.labels.labelled import input_names
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
 from seqdefer.report.panels import is_harmless
@@ -445,3 +447,35 @@ def test_the_pair_of_the_last_fit_is_served(fitted: Path, dictionary: Path, tmp_
     assert len(list((tmp_path / "model" / "work").glob("predictor-*"))) == 2
     one, other = (DeferringModel.from_pretrained(folder, device="cpu") for folder in (fitted, tmp_path / "model"))
     assert one.served.predictor.fingerprint != other.served.predictor.fingerprint
+
+
+def test_a_fit_with_a_guarantee_promises_on_words_that_it_has_not_seen(
+    dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fit_tiny(dictionary, tmp_path / "model", "--guarantee", "confident", "--confidence", "0.6")
+    model = DeferringModel.from_pretrained(folder, device="cpu")
+    assert model.learned_from is not None
+    assert model.calibration is not None
+    promise = model.calibration.promise
+    assert promise is not None
+    assert (promise.rule, promise.confidence, promise.share_of) == ("confident", 0.6, "tokens")
+    assert len(model.learned_from.inputs) == 40 + 24
+    spelled = dict.fromkeys(re.sub(r"\(.*", "", line.split()[0]) for line in dictionary.read_text().splitlines())
+    words = [word for word in spelled if 3 <= len(word) <= 12]
+    names = dict(zip(input_names(model.served.codec.encode(words)), words, strict=True))
+    seen = tmp_path / "seen.txt"
+    seen.write_text("\n".join(names[name] for name in model.learned_from.inputs if name in names))
+    command = ["calibrate", str(folder), "--data", str(seen), "--device", "cpu", "--quiet"]
+    assert cli.main([*command, "--guarantee", "expected"]) == 2
+    assert "inputs were used to fit this rejector, the first at place 1; a guarantee needs" in capsys.readouterr().err
+    fresh = tmp_path / "fresh.txt"
+    fresh.write_text("\n".join(word for name, word in names.items() if name not in model.learned_from.inputs))
+    command[3] = str(fresh)
+    assert cli.main([*command, "--guarantee", "expected", "--share-of", "inputs", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["promise"]["rule"] == "expected"
+    assert printed["promise"]["inputs"] == printed["inputs"]
+    assert (
+        cli.main(["serve", str(folder), "--guarantee", "confident", "--device", "cpu", "--quiet", "--port", "0"]) == 2
+    )
+    assert "has another guarantee: in expectation" in capsys.readouterr().err
