@@ -10,22 +10,22 @@ words may be cut into tokens in another way than the models do it. With characte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from seqdefer.tasks.common.edit_distance import edit_distance, next_row, number_units, prefix_distances
-from seqdefer.types import Sequences
-
-DROPPED = "'’.\ufffd"  # within words; \ufffd is half a letter
+_DROPPED = re.compile("['’.\ufffd]")  # within words; \ufffd is half a letter
+_SEPARATORS = re.compile(r"[\W_]")  # what is neither a letter nor a digit
 UNITS = ("words", "characters")
+KEPT_ROWS = 2**16
 
 
 def plain(text: str) -> str:
     """Return a text without case and punctuation, letter by letter, so that longer texts only add to it."""
-    kept = (letter if letter.isalnum() else " " for letter in text.casefold() if letter not in DROPPED)
-    return "".join(kept)
+    return _SEPARATORS.sub(" ", _DROPPED.sub("", text.casefold()))
 
 
 def split_units(text: str, unit: str) -> tuple[list[str], str]:
@@ -38,34 +38,43 @@ def split_units(text: str, unit: str) -> tuple[list[str], str]:
 
 
 class Alignments:
-    """Edit distances between texts and references, in words or characters."""
+    """Edit distances between texts and references, in words or characters.
+
+    A row has the distances of a text to the first 0, 1, 2, ... units of its reference. The texts of a clip share their
+    beginnings, whose rows are kept: a longer text costs one step for each unit that it adds."""
 
     def __init__(self, references: Sequence[str], unit: str = "words") -> None:
         self.unit = unit
         self.references = [split_units(f"{plain(text)} ", unit)[0] for text in references]
+        self._row = lru_cache(KEPT_ROWS)(self._make_row)
 
     def unavoidable(self, texts: Sequence[str], rows: Sequence[int]) -> Tensor:
         """Return u of each text and the reference at its row. int64 (B,)"""
-        split = [split_units(plain(text), self.unit) for text in texts]
-        units, references = self._numbered([closed for closed, _ in split], rows)
-        row = prefix_distances(units, references)
-        # A word that may still grow differs from the words that do not begin with it.
-        width, wanted = references.tokens.shape[1], (self.references[at] for at in rows)
-        differs = [
-            [*(not unit.startswith(word) for unit in line), *[True] * (width - len(line))]
-            for (_, word), line in zip(split, wanted, strict=True)
-        ]
-        padded = torch.tensor(differs, dtype=torch.bool).view(len(texts), width)
-        is_open = torch.tensor([bool(word) for _, word in split])
-        row = torch.where(is_open[:, None], next_row(row, padded), row)
-        beyond = torch.arange(width + 1) > references.lengths[:, None]
-        return row.masked_fill(beyond, torch.iinfo(row.dtype).max).amin(1)
+        return torch.tensor([self._unavoidable(*one) for one in zip(texts, rows, strict=True)], dtype=torch.long)
 
     def whole(self, texts: Sequence[str], rows: Sequence[int]) -> Tensor:
         """Return the distance of each text, now complete, to the reference at its row. int64 (B,)"""
-        units, references = self._numbered([split_units(f"{plain(text)} ", self.unit)[0] for text in texts], rows)
-        return edit_distance(units, references)
+        units = (tuple(split_units(f"{plain(text)} ", self.unit)[0]) for text in texts)
+        found = [self._row(at, closed)[-1] for closed, at in zip(units, rows, strict=True)]
+        return torch.tensor(found, dtype=torch.long)
 
-    def _numbered(self, units: Sequence[Sequence[str]], rows: Sequence[int]) -> tuple[Sequences, Sequences]:
-        numbers: dict[str, int] = {}
-        return number_units(units, numbers), number_units([self.references[at] for at in rows], numbers)
+    def _unavoidable(self, text: str, at: int) -> int:
+        closed, growing = split_units(plain(text), self.unit)
+        row = self._row(at, tuple(closed))
+        if growing:  # it differs from the words that do not begin with it
+            row = _next_row(row, [not unit.startswith(growing) for unit in self.references[at]])
+        return min(row)
+
+    def _make_row(self, at: int, units: tuple[str, ...]) -> Sequence[int]:
+        reference = self.references[at]
+        if not units:
+            return range(len(reference) + 1)
+        return _next_row(self._row(at, units[:-1]), [unit != units[-1] for unit in reference])
+
+
+def _next_row(row: Sequence[int], differs: Sequence[bool]) -> list[int]:
+    """Return the row after one more unit, which differs from those of the reference where `differs` says so."""
+    following = [row[0] + 1]
+    for place, is_other in enumerate(differs):
+        following.append(min(row[place] + is_other, row[place + 1] + 1, following[-1] + 1))
+    return following

@@ -4,13 +4,15 @@
 
 For machines that reach no corpus of real speech; every line of the manifest says that it is synthetic. Voices and
 signal-to-noise ratios take turns, so that each pair of them has as many clips as any other. The same sentences, options
-and seed give the same bytes. Clips are named by what made them and the manifest is written last: a command that was
+and seed give the same bytes, whatever the number of jobs. Clips are named by what made them and the manifest is written last: a command that was
 stopped goes on where it was, and a manifest that exists is complete.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -47,13 +49,15 @@ class SyntheticOptions:
     voices: Sequence[str]
     noise: Sequence[float] = (30.0, 20.0, 13.0)  # signal-to-noise ratios in dB
     seed: int = 0
+    jobs: int = 1  # sentences that are read at once
 
     def __post_init__(self) -> None:
         for ratio in self.noise:
             if not SNR_RANGE[0] <= ratio <= SNR_RANGE[1]:
                 raise OptionError(f"--noise is {ratio:g}; it must be from {SNR_RANGE[0]:g} to {SNR_RANGE[1]:g} dB")
-        if self.seed < 0:
-            raise OptionError(f"--seed is {self.seed}; it must be at least 0")
+        for name, least in {"seed": 0, "jobs": 1}.items():
+            if getattr(self, name) < least:
+                raise OptionError(f"--{name} is {getattr(self, name)}; it must be at least {least}")
         check_voices(self.program, self.voices)
 
 
@@ -76,32 +80,51 @@ def make_corpus(
     return write_manifest(folder / MANIFEST, records)
 
 
+@dataclass(frozen=True)
+class _Spoken:
+    """A sentence read aloud: its record in the manifest, and samples that are yet to be written, if any."""
+
+    record: Mapping[str, Any]
+    samples: Samples | None
+
+
 def _spoken(sentences: Sequence[str], folder: Path, options: SyntheticOptions) -> Iterator[Mapping[str, Any]]:
     """Yield the manifest's record of each sentence that can be read aloud, once its file is written."""
-    number = 0
-    for sentence in sentences:
-        record = _record(sentence, number, folder, options)
-        if record is not None:
-            yield record
-            number += 1
+    done = number = 0  # sentences that were tried, and clips
+    with ThreadPoolExecutor(options.jobs) as pool:
+        while done < len(sentences):
+            some = sentences[done : done + options.jobs]
+            numbers = range(number, number + len(some))
+            for one in pool.map(lambda sentence, at: _speak(sentence, at, folder, options), some, numbers):
+                done += 1
+                if one is None:
+                    break  # clips after it get other numbers, so they are read again
+                yield _write(one, folder)
+                number += 1
 
 
-def _record(sentence: str, number: int, folder: Path, options: SyntheticOptions) -> Mapping[str, Any] | None:
+def _speak(sentence: str, number: int, folder: Path, options: SyntheticOptions) -> _Spoken | None:
     text, program = spoken_text(options.program, sentence), options.program.name
     if not text:
         return None
     voice = options.voices[number % len(options.voices)]
     ratio = options.noise[number // len(options.voices) % len(options.noise)]
     file = f"clips/{number:05}-{fingerprint([program, voice, text, ratio, options.seed])}.flac"
+    noisy = None
     if not (folder / file).is_file():
         samples = read_aloud(options.program, text, voice)
         if samples is None:
             return None
-        write_clip(folder / file, add_noise(samples, ratio, np.random.default_rng([options.seed, number])))
-    return {
-        "id": str(number), "audio_filepath": file, "text": sentence, "duration": round(read_seconds(folder / file), 3),
-        "synthetic": True, "synthesizer": program, "voice": voice, "snr": ratio,
-    }  # fmt: skip
+        noisy = add_noise(samples, ratio, np.random.default_rng([options.seed, number]))
+    made = {"synthetic": True, "synthesizer": program, "voice": voice, "snr": ratio}
+    return _Spoken({"id": str(number), "audio_filepath": file, "text": sentence, **made}, noisy)
+
+
+def _write(one: _Spoken, folder: Path) -> Mapping[str, Any]:
+    path = folder / one.record["audio_filepath"]
+    if one.samples is not None:
+        write_clip(path, one.samples)
+    return {**one.record, "duration": round(read_seconds(path), 3)}
 
 
 def add_noise(samples: Samples, ratio: float, generator: np.random.Generator) -> Samples:
@@ -129,7 +152,7 @@ def main(arguments: list[str]) -> str:
     """Make the corpus that the arguments describe, and return the path of its manifest."""
     chosen = _parser().parse_args(arguments)
     program = find_synthesizer(chosen.synthesizer)
-    options = SyntheticOptions(program, chosen.voices or program.voices, chosen.noise, chosen.seed)
+    options = SyntheticOptions(program, chosen.voices or program.voices, chosen.noise, chosen.seed, chosen.jobs)
     sentences = read_sentences(chosen.sentences_file, chosen.field)
     if chosen.sentences is not None and chosen.sentences < 1:
         raise OptionError(f"--sentences is {chosen.sentences}; it must be at least 1")
@@ -155,6 +178,8 @@ def _parser() -> Parser:
     words = "signal-to-noise ratios in dB that take turns (30 20 13)"
     parser.add_argument("--noise", nargs="+", type=float, default=[30.0, 20.0, 13.0], metavar="DB", help=words)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the noise (0)")
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, metavar="N", help="sentences read at once (one per core)")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     return parser
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -46,6 +47,7 @@ from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
 STATES_FOLDER = "encoder-states"
+KEPT_TEXTS = 2**16  # of tokens as text, and of texts normalised: sweeps and trees come back to them
 CACHE_BYTES = {"cpu": 2**30, "cuda": 2**33}  # of encoder states in memory, per model
 # Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small. Rows of one clip share them;
 # rows of different clips copy them when they meet. On a CPU that takes longer than a pass, so that labelling, which
@@ -89,7 +91,8 @@ class SpeechTask(Task):
         self.is_synthetic = is_synthetic
         # An example's id is its index here. The test comes first, so that its labels stay when train grows.
         self.clips = [one for part in reversed(PARTS) for one in parts[part]]
-        self.normalize = normalizer(options.language, spellings)
+        self.normalize = lru_cache(KEPT_TEXTS)(normalizer(options.language, spellings))
+        self._text = lru_cache(KEPT_TEXTS)(self.codec.text)
         self.references = [_normalized(self.normalize, one) for one in self.clips]
         self.alignments = Alignments([one.text for one in self.clips], options.error_rate)
         self.parts: dict[SplitName, Examples] = {}
@@ -125,9 +128,10 @@ class SpeechTask(Task):
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
         longer = torch.nn.functional.pad(prefixes.tokens, (0, 1)).scatter(1, prefixes.lengths[:, None], tokens[:, None])
         after = self._edits(examples, Sequences(longer, prefixes.lengths + 1), self.alignments.unavoidable)
-        whole = self._edits(examples, prefixes, self.alignments.whole)
         before = self._edits(examples, prefixes, self.alignments.unavoidable)
-        return (torch.where(self.spec.is_end(tokens), whole, after) - before).float()
+        ends = self.spec.is_end(tokens).nonzero().squeeze(1)
+        after[ends] = self._edits(examples.select(ends), prefixes.select(ends), self.alignments.whole)
+        return (after - before).float()
 
     def _edits(
         self, examples: Examples, sequences: Sequences, count: Callable[[Sequence[str], Sequence[int]], Tensor]
@@ -141,7 +145,7 @@ class SpeechTask(Task):
         keys = torch.cat([examples.ids[:, None].to(tokens), tokens], 1)
         distinct, copies = keys.unique(dim=0, return_inverse=True)
         rows = distinct.tolist()
-        texts = [self.codec.text([token for token in row[1:] if token != PADDING]) for row in rows]
+        texts = [self._text(tuple(token for token in row[1:] if token != PADDING)) for row in rows]
         return [row[0] for row in rows], texts, copies
 
     def loss_key(self, examples: Examples) -> str:

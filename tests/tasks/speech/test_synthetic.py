@@ -141,9 +141,19 @@ def test_sentences_that_cannot_be_used_are_passed_over(tmp_path: Path) -> None:
     assert not (tmp_path / "other" / MANIFEST).exists()
 
 
+@pytest.mark.parametrize("count", [3, None])
+def test_jobs_do_not_change_the_corpus(tmp_path: Path, count: int | None) -> None:
+    """A sentence that cannot be read changes the numbers, so voices and noise, of all clips after it."""
+    sentences = [SENTENCES[0], "silence", *SENTENCES[1:4], "far too long " * 50, *SENTENCES[4:]]
+    make(tmp_path / "one", sentences, count)
+    make(tmp_path / "many", sentences, count, jobs=4)
+    assert files(tmp_path / "one") == files(tmp_path / "many")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"jobs": 0}, "--jobs is 0; it must be at least 1"),
         ({"noise": (20.0, 200.0)}, "--noise is 200; it must be from -20 to 100 dB"),
         ({"noise": (float("nan"),)}, "--noise is nan"),
         ({"seed": -1}, "--seed is -1"),
