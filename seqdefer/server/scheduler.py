@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 
 from seqdefer.model.deferring_model import DeferringModel
@@ -36,11 +36,13 @@ class Ticket:
         self._loop, self._events = loop, asyncio.Queue[tuple[Event, float]]()
         self._undelivered: list[Event] = []  # used by the thread only, like the next one
         self._unfinished = len(request.inputs)
+        self.tokens_written: Counter[str] = Counter()  # by author, also those that nobody reads
 
     def deliver(self, events: Sequence[Event], made_at: float) -> None:
         """Pass events to the loop, from the thread. Wake the loop only if it can do something: waking it at every token
         would take the interpreter away from the models."""
         self._undelivered += events
+        self.tokens_written.update(event.author for event in events if isinstance(event, Token))
         self._unfinished -= sum(isinstance(event, Token) and event.finish is not None for event in events)
         is_over = self._unfinished == 0 or any(isinstance(event, Failed) for event in events)
         if self._undelivered and (is_over or self.request.is_streamed):
@@ -263,7 +265,6 @@ class Scheduler:
 
     def _fail(self, recipients: Sequence[Recipient], error: Exception) -> None:
         if as_api_error(error).status >= 500:
-            log.error("a request failed: %r", error)
-            log.debug("traceback:", exc_info=error)
+            log.error("a request failed", exc_info=error)
         for recipient in recipients:
             recipient.deliver([Failed(error)], time.perf_counter())
