@@ -60,6 +60,7 @@ log = logging.getLogger("seqdefer.server")
 def serve(arguments: list[str]) -> int:
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.server import serve as server
+    from seqdefer.server.connections import reserve_descriptors
     from seqdefer.server.keys import KeyRing
     from seqdefer.server.logs import logs_on_stderr
     from seqdefer.server.settings import read_settings
@@ -67,7 +68,7 @@ def serve(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     server.require_extra()
     settings, limits = read_settings(given_options(chosen), os.environ)
-    server.reserve_descriptors(limits)
+    reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # raises what is wrong with them before the models are loaded
     has_key = settings.api_key is not None or settings.keys is not None
     name, is_quiet = settings.name or chosen.folder.resolve().name, settings.quiet or settings.log_format == "json"

@@ -291,7 +291,7 @@ def error_responses(*statuses: int, always: tuple[int, ...] = GATEWAY_ERRORS) ->
 
 
 def json_responses(shape: Any, *statuses: int) -> RouteResponses:
-    return {200: {"model": shape, "description": "OK"}, **error_responses(*statuses)}
+    return {200: {"model": shape, "description": "OK"}, **error_responses(*statuses, 429)}
 
 
 def stream_responses(shape: Any) -> RouteResponses:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.model.deferring_model import DEFAULT_BUDGET
@@ -25,6 +25,7 @@ PREFIX = "SEQDEFER_"
 CONFIG = "config"
 OTHER_VARIABLES = {"SEQDEFER_CACHE", "SEQDEFER_EXPERT_KEY", "SEQDEFER_THREADS"}  # which other parts read
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+Group = TypeVar("Group")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
 
 
@@ -70,11 +71,12 @@ def read_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> t
     found = {} if config is None else _read_file(Path(config), kinds)
     found |= {name: _parse(f"{PREFIX}{name.upper()}", text, kinds[name]) for name, text in variables.items()}
     found |= {name: value for name, value in given.items() if name in kinds}
-    server, limits = (
-        group(**{field.name: found[field.name] for field in fields(group) if field.name in found})
-        for group in (ServerSettings, Limits)
-    )
-    return server, limits
+    return _build(ServerSettings, found), _build(Limits, found)
+
+
+def _build(group: Callable[..., Group], found: Mapping[str, Any]) -> Group:
+    names = {field.name for field in fields(group)}  # type: ignore[arg-type]
+    return group(**{name: value for name, value in found.items() if name in names})
 
 
 def _variables(environment: Mapping[str, str], known: set[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.server.http import APIError
@@ -98,8 +98,8 @@ class Account:
         cap = self.key.expert_tokens_per_day
         return None if cap is None else cap - self.spent.expert_tokens
 
-    def _refuse(self, message: str, code: str, seconds: float) -> None:
-        wait = max(1, math.ceil(seconds))
+    def _refuse(self, message: str, code: str, seconds: float) -> NoReturn:
+        wait = max(1, math.ceil(seconds - 1e-6))
         self.spent.refused += 1
         message = f"{message}; try again in {wait} seconds"
         raise APIError(429, message, code=code, headers={"retry-after": str(wait)})

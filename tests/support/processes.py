@@ -19,6 +19,7 @@ from servers import until
 SUPPORT = str(Path(__file__).parent)
 SCRIPT = """
 import os, resource, sys, threading, time
+from pathlib import Path
 sys.path.insert(0, {support!r})
 resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))
 from servers import toy_model
@@ -28,7 +29,7 @@ from seqdefer.server.serve import address_of, listen, serve
 {before}
 listening = listen("127.0.0.1", 0)
 ready = lambda: print(address_of(listening), flush=True)
-serve(toy_model(), "toy", listening, limits=Limits({limits}), ready=ready, **{options})
+serve(toy_model(), "toy", listening, limits=Limits({limits}), ready=ready, {options})
 print("ended", flush=True)
 """
 
@@ -72,10 +73,10 @@ class ServerProcess:
 
 @contextmanager
 def server_process(
-    folder: Path, *, files: int = 1024, limits: str = "", before: str = "", options: dict[str, Any] | None = None
+    folder: Path, *, files: int = 1024, limits: str = "", before: str = "", options: str = ""
 ) -> Iterator[ServerProcess]:
     """Serve a toy pair in a process that may open `files` files; it runs the code `before` first."""
-    script = SCRIPT.format(support=SUPPORT, files=files, limits=limits, before=before, options=options or {})
+    script = SCRIPT.format(support=SUPPORT, files=files, limits=limits, before=before, options=options)
     log = folder / "server.log"
     with log.open("w") as errors:
         process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -83,14 +84,14 @@ def server_process(
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address, log.read_text(encoding="utf-8")
-        until(lambda: is_listening(address))
+        until(lambda: is_ready(address))
         yield ServerProcess(process, address, log)
     finally:
         process.kill()
         process.communicate()
 
 
-def is_listening(address: str) -> bool:
+def is_ready(address: str) -> bool:
     try:
         return httpx.get(f"{address}/health", timeout=1).status_code == 200
     except httpx.HTTPError:
