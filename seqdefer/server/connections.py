@@ -1,8 +1,8 @@
 """Connections: how long they may take, and which gives way when there are too many.
 
-A connection is idle until the head of a request has arrived, and between two requests. Beyond the limit the oldest idle
-one is closed at once, so that connections that send nothing cannot lock out those that do. uvicorn is imported when a
-server is made: it comes with the extra 'server'.
+A connection waits until a whole request has arrived, and between two requests. Beyond the limit, the one that waits the
+longest is closed at once, so that clients that send nothing, or slowly, cannot lock out the others. uvicorn is imported
+when a server is made: it comes with the extra 'server'.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def connection_class(limits: Limits) -> type[Any]:
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    idle: dict[Any, None] = {}  # connections without a request, the oldest first
+    waiting: dict[Any, None] = {}  # connections without a whole request, the oldest first
 
     class Connection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ def connection_class(limits: Limits) -> type[Any]:
             super().connection_made(transport)
             self._wait_for_head()
             if len(self.connections) > limits.connections + RESERVED_CONNECTIONS:
-                next(iter(idle)).drop()  # this one, if all others have requests
+                next(iter(waiting)).drop()  # this one, if all others have requests
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -87,7 +87,7 @@ def connection_class(limits: Limits) -> type[Any]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
-            idle.pop(self, None)
+            waiting.pop(self, None)
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:
@@ -102,22 +102,24 @@ def connection_class(limits: Limits) -> type[Any]:
         def drop(self) -> None:
             """Close at once, without a response."""
             self.connections.discard(self)
-            idle.pop(self, None)
+            waiting.pop(self, None)
             self.transport.abort()
 
         def _wait_for_head(self) -> None:
             if self in self.connections:
-                idle.pop(self, None)
-                idle[self] = None  # as the last
+                waiting.pop(self, None)
+                waiting[self] = None  # as the last
             self._start_timer(limits.head_seconds)
 
         def _check_for_request(self) -> None:
-            """Restart the timer if another request has begun."""
+            """Restart the timer if another request has begun; keep the connection if it has arrived."""
+            if self.cycle is None or self.cycle.response_complete:
+                return
             if self.cycle is not self._timed:
                 self._timed = self.cycle
-                if not self.cycle.response_complete:
-                    idle.pop(self, None)
-                    self._start_timer(limits.request_seconds + SEND_SECONDS)
+                self._start_timer(limits.request_seconds + SEND_SECONDS)
+            if not self.cycle.more_body:
+                waiting.pop(self, None)
 
         def _start_timer(self, seconds: float) -> None:
             self._stop_timer()

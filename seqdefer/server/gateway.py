@@ -11,7 +11,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from seqdefer.server.http import CLIENT_CLOSED, TRANSCRIPTIONS, APIError, Limits, as_api_error, to_json
@@ -78,7 +79,6 @@ class Gateway:
         own_id, is_head = _request_id(scope), scope["method"] == "HEAD"
         request_id.set(own_id.decode())  # this task serves this request alone
         response = _Response(send, own_id, has_body=not is_head)
-        self.n_active += 1
         try:
             # A HEAD is a GET without the body.
             await self._forward({**scope, "method": "GET"} if is_head else scope, receive, response)
@@ -87,7 +87,6 @@ class Gateway:
                 log.error("a request failed", exc_info=error)
             await response.send_error(as_api_error(error))
         finally:  # also count cancelled requests
-            self.n_active -= 1
             self._record(scope, response.status or CLIENT_CLOSED, time.perf_counter() - started)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
@@ -98,7 +97,6 @@ class Gateway:
 
     async def _forward(self, scope: Scope, receive: Receive, response: _Response) -> None:
         self._check_framing(scope)
-        self._check_room(scope)
         self._check_host(scope)
         self._check_site(scope)
         self._check_key(scope)
@@ -109,7 +107,8 @@ class Gateway:
             message = f"the request did not arrive within {self.limits.request_seconds:g} seconds; send it faster"
             # Close the connection, or the rest of the body would be read as the next request.
             raise APIError(408, message, code="timeout", headers={"connection": "close"}) from None
-        await self.app(scope, _replay(body, receive), response.send)
+        with self._place(scope["path"]):
+            await self.app(scope, _replay(body, receive), response.send)
 
     def _check_framing(self, scope: Scope) -> None:
         """Refuse a body of two lengths: a proxy that believes the other one would read a part as another request."""
@@ -118,12 +117,18 @@ class Gateway:
             message = "the request has both Content-Length and Transfer-Encoding; send one of them"
             raise APIError(400, message, headers={"connection": "close"})
 
-    def _check_room(self, scope: Scope) -> None:
-        """Refuse requests beyond the limit of connections, except those of probes."""
-        if self.n_active > self.limits.connections and scope["path"] not in PROBES:
+    @contextmanager
+    def _place(self, path: str) -> Iterator[None]:
+        """Count a request that is being answered. Refuse those beyond the limit of connections, except probes."""
+        if self.n_active >= self.limits.connections and path not in PROBES:
             message = f"{self.limits.connections} requests are running already; try again later"
             headers = {"retry-after": "1", "connection": "close"}
             raise APIError(503, message, code="too_crowded", headers=headers)
+        self.n_active += 1
+        try:
+            yield
+        finally:
+            self.n_active -= 1
 
     def _check_host(self, scope: Scope) -> None:
         header = dict(scope["headers"]).get(b"host")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from processes import connections, server_process
-from servers import until
+from servers import COMPLETIONS, until
 
 from seqdefer.errors import OptionError
 from seqdefer.server.connections import reserve_descriptors
@@ -21,14 +21,15 @@ BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900
 
 
 @pytest.mark.parametrize(("n", "sent"), [(1100, b""), (520, b""), (1100, HEAD), (600, BODY)])
-def test_idle_connections_do_not_take_out_probes(tmp_path: Path, n: int, sent: bytes) -> None:
+def test_connections_that_wait_lock_nobody_out(tmp_path: Path, n: int, sent: bytes) -> None:
     """1,100 idle connections once exhausted the descriptors: one core spun, with megabytes of tracebacks. 520 left no
-    connection to /health and /metrics."""
+    connection to /health and /metrics, and 600 that sent no body none for completions."""
     with server_process(tmp_path) as server, connections(server, n, sent):
         cpu, started = server.cpu_seconds, time.monotonic()
         for _ in range(20):
-            for path in ("/health", "/metrics"):
+            for path in ("/health", "/metrics", "/v1/models"):
                 assert server.get(path).status_code == 200
+            assert server.post(COMPLETIONS, {"model": "toy@0.5", "prompt": "13"}).status_code == 200
             time.sleep(0.05)
         assert server.cpu_seconds - cpu < 0.5 * (time.monotonic() - started)
         assert server.descriptors < 700

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -17,6 +18,7 @@ from servers import (
     check_healthy,
     metric,
     running,
+    slow_model,
     toy_model,
     until,
 )
@@ -111,12 +113,14 @@ def test_invalid_http_is_refused(server: RunningServer) -> None:
 
 
 def test_requests_beyond_the_limit_are_told_so() -> None:
-    """Connections that send a body slowly hold their places; probes still get in, and others get a response."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
-    with running(toy_model(), limits=Limits(connections=2, grace_seconds=0.5)) as server:
-        with connect(server) as one, connect(server) as other:
-            one.sendall(head), other.sendall(head)
-            until(lambda: len(server.server.server_state.tasks) == 2)
+    """Two requests take both places; probes still get in, and others get a response."""
+    model, slow = slow_model()
+    slow.gate.clear()
+    with running(model, limits=Limits(connections=2, grace_seconds=0.5)) as server, ThreadPoolExecutor(2) as pool:
+        try:
+            for count in (1, 2):
+                pool.submit(server.complete, "13", 0)
+                until(lambda count=count: len(server.scheduler._open) == count)
             body = {"model": "toy", "prompt": "13"}
             for response in (server.post(COMPLETIONS, body), server.get("/v1/models")):
                 assert check_error(response, 503, "2 requests are running")["code"] == "too_crowded"
@@ -124,6 +128,8 @@ def test_requests_beyond_the_limit_are_told_so() -> None:
                 assert response.headers["connection"] == "close"
             for path in ("/health", "/ready", "/live", "/metrics"):
                 assert server.get(path).status_code == 200
+        finally:
+            slow.gate.set()
         until(lambda: server.get("/v1/models").status_code == 200)
         assert metric(server, 'seqdefer_requests_total{path="/v1/models",status="503"}') >= 1
         check_healthy(server)

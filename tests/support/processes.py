@@ -50,6 +50,9 @@ class ServerProcess:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(f"{self.address}{path}", timeout=5, **options)
 
+    def post(self, path: str, content: Any) -> httpx.Response:
+        return httpx.post(f"{self.address}{path}", json=content, timeout=10)
+
     def status(self, name: str) -> int:
         """Return a number of /proc/PID/status, such as VmRSS (kB) or Threads."""
         text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
