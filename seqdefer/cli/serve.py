@@ -64,12 +64,15 @@ def serve(arguments: list[str]) -> int:
     from seqdefer.server.keys import KeyRing
     from seqdefer.server.logs import logs_on_stderr
     from seqdefer.server.settings import read_settings
+    from seqdefer.server.usage import Ledger, usage_file
 
     chosen = _parser().parse_args(arguments)
     server.require_extra()
     settings, limits = read_settings(given_options(chosen), os.environ)
     reserve_descriptors(limits)
-    KeyRing(settings.keys, settings.api_key)  # raises what is wrong with them before the models are loaded
+    KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
+    if settings.keys is not None:
+        Ledger(settings.usage or usage_file(settings.keys))
     has_key = settings.api_key is not None or settings.keys is not None
     name, is_quiet = settings.name or chosen.folder.resolve().name, settings.quiet or settings.log_format == "json"
     with (
@@ -81,8 +84,8 @@ def serve(arguments: list[str]) -> int:
         with server.answer_probes(listening, limits), show_progress(quiet=is_quiet) as meter:
             model = DeferringModel.from_pretrained(chosen.folder, device=settings.device, meter=meter)
         server.serve(
-            model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, budget=settings.budget,
-            host=settings.host,
+            model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
+            budget=settings.budget, host=settings.host,
             ready=lambda: log.info("serving %s at %s/v1; open %s to try it; Ctrl-C ends it", name, address, address),
         )  # fmt: skip
     return 0

@@ -70,14 +70,15 @@ def create_app(
     limits: Limits | None = None,
     api_key: str | None = None,
     keys: Path | None = None,
+    usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
     only_host: str | None = None,
 ) -> FastAPI:
     """Return the application that serves `model` as `name`.
 
-    `budget` is the default of requests that give none. `keys` is a file of API keys. With `only_host`, the Host
-    header must be that name or a loopback one: otherwise a web page of another site could reach the server through DNS
-    rebinding."""
+    `budget` is the default of requests that give none. `keys` is a file of API keys, `usage` where to keep
+    what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
+    another site could reach the server through DNS rebinding."""
     if model.calibration is None:
         raise OptionError(
             "this model is not calibrated, so requests cannot choose a budget; first run: "
@@ -85,7 +86,7 @@ def create_app(
         )
     model.calibration.for_budget(budget)
     ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
-    ledger = Ledger(None if keys is None else usage_file(keys))
+    ledger = Ledger(usage or usage_file(keys) if keys is not None else None)
     limits, metrics = limits or Limits(), Metrics()
     scheduler = Scheduler(model, limits, metrics)
 

@@ -105,7 +105,6 @@ def revoke_key(path: Path, name: str) -> None:
 
 def _write(path: Path, keys: Sequence[APIKey]) -> None:
     write_json(path, {"keys": [asdict(key) for key in keys]})
-    path.chmod(0o600)
 
 
 # -- in a server ---------------------------------------------------------------------------------------------------

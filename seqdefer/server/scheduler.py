@@ -18,6 +18,7 @@ from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.batches import Event, Failed, Member, Recipient, RunningBatch, Token, WriteRequest, encode_inputs
 from seqdefer.server.fallback import CooperativeThread, ExpertCaller, ExpertTimeout, WaitingExpertCaller
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
+from seqdefer.server.logs import request_id
 from seqdefer.server.metrics import Metrics
 
 SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
@@ -36,6 +37,7 @@ class Ticket:
         self._loop, self._events = loop, asyncio.Queue[tuple[Event, float]]()
         self._undelivered: list[Event] = []  # used by the thread only, like the next one
         self._unfinished = len(request.inputs)
+        self.request_id = request_id.get()
         self.tokens_written: Counter[str] = Counter()  # by author, also those that nobody reads
 
     def deliver(self, events: Sequence[Event], made_at: float) -> None:
@@ -265,6 +267,7 @@ class Scheduler:
 
     def _fail(self, recipients: Sequence[Recipient], error: Exception) -> None:
         if as_api_error(error).status >= 500:
-            log.error("a request failed", exc_info=error)
+            ids = [getattr(recipient, "request_id", None) for recipient in recipients]
+            log.error("a request failed", exc_info=error, extra={"fields": {"request_ids": ids}})
         for recipient in recipients:
             recipient.deliver([Failed(error)], time.perf_counter())

@@ -162,6 +162,7 @@ def serve(
     limits: Limits,
     api_key: str | None = None,
     keys: Path | None = None,
+    usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
     host: str | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -171,7 +172,9 @@ def serve(
 
     reserve_descriptors(limits)
     only_host = None if api_key is not None or keys is not None else trusted_host(listening, host)
-    app = create_app(model, name, limits=limits, api_key=api_key, keys=keys, budget=budget, only_host=only_host)
+    app = create_app(
+        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, only_host=only_host
+    )
     server = make_server(app, limits)
     ready()
     # uvicorn raises the signals again after its shutdown: both ended it properly.

@@ -42,6 +42,7 @@ class ServerSettings:
         None, "one key that clients must send; SEQDEFER_API_KEY is safer, as lists of processes do not show it (none)"
     )
     keys: Path | None = option(None, "file of several keys with limits, made by seqdefer keys (none)")  # noqa: RUF009
+    usage: Path | None = option(None, "file that keeps what keys used (beside --keys)")  # noqa: RUF009
     log_format: str = option("human", f"form of the log on stderr: {' or '.join(FORMATS)}")
     log_level: str = option("info", f"what is logged: {', '.join(LEVELS)}")
     device: str = option("auto", "where to compute: auto, cpu or cuda; auto uses a GPU if there is one")

@@ -112,8 +112,8 @@ class Ledger:
         self.path, self.now, self.day = path, now, _day(now())
         self.accounts: dict[str, Account] = {}
         self._saved: Any = None
-        if path is not None and path.exists():
-            self._load(path)
+        if path is not None:
+            self._open(path)
 
     def account(self, key: APIKey | None) -> Account:
         """Return the account of a key, with its limits as they are now; without a key, that of anyone."""
@@ -153,6 +153,17 @@ class Ledger:
         except OSError as error:
             log.error("cannot write what API keys used: %s", error)
         self._saved = content  # after a failure too: the next change tries again
+
+    def _open(self, path: Path) -> None:
+        """Read the file if it exists, and write it: what cannot be kept is found out before the first request."""
+        try:
+            if path.exists():
+                self._load(path)
+            write_json(path, self._content())
+        except OSError as error:
+            raise OptionError(
+                f"cannot write {path}: {error}; choose where to keep what keys use with --usage"
+            ) from error
 
     def _load(self, path: Path) -> None:
         try:

@@ -56,7 +56,6 @@ def test_keys_are_stored_as_hashes(tmp_path: Path) -> None:
     assert not {key, other} & set(text.split('"'))
     assert key.removeprefix("sd-") not in text
     assert len(key) == 46  # 256 bits
-    assert path.stat().st_mode & 0o777 == 0o600
     ring = KeyRing(path, "fixed")
     assert [ring.find(one.encode()).name for one in (key, other, "fixed")] == ["alice", "bob", "default"]  # type: ignore[union-attr]
     for wrong in (b"", b"fixe", b"fixed ", key.encode()[:-1], read_keys(path)[0].sha256.encode(), b"\xff\x00"):
@@ -248,10 +247,15 @@ def test_usage_survives_a_restart(tmp_path: Path) -> None:
     stored = json.loads(usage_file(path).read_text(encoding="utf-8"))
     stored["day"] = "2020-01-01"
     usage_file(path).write_text(json.dumps(stored), encoding="utf-8")
-    assert Ledger(usage_file(path)).by_key() == {}  # of another day
+    elsewhere = tmp_path / "usage.json"
+    elsewhere.write_text(json.dumps(stored), encoding="utf-8")
+    assert Ledger(elsewhere).by_key() == {}  # of another day
     usage_file(path).write_text("{}", encoding="utf-8")
     with pytest.raises(OptionError, match="move that file away"):
         Ledger(usage_file(path))
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="choose where to keep what keys use with --usage"):
+        Ledger(tmp_path / "file" / "usage.json")
 
 
 @pytest.mark.slow

@@ -102,8 +102,10 @@ def test_failures_have_a_traceback(form: str) -> None:
     if form == "json":
         failed = [one for one in records(stream) if one["level"] == "error"]
         assert ["Traceback" in one["traceback"] for one in failed] == [True]
+        answered = [one for one in records(stream) if one.get("status") == 500]
+        assert failed[0]["request_ids"] == [one["request_id"] for one in answered]
     else:
-        assert text.count("ERROR a request failed\nTraceback") == 1
+        assert text.count("\nTraceback") == 1
 
 
 def test_expert_failures_are_warnings() -> None:
