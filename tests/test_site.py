@@ -28,6 +28,7 @@ PAGES_MADE = (
     "fidelity.md",
     "recipes.md",
     "results.md",
+    "settings.md",
     "speed.md",
     "tsp-as-published.md",
 )

@@ -20,6 +20,7 @@ from benchmarks_page import benchmarks_page
 from fidelity_page import fidelity_page
 from pictures import PICTURES
 from recipes_page import recipes_page
+from settings_page import settings_page
 from speed_page import speed_page
 from tsp_as_published_page import tsp_as_published_page
 
@@ -82,6 +83,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "fidelity.md": fidelity_page,
     "recipes.md": recipes_page,
     "results.md": lambda: results_page(DOCS / "results"),
+    "settings.md": settings_page,
     "speed.md": lambda: speed_page(DOCS / "results"),
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},

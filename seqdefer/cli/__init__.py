@@ -19,7 +19,7 @@ from seqdefer.cli.common import Parser, exit_status, one_line
 
 COMMANDS = (
     runs.RUN, labelling.LABEL, labelling.CACHE, tasks.TRAIN_PREDICTOR, models.FIT, models.CALIBRATE, generate.GENERATE,
-    serve.SERVE, tasks.TASKS, reproduce.REPRODUCE, runs.PLOT,
+    serve.SERVE, serve.KEYS, tasks.TASKS, reproduce.REPRODUCE, runs.PLOT,
 )  # fmt: skip
 EXAMPLES = """\
 start here:

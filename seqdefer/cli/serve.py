@@ -1,21 +1,22 @@
-"""`seqdefer serve`."""
+"""`seqdefer serve` and `seqdefer keys`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import logging
 import os
-import sys
 from pathlib import Path
 
 from seqdefer.cli.common import (
     DEFAULTS_NOTE,
     Command,
     Parser,
-    add_common,
     add_guarantee,
+    add_options,
     chosen_rule,
     given_options,
-    override,
 )
 from seqdefer.cli.progress_bars import show_progress
 
@@ -24,8 +25,8 @@ Answer /v1/completions, /v1/chat/completions and /v1/models like OpenAI,
 streams included, at the budget that a request names: model NAME@0.20, or a
 field `deferral` with a budget. Also /v1/deferral (what its budgets spend),
 /v1/deferral/complete (every token with its author; also for tours),
-/v1/deferral/score, /health and /metrics, and a page to try it at /.
-Ctrl-C ends it.
+/v1/deferral/score, /live, /ready and /metrics, and a page to try it at /.
+Ctrl-C or SIGTERM ends it, after requests in flight.
 """
 EXAMPLES = f"""\
 examples:
@@ -47,54 +48,62 @@ or with the client of OpenAI (pip install openai):
       print(part.choices[0].text, end="", flush=True)
 
 The number after @ is the budget: the share of tokens that the expert writes.
-{DEFAULTS_NOTE}
+
+Every option is also a variable (SEQDEFER_PORT for --port) and a line of the
+file of --config (port = 8000). The command line wins over variables, and they
+over the file. {DEFAULTS_NOTE}
 """
-LIMITS = {  # help texts of fields of `Limits`
-    "body_bytes": "size of a request, at most",
-    "audio_bytes": "size of an upload of sound, at most",
-    "request_seconds": "time of a request, at most",
-    "inputs": "inputs of a request, at most",
-    "queue": "requests that may wait",
-    "batch": "sequences written together, at most",
-    "running": "sequences in memory, at most",
-    "connections": "open connections, at most",
-}
+KEYS_EXAMPLES = """\
+examples:
+  seqdefer keys add keys.json alice --requests-per-minute 60 --expert-tokens-per-day 100000
+  seqdefer serve models/pronounce --keys keys.json
+  seqdefer keys revoke keys.json alice      the server that runs refuses it at once
+
+FILE holds hashes of keys, not the keys.
+"""
+
+log = logging.getLogger("seqdefer.server")
 
 
 def serve(arguments: list[str]) -> int:
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.server import serve as server
-    from seqdefer.server.http import Limits, check_api_key
+    from seqdefer.server.connections import reserve_descriptors
+    from seqdefer.server.keys import KeyRing
+    from seqdefer.server.logs import logs_on_stderr
+    from seqdefer.server.settings import read_settings
+    from seqdefer.server.usage import Ledger, usage_file
 
-    chosen = _parser(Limits()).parse_args(arguments)
+    chosen = _parser().parse_args(arguments)
     rule = chosen_rule(chosen)
     server.require_extra()
-    limits = override(Limits(), given_options(chosen))
-    api_key = os.environ.get("SEQDEFER_API_KEY") if chosen.api_key is None else chosen.api_key
-    if api_key is not None:
-        check_api_key(api_key)  # before the models are loaded
-    name = chosen.name or chosen.folder.resolve().name
-    with server.listen(chosen.host, chosen.port) as listening:
-        with show_progress(quiet=chosen.quiet) as meter:
-            model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
-            model.require_promise(rule)
+    settings, limits = read_settings(given_options(chosen), os.environ)
+    reserve_descriptors(limits)
+    KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
+    if settings.keys is not None:
+        Ledger(settings.usage or usage_file(settings.keys))
+    has_key = settings.api_key is not None or settings.keys is not None
+    name, is_quiet = settings.name or chosen.folder.resolve().name, settings.quiet or settings.log_format == "json"
+    with (
+        logs_on_stderr(settings.log_format, settings.log_level),
+        server.listen(settings.host, settings.port) as listening,
+    ):
+        server.require_key(listening, has_key=has_key, allow_anyone=settings.allow_anyone)
         address = server.address_of(listening)
-        message = f"serving {name} at {address}/v1; open {address} to try it; Ctrl-C ends it"
-        if api_key is None and not listening.getsockname()[0].startswith(("127.", "::1")):
-            message += "\nwithout an API key: anyone who reaches this machine can use it"
-
-        def announce() -> None:
-            print(message, file=sys.stderr, flush=True)
-
+        with server.answer_probes(listening, limits), show_progress(quiet=is_quiet) as meter:
+            model = DeferringModel.from_pretrained(chosen.folder, device=settings.device, meter=meter)
+            model.require_promise(rule)
         server.serve(
-            model, name, listening,
-            limits=limits, api_key=api_key, budget=chosen.budget, host=chosen.host, ready=announce,
+            model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
+            budget=settings.budget, host=settings.host,
+            ready=lambda: log.info("serving %s at %s/v1; open %s to try it; Ctrl-C ends it", name, address, address),
         )  # fmt: skip
     return 0
 
 
-def _parser(limits: object) -> Parser:
-    from seqdefer.model.deferring_model import DEFAULT_BUDGET
+def _parser() -> Parser:
+    from seqdefer.server.http import Limits
+    from seqdefer.server.settings import ServerSettings
 
     parser = Parser(
         prog="seqdefer serve",
@@ -103,23 +112,62 @@ def _parser(limits: object) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
-    words = "where to listen (127.0.0.1: this machine only)"
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=words)
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes a free one (8000)")
-    parser.add_argument("--name", metavar="NAME", help="name of the model for clients (the name of the folder)")
-    words = f"budget of requests that name none ({DEFAULT_BUDGET})"
-    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, metavar="X", help=words)
+    words = "TOML file of settings: the options below, with _ instead of - (none)"
+    parser.add_argument("--config", type=Path, metavar="PATH", help=words)
     add_guarantee(parser, "whatever the calibration promises; serve refuses a model that promises less")
-    words = "key that clients must send; SEQDEFER_API_KEY is safer, because lists of processes do not show it (none)"
-    parser.add_argument("--api-key", metavar="KEY", help=words)
-    for name, words in LIMITS.items():
-        flag, default = f"--{name.replace('_', '-')}", getattr(limits, name)
-        metavar, shown = ("N", str(default)) if isinstance(default, int) else ("X", f"{default:g}")
-        parser.add_argument(flag, type=type(default), metavar=metavar, help=f"{words} ({shown})")
-    words = "time of an expert call; then the predictor finishes (half a request's for a remote expert, else no limit)"
-    parser.add_argument("--expert-seconds", type=float, metavar="X", help=words)
-    add_common(parser)
+    add_options(parser, "server", "serve", ServerSettings())
+    add_options(parser, "limits", "serve", Limits())
     return parser
 
 
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+def keys(arguments: list[str]) -> int:
+    parser = Parser(
+        prog="seqdefer keys",
+        description="Add, list or revoke the API keys of servers.",
+        epilog=KEYS_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for name, words, run in (
+        ("list", "list keys and their limits, as JSON", _list_keys),
+        ("revoke", "remove a key", _revoke_key),
+        ("add", "make a key and print it; it cannot be shown again", _add_key),
+    ):
+        action = actions.add_parser(name, help=words, description=f"{words[:1].upper()}{words[1:]}.")
+        action.add_argument("file", type=Path, metavar="FILE", help="file of keys, as for serve --keys")
+        if name != "list":
+            action.add_argument("name", metavar="NAME", help="name of the key, for people, logs and metrics")
+        action.set_defaults(run=run)
+    action.add_argument("--requests-per-minute", type=int, metavar="N", help="requests a minute, at most (no limit)")
+    words = "tokens of the expert a day (UTC), at most (no limit)"
+    action.add_argument("--expert-tokens-per-day", type=int, metavar="N", help=words)
+    chosen = parser.parse_args(arguments)
+    chosen.run(chosen)
+    return 0
+
+
+def _list_keys(chosen: argparse.Namespace) -> None:
+    from seqdefer.server.keys import read_keys
+
+    for key in read_keys(chosen.file):
+        print(json.dumps({name: value for name, value in dataclasses.asdict(key).items() if name != "sha256"}))
+
+
+def _revoke_key(chosen: argparse.Namespace) -> None:
+    from seqdefer.server.keys import revoke_key
+
+    revoke_key(chosen.file, chosen.name)
+
+
+def _add_key(chosen: argparse.Namespace) -> None:
+    from seqdefer.server.keys import add_key
+
+    limits = {name: getattr(chosen, name) for name in ("requests_per_minute", "expert_tokens_per_day")}
+    print(add_key(chosen.file, chosen.name, **limits))
+
+
 SERVE = Command("serve", "serve a fitted pair through an OpenAI-compatible API", serve)
+KEYS = Command("keys", "add, list and revoke the API keys of servers", keys)

@@ -5,7 +5,9 @@ POST /v1/audio/transcriptions                the same for models that take audio
 POST /v1/deferral/complete                   inputs of any type, with the author of every token
 POST /v1/deferral/score                      where the rejector would defer, without the expert
 GET  /v1/deferral                            the served model and the share that each budget spends
-GET  /v1/models, /health, /metrics, /openapi.json
+GET  /v1/models, /metrics, /openapi.json
+GET  /live, /ready, /health                  probes: the process runs; the models are loaded and requests are accepted
+GET  /v1/usage                               what the API key of the request used today
 GET  /                                       the page to try it
 """
 
@@ -18,6 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -28,7 +31,9 @@ from seqdefer import __version__
 from seqdefer.errors import OptionError
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
 from seqdefer.server import openapi
-from seqdefer.server.http import TRANSCRIPTIONS, APIError, Gateway, Limits, check_api_key, overloaded_app
+from seqdefer.server.gateway import USAGE, Gateway
+from seqdefer.server.http import TRANSCRIPTIONS, APIError, Limits
+from seqdefer.server.keys import KeyRing
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.protocol import (
     ChatRequest,
@@ -42,6 +47,7 @@ from seqdefer.server.request import Service, json_response
 from seqdefer.server.responses import CHAT, COMPLETION, deferral_response, model_list, model_response
 from seqdefer.server.scheduler import SHUTDOWN_SECONDS, Scheduler
 from seqdefer.server.transcriptions import form_schema, no_audio, read_form, transcription_responses
+from seqdefer.server.usage import Ledger, usage_file
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
@@ -63,21 +69,24 @@ def create_app(
     *,
     limits: Limits | None = None,
     api_key: str | None = None,
+    keys: Path | None = None,
+    usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
     only_host: str | None = None,
 ) -> FastAPI:
     """Return the application that serves `model` as `name`.
 
-    `budget` is the default of requests that give none. With `only_host`, the Host header must be that name or a
-    loopback one: otherwise a web page of another site could reach the server through DNS rebinding."""
+    `budget` is the default of requests that give none. `keys` is a file of API keys, `usage` where to keep
+    what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
+    another site could reach the server through DNS rebinding."""
     if model.calibration is None:
         raise OptionError(
             "this model is not calibrated, so requests cannot choose a budget; first run: "
             "seqdefer calibrate DIR --data FILE"
         )
     model.calibration.for_budget(budget)
-    if api_key is not None:
-        check_api_key(api_key)
+    ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
+    ledger = Ledger(usage or usage_file(keys) if keys is not None else None)
     limits, metrics = limits or Limits(), Metrics()
     metrics.inform(version=__version__, model=name, task=model.task, method=model.method)
     scheduler = Scheduler(model, limits, metrics)
@@ -85,7 +94,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         scheduler.start()
+        saving = asyncio.create_task(ledger.keep_saved())
         yield
+        saving.cancel()
+        ledger.save()
         await asyncio.to_thread(scheduler.close, SHUTDOWN_SECONDS)
 
     # No docs_url or redoc_url: these pages would load scripts from other sites.
@@ -97,19 +109,20 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.scheduler, app.state.overloaded = scheduler, overloaded_app(limits, metrics)
+    app.state.scheduler, app.state.ledger = scheduler, ledger
     takes_audio = model.served.codec.sample_rate is not None
     app.add_middleware(
-        Gateway, key=api_key, limits=limits, metrics=metrics, only_host=only_host, takes_audio=takes_audio
+        Gateway, limits=limits, metrics=metrics, keys=ring, ledger=ledger, only_host=only_host, takes_audio=takes_audio
     )
     app.add_exception_handler(APIError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
     service = Service(scheduler, name, budget)
     _add_routes(app, service)
+    _add_probes(app, service)
     _add_transcriptions(app, service, takes_audio=takes_audio)
     _add_page(app)
-    openapi.describe(app, model, name, limits, has_key=api_key is not None, has_host=only_host is not None)
+    openapi.describe(app, model, name, limits, has_key=ring is not None, has_host=only_host is not None)
     return app
 
 
@@ -144,8 +157,20 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             raise unknown_model(model, service.name)
         return json_response(model_response(model, service.created))
 
+    @app.get(USAGE, responses=openapi.json_responses(openapi.KeyUsage))
+    async def usage(request: Request) -> Response:
+        account = request.scope["state"]["account"]
+        return json_response(account.response(app.state.ledger.day))
+
+
+def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.get("/live", responses=openapi.LIVE_RESPONSES)
+    async def live() -> Response:
+        return json_response({"status": "ok"})
+
+    @app.get("/ready", responses=openapi.HEALTH_RESPONSES)
     @app.get("/health", responses=openapi.HEALTH_RESPONSES)
-    async def health() -> Response:
+    async def ready() -> Response:
         is_well = service.scheduler.is_working
         return json_response({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
 

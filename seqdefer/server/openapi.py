@@ -30,9 +30,9 @@ ERRORS = {
     408: "The body did not arrive in time.",
     413: "The body or an input is too large.",
     415: "The body or its file has a format that is not read.",
-    429: "The queue is full; try again after retry-after seconds.",
+    429: "The queue is full, or the API key has used what it may; try again after retry-after seconds.",
     500: "The models failed; see the server's log.",
-    503: "The server is shutting down, or too many connections are open.",
+    503: "The server is loading or shutting down, or too many requests are running.",
     504: "The request did not finish in time.",
 }
 GATEWAY_ERRORS = (401, 403, 408, 413, 500, 503)  # possible on every route
@@ -274,7 +274,28 @@ class Models(TypedDict):
 
 @no_extra
 class Health(TypedDict):
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "loading", "stopping"]
+
+
+@no_extra
+class KeyLimits(TypedDict):
+    requests_per_minute: int | None
+    expert_tokens_per_day: int | None
+
+
+@no_extra
+class KeyUsage(TypedDict):
+    """What an API key used since midnight (UTC), and what it may use; null means no limit."""
+
+    object: Literal["usage"]
+    key: str
+    day: str
+    requests: int
+    refused: int
+    predictor_tokens: int
+    expert_tokens: int
+    expert_tokens_left: int | None
+    limits: KeyLimits
 
 
 # -- responses of routes -------------------------------------------------------------------------------------------
@@ -285,7 +306,7 @@ def error_responses(*statuses: int, always: tuple[int, ...] = GATEWAY_ERRORS) ->
 
 
 def json_responses(shape: Any, *statuses: int) -> RouteResponses:
-    return {200: {"model": shape, "description": "OK"}, **error_responses(*statuses)}
+    return {200: {"model": shape, "description": "OK"}, **error_responses(*statuses, 429)}
 
 
 def stream_responses(shape: Any) -> RouteResponses:
@@ -300,6 +321,10 @@ HEALTH_RESPONSES: RouteResponses = {
     200: {"model": Health, "description": "The server accepts requests."},
     **error_responses(always=(403, 408, 413, 500)),
     503: {"model": Health | Error, "description": "The server accepts no requests now."},
+}
+LIVE_RESPONSES: RouteResponses = {
+    200: {"model": Health, "description": "The process runs."},
+    **error_responses(always=(403, 408, 413, 500, 503)),
 }
 METRICS_RESPONSES: RouteResponses = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The Prometheus text format."},

@@ -31,6 +31,7 @@ from seqdefer.server.protocol import (
 from seqdefer.server.responses import DeferralFormat, ResponseFormat, Transcript, scores_response
 from seqdefer.server.scheduler import Scheduler
 from seqdefer.server.transcriptions import TranscriptionFormat, TranscriptionRequest
+from seqdefer.server.usage import Account
 
 OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 UNREAD_SECONDS = 5.0  # that a stream waits for its reader after the deadline
@@ -121,17 +122,21 @@ class Service:
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
         transcript.promise = None if promise is None else promise.in_words(budget)
         asked = WriteRequest(inputs, setting.threshold, limit, **options)
-        return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"]["started"])
+        return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
 
 
 class ActiveRequest:
     """A submitted request with its transcript and deadline. Call `close` in the end."""
 
-    def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, started: float) -> None:
-        self.scheduler, self.transcript, self.started = scheduler, transcript, started
+    def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, state: Any) -> None:
+        self.scheduler, self.transcript, self.started = scheduler, transcript, state["started"]
+        self.account: Account = state["account"]
+        self.most = len(request.inputs) * request.max_tokens if request.may_defer and transcript.budget else 0
+        self.account.check_spending(self.most)
         self.seconds = scheduler.limits.request_seconds
-        self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - started)
+        self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - self.started)
         self.ticket = scheduler.submit(request)
+        self.account.reserved += self.most
         self._events = self.ticket.events(self.deadline)
         self._pending: asyncio.Task[Token | None] | None = None
         self._idle = 0.0  # seconds that `has_next` waited in vain
@@ -185,6 +190,7 @@ class ActiveRequest:
                 self._pending.exception()  # else asyncio warns that it was never retrieved
             self.scheduler.cancel(self.ticket)
             self.transcript.record(self.scheduler.metrics)
+            self.account.settle(self.most, self.ticket.tokens_written)
 
     def close_stream(self) -> None:
         self.close()

@@ -313,8 +313,8 @@ class Scheduler:
         if isinstance(error, ContractError):  # it says nothing that clients must not know
             error = APIError(500, f"the models failed on this request: {error}", code="model_failed")
         if as_api_error(error).status >= 500:
-            log.error("a request failed: %r", error)
-            log.debug("traceback:", exc_info=error)
+            ids = [getattr(recipient, "request_id", None) for recipient in recipients]
+            log.error("a request failed", exc_info=error, extra={"fields": {"request_ids": ids}})
         for recipient in recipients:
             recipient.deliver([Failed(error)], time.perf_counter())
 

@@ -1,28 +1,38 @@
-"""Listening sockets, connection timeouts, and shutdown.
+"""Listening sockets, loading, and shutdown.
 
-At shutdown, new requests are refused, requests in flight get a grace period, and what is left gets an error response.
-uvicorn is imported when a server is made: it comes with the extra 'server'.
+While the models are loaded, probes are answered already. At shutdown the server drains: it refuses new requests, still
+answers probes, gives requests in flight a grace period, and sends what is left an error response. uvicorn is imported
+when a server is made: it comes with the extra 'server'.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from seqdefer.errors import OptionError, missing_extra
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
-from seqdefer.server.http import APIError, Limits, is_loopback, to_json
+from seqdefer.server.connections import ACCEPT_AT_ONCE, connection_class, log_failed_accepts, reserve_descriptors
+from seqdefer.server.gateway import is_loopback, loading_app
+from seqdefer.server.http import Limits
 from seqdefer.server.scheduler import SHUTDOWN_SECONDS
 
-SEND_SECONDS = 10.0  # for sending a response, after the time of its request is over
+BACKLOG = 2048  # connections that the system holds until they are accepted
+DRAIN_STEP_SECONDS = 0.05
+
+log = logging.getLogger("seqdefer.server")
 
 
 def require_extra() -> None:
@@ -65,33 +75,43 @@ def trusted_host(listening: socket.socket, host: str | None = None) -> str | Non
 
 
 def make_server(app: Any, limits: Limits) -> Any:
-    """Return a uvicorn.Server for an application of `create_app`."""
+    """Return a uvicorn.Server for an application of `create_app`, or for one without models."""
     import uvicorn
 
-    class Server(uvicorn.Server):
-        """A server that tells requests in flight when it shuts down, and closes connections that do not read."""
+    scheduler = app.state.scheduler if hasattr(app, "state") else None
 
-        _loop: asyncio.AbstractEventLoop | None = None  # set at shutdown
+    class Server(uvicorn.Server):
+        """A server that drains when it shuts down, and closes connections that do not read."""
+
         _skips_grace = False
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """End the grace period at a second signal, where uvicorn would drop connections without a response."""
-            if not self.should_exit:
+            if self.should_exit:
+                self._skips_grace = True
+            else:
                 super().handle_exit(sig, frame)
-                return
-            self._skips_grace = True
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._abort)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            asyncio.get_running_loop().set_exception_handler(log_failed_accepts())
+            for listening in sockets or ():
+                listening.listen(BACKLOG)  # uvicorn's backlog is also how many it accepts at once
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.scheduler.refuse()
-            self._loop = asyncio.get_running_loop()
-            self._loop.call_later(0.0 if self._skips_grace else limits.grace_seconds, self._abort)
+            if scheduler is not None:
+                scheduler.refuse()
+                await self._drain()
+                scheduler.abort()
+            asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._drop_connections)
             await super().shutdown(sockets)
 
-        def _abort(self) -> None:
-            app.state.scheduler.abort()
-            asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, self._drop_connections)
+        async def _drain(self) -> None:
+            """Wait for requests in flight, until the grace period ends or a second signal comes."""
+            log.info("shutting down: %d requests in flight", len(self.server_state.tasks))
+            end = time.monotonic() + limits.grace_seconds
+            while self.server_state.tasks and time.monotonic() < end and not self._skips_grace:
+                await asyncio.sleep(DRAIN_STEP_SECONDS)
 
         def _drop_connections(self) -> None:
             for connection in tuple(self.server_state.connections):
@@ -99,89 +119,40 @@ def make_server(app: Any, limits: Limits) -> Any:
 
     # uvicorn's own logging configuration fails without a standard output, as in the background.
     config = uvicorn.Config(
-        app, http=_connection_class(limits, app.state.overloaded), ws="none", loop="asyncio", lifespan="on",
-        log_config=None, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=math.ceil(limits.grace_seconds + SHUTDOWN_SECONDS + 1),
+        app, http=connection_class(limits), ws="none", loop="asyncio", lifespan="off" if scheduler is None else "on",
+        log_config=None, log_level="error", access_log=False, server_header=False, backlog=ACCEPT_AT_ONCE,
+        timeout_graceful_shutdown=math.ceil(SHUTDOWN_SECONDS + 1),
     )  # fmt: skip
     return Server(config)
 
 
-def _connection_class(limits: Limits, overloaded: Any) -> type[Any]:
-    """Return uvicorn's connection with a limit on its time; connections beyond the limit go to the app `overloaded`.
-
-    uvicorn's own timers restart at every byte, and wait for clients that do not read. This one does neither."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Connection(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-        _timed: Any = None  # the request that the timer runs for
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > limits.connections:
-                self.app = overloaded  # a response: clients could not tell a closed connection from a broken network
-            self._start_timer(limits.request_seconds)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._check_for_request()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.cycle.response_complete:
-                self._start_timer(limits.request_seconds)  # for the next request's head
-            self._check_for_request()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def send_400_response(self, msg: str) -> None:
-            body = to_json(APIError(400, f"not a valid HTTP request: {msg}").body())
-            size = str(len(body)).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", size), (b"connection", b"close")]
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
-
-        def _check_for_request(self) -> None:
-            """Restart the timer if another request has begun."""
-            if self.cycle is not self._timed:
-                self._timed = self.cycle
-                if not self.cycle.response_complete:
-                    self._start_timer(limits.request_seconds + SEND_SECONDS)
-
-        def _start_timer(self, seconds: float) -> None:
-            self._stop_timer()
-            self._timer = self.loop.call_later(seconds, self._disconnect)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _disconnect(self) -> None:
-            if self.transport.get_write_buffer_size():
-                self.transport.abort()  # close() would wait until everything is read
-            else:
-                self.transport.close()
-
-    return Connection
-
-
 @contextmanager
-def in_background(app: Any, limits: Limits) -> Iterator[str]:
-    """Serve in a thread on a free local port, and yield the address. For notebooks and benchmarks."""
-    with listen("127.0.0.1", 0) as listening:
+def in_background(app: Any, limits: Limits, listening: socket.socket | None = None) -> Iterator[str]:
+    """Serve in a thread, on a free local port by default, and yield the address. For notebooks and benchmarks."""
+    with listen("127.0.0.1", 0) if listening is None else listening.dup() as own:
         server = make_server(app, limits)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [own]})
         thread.start()
         try:
-            yield address_of(listening)
+            yield address_of(own)
         finally:
             server.should_exit = True
             thread.join()
+
+
+def answer_probes(listening: socket.socket, limits: Limits) -> AbstractContextManager[str]:
+    """Answer /live, and at /ready that the models are being loaded, as long as the block takes to load them."""
+    return in_background(loading_app(limits), limits, listening)
+
+
+def require_key(listening: socket.socket, *, has_key: bool, allow_anyone: bool) -> None:
+    """Raise OptionError if other machines could use the server without a key."""
+    address = str(listening.getsockname()[0])
+    if not (has_key or allow_anyone or is_loopback(address)):
+        raise OptionError(
+            f"anyone who reaches {address} could use this server, because it has no API key; give --keys FILE (made by "
+            "seqdefer keys) or --api-key, or allow it with --allow-anyone"
+        )
 
 
 def serve(
@@ -191,6 +162,8 @@ def serve(
     *,
     limits: Limits,
     api_key: str | None = None,
+    keys: Path | None = None,
+    usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
     host: str | None = None,
     ready: Callable[[], None] = lambda: None,
@@ -198,12 +171,17 @@ def serve(
     """Serve until Ctrl-C or SIGTERM. `host` is the name that the socket was opened with."""
     from seqdefer.server.app import create_app
 
-    only_host = None if api_key is not None else trusted_host(listening, host)
-    app = create_app(model, name, limits=limits, api_key=api_key, budget=budget, only_host=only_host)
+    reserve_descriptors(limits)
+    only_host = None if api_key is not None or keys is not None else trusted_host(listening, host)
+    app = create_app(
+        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, only_host=only_host
+    )
     server = make_server(app, limits)
     app.state.scheduler.on_failure = lambda: setattr(server, "should_exit", True)
     ready()
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
+    # uvicorn raises the signals again after its shutdown: both ended it properly.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
     if app.state.scheduler.failure is not None:
         raise SystemExit(1)

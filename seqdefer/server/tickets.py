@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from seqdefer.server.batches import Event, Failed, Token, WriteRequest
 from seqdefer.server.http import as_api_error
+from seqdefer.server.logs import request_id
 from seqdefer.server.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class Ticket:
     def __init__(self, request: WriteRequest, loop: asyncio.AbstractEventLoop) -> None:
         self.request, self.is_open, self.is_cancelled, self.waited = request, True, False, 0.0
         self.span: Span | None = None  # if requests are traced
+        self.request_id = request_id.get()
+        self.tokens_written: Counter[str] = Counter()  # by author, also those that nobody reads
         self.times, self.status = TokenTimes(len(request.inputs)), "running"
         self._loop, self._events = loop, asyncio.Queue[tuple[Event, float]]()
         self._undelivered: list[Event] = []  # used by the thread only, like the next ones
@@ -78,6 +82,7 @@ class Ticket:
     def _note(self, events: Sequence[Event], made_at: float) -> None:
         tokens = [event for event in events if isinstance(event, Token)]
         self.times.note(tokens, made_at)
+        self.tokens_written.update(token.author for token in tokens)
         self._unfinished -= sum(token.finish is not None for token in tokens)
         self._is_degraded |= any(token.degraded is not None for token in tokens)
         if any(isinstance(event, Failed) for event in events):

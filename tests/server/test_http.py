@@ -6,7 +6,8 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 from servers import (
@@ -17,13 +18,15 @@ from servers import (
     check_healthy,
     metric,
     running,
+    slow_model,
     toy_model,
     until,
 )
 
 from seqdefer.errors import OptionError
-from seqdefer.server import serve
+from seqdefer.server import connections, serve
 from seqdefer.server.app import create_app
+from seqdefer.server.connections import RESERVED_CONNECTIONS
 from seqdefer.server.http import ERROR_TYPES, Limits
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
@@ -77,7 +80,7 @@ def test_slow_body_is_cut_off(path: str) -> None:
 
 def test_slow_head_is_cut_off() -> None:
     """Also that of a second request, and after a response that came before the body."""
-    with running(toy_model(), limits=Limits(request_seconds=0.4), api_key="secret") as server:
+    with running(toy_model(), limits=Limits(head_seconds=0.4), api_key="secret") as server:
         for before in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
             with connect(server) as client:
                 received = drip(client, before + b"GET /health HTTP/1.1\r\nX-Slow: ")
@@ -89,7 +92,7 @@ def test_slow_head_is_cut_off() -> None:
 
 def test_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses were once kept forever for clients that send requests and do not read."""
-    monkeypatch.setattr(serve, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "SEND_SECONDS", 0.1)
     with running(toy_model(), limits=Limits(request_seconds=0.4)) as server:
         server.get("/openapi.json")  # made at the first request, which may take longer than the limit
         requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 2000  # the responses exceed all buffers
@@ -109,18 +112,56 @@ def test_invalid_http_is_refused(server: RunningServer) -> None:
     check_healthy(server)
 
 
-def test_too_many_connections() -> None:
-    with running(toy_model(), limits=Limits(connections=2, grace_seconds=0.5)) as server:
-        with connect(server), connect(server):
-            until(lambda: len(server.server.server_state.connections) == 2)
+def test_requests_beyond_the_limit_are_told_so() -> None:
+    """Two requests take both places; probes still get in, and others get a response."""
+    model, slow = slow_model()
+    slow.gate.clear()
+    with running(model, limits=Limits(connections=2, grace_seconds=0.5)) as server, ThreadPoolExecutor(2) as pool:
+        try:
+            for count in (1, 2):
+                pool.submit(server.complete, "13", 0)
+                until(lambda count=count: len(server.scheduler._open) == count)
             body = {"model": "toy", "prompt": "13"}
-            for response in (server.get("/health"), server.post(COMPLETIONS, body), server.get("/v1/models")):
-                assert check_error(response, 503, "more than 2 connections")["code"] == "too_crowded"
+            for response in (server.post(COMPLETIONS, body), server.get("/v1/models")):
+                assert check_error(response, 503, "2 requests are running")["code"] == "too_crowded"
                 assert response.headers["retry-after"] == "1"
                 assert response.headers["connection"] == "close"
-        until(lambda: server.get("/health").status_code == 200)
-        assert metric(server, 'seqdefer_requests_total{path="/v1/models",status="503"}') == 1
+            for path in ("/health", "/ready", "/live", "/metrics"):
+                assert server.get(path).status_code == 200
+        finally:
+            slow.gate.set()
+        until(lambda: server.get("/v1/models").status_code == 200)
+        assert metric(server, 'seqdefer_requests_total{path="/v1/models",status="503"}') >= 1
         check_healthy(server)
+
+
+def test_oldest_idle_connection_gives_way() -> None:
+    """The one beyond the limit is not the one that is closed: it may be a client, which the oldest is not."""
+    n = 2 + RESERVED_CONNECTIONS
+    with running(toy_model(), limits=Limits(connections=2, grace_seconds=0.5)) as server, ExitStack() as stack:
+        idle = []
+        for count in range(1, n + 1):
+            idle.append(stack.enter_context(connect(server)))
+            until(lambda count=count: len(server.server.server_state.connections) == count)
+        new = stack.enter_context(connect(server))
+        assert idle[0].recv(1) == b""
+        for client in (idle[1], new):
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "first", [b"Content-Length: 4\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 4"]
+)
+def test_two_lengths_are_refused(server: RunningServer, first: bytes) -> None:
+    """A proxy that believes the other one would take a part of the body for another client's request."""
+    with connect(server) as client:
+        inner = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.sendall(b"POST /v1/models HTTP/1.1\r\nHost: x\r\n" + first + b"\r\n\r\n0\r\n\r\n" + inner)
+        received = b"".join(iter(lambda: client.recv(1000), b""))
+    assert received.startswith(b"HTTP/1.1 400")
+    assert b"both Content-Length and Transfer-Encoding" in received
+    assert received.count(b"HTTP/1.1 ") == 1
 
 
 # -- request IDs, methods and paths --------------------------------------------------------------------------------

@@ -52,9 +52,12 @@ def test_every_route_lists_its_errors(description: dict[str, Any]) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/deferral/complete", "/v1/deferral/score"):
         assert routes.pop((path, "post")) == writing
     always = {"200", "401", "408", "413", "500", "503"}
-    assert routes.pop(("/health", "get")) == always - {"401"}
+    for path in ("/live", "/ready", "/health"):
+        assert routes.pop((path, "get")) == always - {"401"}
+    assert routes.pop(("/metrics", "get")) == always
+    always.add("429")
     assert routes.pop(("/v1/models/{model}", "get")) == always | {"404"}
-    assert set(routes) == {(path, "get") for path in ("/v1/models", "/v1/deferral", "/metrics")}
+    assert set(routes) == {(path, "get") for path in ("/v1/models", "/v1/deferral", "/v1/usage")}
     assert all(found == always for found in routes.values())
 
 

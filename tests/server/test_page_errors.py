@@ -11,7 +11,9 @@ from servers import IGNORE_BUDGETS, FaultyExpert, NumberCodec, RunningServer, ru
 from toy_pair import LetterCodec
 
 from seqdefer.engine.speculative import SHOWN_SECONDS
-from seqdefer.server.http import Gateway, Limits
+from seqdefer.server.gateway import Gateway
+from seqdefer.server.http import Limits
+from seqdefer.server.keys import KeyRing
 
 pytestmark = [pytest.mark.browser, IGNORE_BUDGETS]
 COLOURS = "['#remarks li', '#trouble'].map(part => getComputedStyle(document.querySelector(part)).color)"
@@ -131,7 +133,7 @@ def test_key_that_changes_while_the_page_is_open(browser: Browser) -> None:
         gateway = server.app.middleware_stack
         while not isinstance(gateway, Gateway):
             gateway = gateway.app
-        gateway.key = "another"
+        gateway.keys = KeyRing(api_key="another")
         browser.run()
         for key in ("wrong", "another"):
             browser.give_key(key)

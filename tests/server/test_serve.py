@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from processes import SUPPORT, ServerProcess, is_ready, server_process
 from servers import COMPLETIONS, RunningServer, check_error, running, slow_model, text_model, toy_model, until
 
 from seqdefer import cli
@@ -27,7 +28,6 @@ httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 Capture = pytest.CaptureFixture[str]
-SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
 def test_responses_are_sent_without_delay() -> None:
@@ -68,111 +68,130 @@ def test_requests_finish_within_the_grace_period() -> None:
     assert "".join(texts) == toy_model().generate(["13"], 0.0).outputs[0]
 
 
-SERVER = """
-import sys, threading, time
-sys.path.insert(0, {support!r})
-from servers import toy_model
-from seqdefer.server.http import Limits
-from seqdefer.server.serve import address_of, listen, serve
-
+SLOW_EXPERT = """
 expert = type(toy_model().served.expert)
 next_token = expert.next
 pause = threading.Event().wait if {hangs} else lambda: time.sleep(1)
 expert.next = lambda self, state, rows: (pause(), next_token(self, state, rows))[1]
-listening = listen("127.0.0.1", 0)
-ready = lambda: print(address_of(listening), flush=True)
-serve(toy_model(), "toy", listening, limits=Limits(grace_seconds={grace}), ready=ready)
-print("ended", flush=True)
 """
 
 
-@contextmanager
-def process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
-
-
-@contextmanager
-def toy_process(*, hangs: bool, grace: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve a toy pair, whose expert is slow or hangs, in a process; yield the process and its address."""
-    script = SERVER.format(support=SUPPORT, hangs=hangs, grace=grace)
-    with process([sys.executable, "-c", script]) as started:
-        assert started.stdout is not None
-        address = started.stdout.readline().strip()
-        until(lambda: is_listening(address))
-        yield started, address
-
-
-def is_listening(address: str) -> bool:
-    try:
-        return bool(httpx.get(f"{address}/health", timeout=1).status_code == 200)
-    except httpx.HTTPError:
-        return False
+def toy_process(folder: Path, *, hangs: bool, grace: float) -> AbstractContextManager[ServerProcess]:
+    """Serve a toy pair, whose expert is slow or hangs, in a process."""
+    return server_process(folder, before=SLOW_EXPERT.format(hangs=hangs), limits=f"grace_seconds={grace}")
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_ctrl_c_with_requests_in_flight(hangs: bool) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_with_requests_in_flight(tmp_path: Path, hangs: bool, number: signal.Signals) -> None:
     body = {"model": "toy@1", "prompt": "13"}
-    with toy_process(hangs=hangs, grace=0.5) as (server, address), ThreadPoolExecutor(4) as pool:
+    with toy_process(tmp_path, hangs=hangs, grace=0.5) as server, ThreadPoolExecutor(4) as pool:
         responses = []
         for expected in (
             {"seqdefer_sequences_running 1.0"},
             {"seqdefer_sequences_running 2.0", "seqdefer_queue_length 1.0"},
         ):
-            responses.append(pool.submit(httpx.post, address + COMPLETIONS, json=body, timeout=20))
-            until(lambda lines=expected: lines & set(httpx.get(f"{address}/metrics").text.splitlines()))
+            responses.append(pool.submit(httpx.post, server.address + COMPLETIONS, json=body, timeout=20))
+            until(lambda lines=expected: lines & set(server.get("/metrics").text.splitlines()))
         started = time.monotonic()
-        server.send_signal(signal.SIGINT)
+        server.process.send_signal(number)
         for response in responses:
             assert check_error(response.result(), 503)["code"] == "shutting_down"
-        printed, errors = server.communicate(timeout=15)
+        printed, _ = server.process.communicate(timeout=15)
         assert time.monotonic() - started < 8
-    assert server.returncode == 0
-    assert "Traceback" not in errors
+    assert server.process.returncode == 0
+    assert "Traceback" not in server.logged
     assert hangs or printed == "ended\n"
 
 
-def test_a_server_without_its_model_thread_ends() -> None:
+def test_a_server_without_its_model_thread_ends(tmp_path: Path) -> None:
     """Regression: it went on listening, and no request was ever answered."""
-    script = SERVER.replace("listening =", "Scheduler._answer_refused = lambda self, batch: 1 / 0\nlistening =", 1)
-    script = "from seqdefer.server.scheduler import Scheduler\n" + script
-    command = [sys.executable, "-c", script.format(support=SUPPORT, hangs=False, grace=5)]
-    with process(command) as server:
-        assert server.stdout is not None
-        address = server.stdout.readline().strip()
-        until(lambda: is_listening(address))
-        response = httpx.post(address + COMPLETIONS, json={"model": "toy@0", "prompt": "13"}, timeout=20)
+    broken = "from seqdefer.server.scheduler import Scheduler\nScheduler._answer_refused = lambda self, batch: 1 / 0"
+    with server_process(tmp_path, before=broken) as server:
+        response = server.post(COMPLETIONS, {"model": "toy@0", "prompt": "13"})
         assert check_error(response, 503)["code"] == "models_died"
-        _, errors = server.communicate(timeout=15)
-    assert server.returncode == 1
-    assert "ZeroDivisionError" in errors
+        server.process.communicate(timeout=15)
+        assert server.process.returncode == 1
+        assert "ZeroDivisionError" in server.logged
 
 
-def test_second_ctrl_c_ends_the_grace_period() -> None:
+def test_probes_while_draining(tmp_path: Path) -> None:
+    """After SIGTERM a request in flight finishes; others are refused, and probes tell why until the end."""
+    with toy_process(tmp_path, hangs=False, grace=60) as server, ThreadPoolExecutor(1) as pool:
+        body = {"model": "toy@1", "prompt": "13", "max_tokens": 3}
+        whole = pool.submit(httpx.post, server.address + COMPLETIONS, json=body, timeout=60)
+        until(lambda: "seqdefer_sequences_running 1.0\n" in server.get("/metrics").text)
+        assert server.get("/ready").json() == {"status": "ok"}
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.get("/ready").status_code == 503)
+        assert server.get("/ready").json() == server.get("/health").json() == {"status": "stopping"}
+        assert server.get("/live").json() == {"status": "ok"}
+        refused = httpx.post(server.address + COMPLETIONS, json=body, timeout=5)
+        assert check_error(refused, 503)["code"] == "shutting_down"
+        text = toy_model().generate(["13"], 1.0).outputs[0]
+        assert whole.result().json()["choices"][0]["text"] == text[:3]
+        printed, _ = server.process.communicate(timeout=5)
+    assert (server.process.returncode, printed, server.logged) == (0, "ended\n", "")
+
+
+def test_second_signal_ends_the_grace_period(tmp_path: Path) -> None:
     """uvicorn dropped all connections with tracebacks, also those whose request was incomplete."""
     body = {"model": "toy@1", "prompt": "13"}
-    with toy_process(hangs=False, grace=100) as (server, address), ThreadPoolExecutor(1) as pool:
-        url = address + COMPLETIONS
-        slow = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1])))
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+    with toy_process(tmp_path, hangs=False, grace=100) as server, ThreadPoolExecutor(1) as pool:
+        url = server.address + COMPLETIONS
+        slow = server.connect(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
         with slow, httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith('data: {"id"')
             whole = pool.submit(httpx.post, url, json=body, timeout=60)
-            until(lambda: "seqdefer_sequences_running 2.0\n" in httpx.get(f"{address}/metrics").text)
-            server.send_signal(signal.SIGINT)
-            until(lambda: not is_listening(address))
-            server.send_signal(signal.SIGINT)
+            until(lambda: "seqdefer_sequences_running 2.0\n" in server.get("/metrics").text)
+            server.process.send_signal(signal.SIGINT)
+            until(lambda: not is_ready(server.address))
+            server.process.send_signal(signal.SIGTERM)
             events = [line for line in lines if line]
             assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
             assert events[-1] == "data: [DONE]"
             assert check_error(whole.result(), 503)["code"] == "shutting_down"
-            printed, errors = server.communicate(timeout=30)
-    assert (server.returncode, printed, errors) == (0, "ended\n", "")
+            printed, _ = server.process.communicate(timeout=30)
+    assert (server.process.returncode, printed, server.logged) == (0, "ended\n", "")
+
+
+LOADING = """
+import sys, time
+sys.path.insert(0, {support!r})
+from pathlib import Path
+from servers import toy_model
+from seqdefer import cli
+from seqdefer.model.deferring_model import DeferringModel
+
+def load(*_, **__):
+    while not Path({gate!r}).exists():
+        time.sleep(0.05)
+    return toy_model()
+
+DeferringModel.from_pretrained = load
+sys.exit(cli.main(["serve", "toy", "--port", "{port}"]))
+"""
+
+
+def test_probes_while_loading(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+    address, gate = f"http://127.0.0.1:{port}", tmp_path / "gate"
+    with process([sys.executable, "-c", LOADING.format(support=SUPPORT, gate=str(gate), port=port)]) as server:
+        until(lambda: status_of(address, "/live") == 200, seconds=30)
+        assert httpx.get(f"{address}/ready").json() == httpx.get(f"{address}/health").json() == {"status": "loading"}
+        assert status_of(address, "/ready") == 503
+        response = httpx.post(address + COMPLETIONS, json={"model": "toy", "prompt": "13"})
+        assert check_error(response, 503)["code"] == "loading"
+        gate.touch()
+        statuses = []
+        while not statuses or statuses[-1] != 200:  # no connection is refused in between
+            statuses.append(httpx.get(f"{address}/ready", timeout=10).status_code)
+            assert len(statuses) < 10_000
+        assert set(statuses) <= {200, 503}
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
@@ -196,16 +215,34 @@ def save_text_model(folder: Path) -> Path:
     return DeferringModel(model.served, model.rejector, model.calibration, pairing).save_pretrained(folder / "news")
 
 
+@contextmanager
+def process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def status_of(address: str, path: str) -> int:
+    try:
+        return int(httpx.get(f"{address}{path}", timeout=1).status_code)
+    except httpx.HTTPError:
+        return 0
+
+
 def test_command_serves_a_folder(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra 'text'")
     folder = save_text_model(tmp_path)
-    command = [sys.executable, "-m", "seqdefer", "serve", str(folder), "--port", "0", "--device", "cpu", "--quiet"]
-    with process(command) as server:
+    options = ["--port", "0", "--device", "cpu", "--quiet", "--log-format", "json"]
+    with process([sys.executable, "-m", "seqdefer", "serve", str(folder), *options]) as server:
         assert server.stderr is not None
         line = server.stderr.readline()
-        assert line.startswith("serving news at http://127.0.0.1:"), line + server.stderr.read()
-        address = line.split()[3].removesuffix(";")
-        until(lambda: is_listening(address.removesuffix("/v1")))
+        message = json.loads(line)["message"]
+        assert message.startswith("serving news at http://127.0.0.1:"), line + server.stderr.read()
+        address = message.split()[3].removesuffix(";")
+        until(lambda: is_ready(address.removesuffix("/v1")))
         client = openai.OpenAI(base_url=address, api_key="none", max_retries=0)
         response = client.completions.create(model="news@0.5", prompt="w5 w6 w7")
         assert response.choices[0].text == text_model().generate(["w5 w6 w7"], 0.5).outputs[0]
@@ -214,7 +251,10 @@ def test_command_serves_a_folder(tmp_path: Path) -> None:
         client.close()
         server.send_signal(signal.SIGINT)
         printed, errors = server.communicate(timeout=10)
-    assert (server.returncode, printed, errors) == (0, "", "")
+    assert (server.returncode, printed) == (0, "")
+    records = [json.loads(line) for line in errors.splitlines()]
+    assert [record.get("status") for record in records] == [200, 403, None]
+    assert {record["level"] for record in records} == {"info"}
 
 
 @pytest.mark.parametrize(
@@ -231,6 +271,14 @@ def test_command_serves_a_folder(tmp_path: Path) -> None:
         (["--host", "ä..b"], "cannot listen"),
         (["--port", "x"], "invalid int value"),
         (["--port", "0"], "no deferring model"),
+        (["--host", "0.0.0.0", "--port", "0"], "anyone who reaches 0.0.0.0 could use this server"),
+        (["--host", "0.0.0.0", "--port", "0", "--allow-anyone"], "no deferring model"),
+        (["--host", "0.0.0.0", "--port", "0", "--api-key", "k"], "no deferring model"),
+        (["--connections", "1000000000"], "need up to 1000000288 open files"),
+        (["--keys", "missing.json"], "seqdefer keys add missing.json NAME"),
+        (["--log-format", "xml"], "unknown log format 'xml'; available: human, json"),
+        (["--log-level", "all"], "unknown log level 'all'"),
+        (["--grace-seconds", "-1"], "grace seconds is -1"),
     ],
 )
 def test_invalid_arguments(tmp_path: Path, capsys: Capture, arguments: list[str], message: str) -> None:
