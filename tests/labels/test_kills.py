@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,9 @@ def test_workers_ignore_ctrl_c(tmp_path: Path) -> None:
     assert (status, errors.count("Traceback")) == (0, 0)
 
 
-def test_kills_at_random_moments_lose_nothing(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
+def test_kills_at_random_moments_lose_nothing(
+    toy_labels: dict[str, bytes], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """A run is killed and resumed until it is finished, then another begins; `SEQDEFER_TEST_KILLS=1000` kills more."""
     started, moments = time.monotonic(), random.Random(0)
     label_toy(tmp_path / "fresh")
@@ -112,4 +115,4 @@ def test_kills_at_random_moments_lose_nothing(toy_labels: dict[str, bytes], tmp_
             killed += 1
         assert kept == toy_labels
         finished += 1
-    print(f"{killed} kills, {finished} runs finished, each equal to a fresh one")
+    record_property("kills and finished runs", (killed, finished))
