@@ -6,7 +6,7 @@ POST /v1/deferral/complete                   inputs of any type, with the author
 POST /v1/deferral/score                      where the rejector would defer, without the expert
 GET  /v1/deferral                            the served model and the share that each budget spends
 GET  /v1/models, /health, /metrics, /openapi.json
-GET  /                                       the page to try it
+GET  /, /docs                                the page to try it, and the reference of the API
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def create_app(
         yield
         await asyncio.to_thread(scheduler.close, SHUTDOWN_SECONDS)
 
-    # No docs_url or redoc_url: these pages would load scripts from other sites.
+    # No docs_url or redoc_url: these pages would load scripts from other sites. Ours is /docs.
     app = FastAPI(
         title="seqdefer",
         version=__version__,
@@ -180,6 +180,10 @@ def _add_page(app: FastAPI) -> None:
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index(request: Request) -> Response:
         return _page_response(request, files["index.html"])
+
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return _page_response(request, files["docs.html"])
 
     @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def part(name: str, request: Request) -> Response:

@@ -39,10 +39,10 @@ ERROR_TYPES = {
 }
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 PAGE_PREFIX = "/page/"
-PUBLIC_PATHS = ("/health", "/")  # these and the page's files need no API key
+PUBLIC_PATHS = ("/health", "/", "/docs")  # these and the page's files need no API key
 KNOWN_PATHS = (
     "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions", TRANSCRIPTIONS,
-    "/v1/deferral", "/v1/deferral/complete", "/v1/deferral/score", "/",
+    "/v1/deferral", "/v1/deferral/complete", "/v1/deferral/score", "/", "/docs",
 )  # fmt: skip
 REQUEST_ID = b"x-request-id"
 REQUEST_ID_PATTERN = re.compile(rb"[\w.:-]{1,128}", re.ASCII)  # a client's ID goes into the log

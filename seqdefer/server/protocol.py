@@ -158,6 +158,8 @@ Greedy = Annotated[
 Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})]
 Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum": list(UNSET_VALUES)})]
 Integer = Annotated[int, BeforeValidator(_as_integer)]  # in JSON, 5.0 is an integer
+UpTo5 = Annotated[int, Field(ge=0, le=5), BeforeValidator(_as_integer)]  # bounds come first: else no schema has them
+UpTo20 = Annotated[int, Field(ge=0, le=20), BeforeValidator(_as_integer)]
 Single = Annotated[Integer | None, AfterValidator(_check_single), WithJsonSchema({"enum": [None, 1]})]
 
 
@@ -246,7 +248,7 @@ class _Writing(_Common):
 class CompletionRequest(_Writing):
     model_config = ConfigDict(json_schema_extra={"allOf": [ECHO_SCHEMA]})
     prompt: Prompts
-    logprobs: Annotated[Integer, Field(ge=0, le=5)] | None = None  # 0 asks for those of the written tokens alone
+    logprobs: UpTo5 | None = None  # 0 asks for those of the written tokens alone
     best_of: Single = None
     echo: bool | None = None
     suffix: Unsupported = None
@@ -299,7 +301,7 @@ class ChatRequest(_Writing):
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_completion_tokens: Integer | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
+    top_logprobs: UpTo20 | None = None
     tools: Unsupported = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
