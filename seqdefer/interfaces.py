@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from seqdefer.errors import ContractError
+from seqdefer.errors import ContractError, InputError
 from seqdefer.progress import Meter
 from seqdefer.recipes import RECIPES, Recipe
 from seqdefer.renames import names_moved
@@ -390,6 +390,14 @@ class Codec(ABC):
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of one input, for the server's OpenAPI description; {} accepts anything."""
         return {}
+
+    def ids_schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of an input given as token ids; None where ids are not read."""
+        return None
+
+    def from_ids(self, ids: Sequence[int]) -> Any:
+        """Return the input that token ids stand for. Override it and `ids_schema` where models read token ids."""
+        raise InputError(f"this model does not read token ids; give {self.hint or 'an input'!r}")
 
     def facts(self, one: Any, output: Any) -> dict[str, float]:
         """Return numbers about an output in the units of its input: a tour's length."""

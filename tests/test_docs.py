@@ -130,17 +130,3 @@ def test_tutorial_entry(tutorial: dict[str, Any], tmp_path: Path, monkeypatch: p
     results = load_results(tmp_path)
     assert results.task == "speller"
     assert results.provenance.settings["task"] == {"words": 60, "slips": 0.2}
-
-
-def test_commands_of_the_compose_file_parse(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its options exist: they are in the help of their commands."""
-    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra: docs")
-    services = yaml.safe_load((ROOT / "examples" / "vllm" / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    for name, words in (("fit", ["fit", "text"]), ("serve", ["serve"])):
-        command = services[name]["command"]
-        assert command.startswith(" ".join(words))
-        with pytest.raises(SystemExit):
-            main([*words, "--help"])
-        listed = capsys.readouterr().out
-        for option in re.findall(r"--[a-z-]+", command):
-            assert f"{option} " in listed

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
 
-MAX_INPUTS_MIB = 256  # of the files that calibrate reads
+MAX_INPUTS_MIB = 32  # of the files that calibrate reads; JSON takes 20 times as much memory when it is parsed
 FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
 
 

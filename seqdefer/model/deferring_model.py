@@ -44,6 +44,8 @@ from seqdefer.model.folders import (
     read_learned_from,
     read_pairing,
     read_timing,
+    update_digests,
+    write_pairing,
 )
 from seqdefer.model.generation import Decisions, Generation, StreamedToken
 from seqdefer.progress import Meter, Progress, Silent
@@ -118,7 +120,7 @@ class DeferringModel:
             write_json(folder / CURVE_FILE, to_plain(self.curve))
         if self.learned_from is not None:
             write_json(folder / INPUTS_FILE, to_plain(self.learned_from))
-        write_json(folder / PAIRING_FILE, to_plain(self.pairing))
+        write_pairing(folder, self.pairing)
         return folder
 
     def save_calibration(self, folder: Path | str) -> None:
@@ -127,6 +129,7 @@ class DeferringModel:
             write_json(Path(folder) / CALIBRATION_FILE, to_plain(self.calibration))
         if self.timing is not None:
             write_json(Path(folder) / TIMING_FILE, to_plain(self.timing))
+        update_digests(Path(folder))
 
     # -- budgets ---------------------------------------------------------------------------------------------------
 

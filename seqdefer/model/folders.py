@@ -1,6 +1,6 @@
 """The folder of a fitted model: which pair it belongs to, and the records beside its rejector.
 
-deferral.json      the task, its options, and the fingerprints of the pair; written last
+deferral.json      the task, its options, the fingerprints of the pair, digests of budgets and curve; written last
 rejector/          the checkpoint
 calibration.json   a setting for every budget
 curve.json         what the budgets bought on validation data; only where `seqdefer fit` made the folder
@@ -12,6 +12,7 @@ work/              labels, and the models of tasks that train their own
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,10 +27,13 @@ from seqdefer.methods.timing import Timing
 from seqdefer.progress import Meter
 from seqdefer.registry import load_task
 from seqdefer.rejectors.base import SavedRejector
-from seqdefer.storage.records import read_record
+from seqdefer.storage.files import read_json, write_json
+from seqdefer.storage.records import read_record, to_plain
 
 PAIRING_FILE, CALIBRATION_FILE = "deferral.json", "calibration.json"
 CURVE_FILE, TIMING_FILE, INPUTS_FILE = "curve.json", "timing.json", "learned_from.json"
+DIGESTS = "digests"  # a field of deferral.json: SHA-256 by name; no two machines take the same time
+DIGESTED_FILES = (CALIBRATION_FILE, CURVE_FILE, INPUTS_FILE)
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
 Record = TypeVar("Record")
 OwnRecord = TypeVar("OwnRecord", LossCurve, Timing, "LearnedFrom")
@@ -63,6 +67,33 @@ def read_pairing(folder: Path) -> Pairing:
     return _read(Pairing, folder / PAIRING_FILE, "fit it again: seqdefer fit TASK")
 
 
+def write_pairing(folder: Path, pairing: Pairing) -> None:
+    """Write deferral.json, with digests of the records that are there."""
+    write_json(folder / PAIRING_FILE, {**to_plain(pairing), DIGESTS: _digests(folder)})
+
+
+def update_digests(folder: Path) -> None:
+    """Note in deferral.json, if there is one, that records were written."""
+    if (folder / PAIRING_FILE).is_file():
+        write_json(folder / PAIRING_FILE, {**read_json(folder / PAIRING_FILE), DIGESTS: _digests(folder)})
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: _digest(folder / name) for name in DIGESTED_FILES if (folder / name).is_file()}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check_digest(path: Path, action: str) -> None:
+    """Refuse a record that is not the one that was written. Folders of earlier versions have no digests."""
+    manifest = read_json(path.parent / PAIRING_FILE)
+    if path.name in DIGESTED_FILES and DIGESTS in manifest and manifest[DIGESTS].get(path.name) != _digest(path):
+        reason = f"its digest is not the one in {PAIRING_FILE}; it was edited, or writing it was interrupted"
+        raise CheckpointError(f"{path} is not what was written: {reason}; {action}")
+
+
 def read_calibration(folder: Path, rejector: SavedRejector) -> Calibration | None:
     """Read calibration.json; None without one. That of another rejector is refused."""
     path, action = folder / CALIBRATION_FILE, f"measure it again: seqdefer calibrate {folder} --data FILE"
@@ -73,6 +104,7 @@ def read_calibration(folder: Path, rejector: SavedRejector) -> Calibration | Non
         raise CheckpointError(f"{path} has {len(found.settings)} settings, not {len(BUDGETS)}; {action}")
     if found.rejector != rejector.fingerprint:
         raise CheckpointError(f"{path} belongs to another rejector; {action}")
+    _check_digest(path, action)
     return found
 
 
@@ -98,6 +130,7 @@ def _read_own(kind: type[OwnRecord], path: Path, rejector: SavedRejector) -> Own
     found = _read(kind, path, action)
     if found.rejector != rejector.fingerprint:
         raise CheckpointError(f"{path} belongs to another rejector; {action}")
+    _check_digest(path, action)
     return found
 
 

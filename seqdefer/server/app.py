@@ -8,7 +8,7 @@ GET  /v1/deferral                            the served model and the share that
 GET  /v1/models, /metrics, /openapi.json
 GET  /live, /ready, /health                  probes: the process runs; the models are loaded and requests are accepted
 GET  /v1/usage                               what the API key of the request used today
-GET  /                                       the page to try it
+GET  /, /docs                                the page to try it, and the reference of the API
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def create_app(
         ledger.save()
         await asyncio.to_thread(scheduler.close, SHUTDOWN_SECONDS)
 
-    # No docs_url or redoc_url: these pages would load scripts from other sites.
+    # No docs_url or redoc_url: these pages would load scripts from other sites. Ours is /docs.
     app = FastAPI(
         title="seqdefer",
         version=__version__,
@@ -206,6 +206,10 @@ def _add_page(app: FastAPI) -> None:
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def index(request: Request) -> Response:
         return _page_response(request, files["index.html"])
+
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return _page_response(request, files["docs.html"])
 
     @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
     async def part(name: str, request: Request) -> Response:

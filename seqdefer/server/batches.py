@@ -23,6 +23,8 @@ from seqdefer.methods.plans import PlanRow
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.expert_calls import ExpertAccess, ExpertCall
 from seqdefer.server.fallback import Fallback, FallbackCompletions, FallbackRows, reason_of
+from seqdefer.server.log_probs import RowLogProbs, WrittenLogProb
+from seqdefer.server.stopping import StopText
 from seqdefer.types import PREDICTOR, Examples
 
 FinishReason = Literal["stop", "length"]
@@ -37,6 +39,8 @@ class WriteRequest:
     max_tokens: int
     may_defer: bool = True  # False: only score the predictor's sequence
     is_streamed: bool = False  # False: events may be delivered together at the end
+    stop: tuple[str, ...] = ()  # strings before which a text ends
+    n_likeliest: int | None = None  # tokens to tell the log-probabilities of, beside the written one; None: none at all
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Token:
     defer: bool  # the rejector's decision, even if the expert failed
     finish: FinishReason | None  # for the last token
     degraded: str | None  # why the expert failed to write this token or an earlier one
+    log_prob: WrittenLogProb | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,10 @@ class _Row:
     is_finished: bool = False
     lost: str | None = None  # why the expert can no longer write here
     degraded: str | None = None  # why it failed to write a token
+    log_probs: RowLogProbs | None = None
+
+    def __post_init__(self) -> None:
+        self.stop = StopText(self.recipient.request.stop)
 
     @property
     def is_active(self) -> bool:
@@ -265,11 +274,16 @@ class RunningBatch:
         requests = [member.recipient.request for member in members for _ in member.recipient.request.inputs]
         settings = torch.tensor([request.threshold for request in requests], dtype=torch.float64)
         may_defer = torch.tensor([request.may_defer for request in requests])
-        new = iter(self.plan.admit(_join(self.model.served.codec, members), settings, may_defer))
+        examples = _join(self.model.served.codec, members)
+        new = iter(self.plan.admit(examples, settings, may_defer))
         for member in members:
             n = len(member.recipient.request.inputs)
             seen = member.seen or [()] * n
             member.rows = [_Row(member.recipient, index, next(new), seen[index]) for index in range(n)]
+        for place, row in enumerate(row for member in members for row in member.rows):
+            if (n_likeliest := requests[place].n_likeliest) is not None:
+                example = examples.select(torch.tensor([place]))
+                row.log_probs = RowLogProbs(self.model.served, example, n_likeliest)
 
     def _fail(self, member: Member, error: Exception) -> None:
         self.members.remove(member)
@@ -315,12 +329,17 @@ class RunningBatch:
                 row.degraded, author = row.lost, PREDICTOR
             text = served.codec.added(tokens, row.text, is_last=finish is not None)
             row.text += text
+            shown, is_stopped = row.stop.push(text, is_last=finish is not None)
+            finish = "stop" if is_stopped else finish
             row.n_delivered, row.is_finished = position + 1, finish is not None
             if position < len(row.seen):
                 if tokens[-1] != row.seen[position]:
                     raise RuntimeError(f"token {position} was {row.seen[position]} before the batch failed")
                 continue
+            log_prob = None if row.log_probs is None else row.log_probs.read(tokens, author)
             yield Token(
-                row.index, position, tokens[-1], text, served.authors[author], one.written.scores[position], is_wanted,
-                finish, row.degraded,
+                row.index, position, tokens[-1], shown, served.authors[author], one.written.scores[position], is_wanted,
+                finish, row.degraded, log_prob,
             )  # fmt: skip
+            if is_stopped:
+                return

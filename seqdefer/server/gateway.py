@@ -29,10 +29,10 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PAGE_PREFIX = "/page/"
 USAGE = "/v1/usage"
-PUBLIC_PATHS = ("/live", "/ready", "/health", "/")  # these and the page's files need no API key
+PUBLIC_PATHS = ("/live", "/ready", "/health", "/", "/docs")  # these and the page's files need no API key
 KNOWN_PATHS = (
     *PROBES, "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions", TRANSCRIPTIONS,
-    "/v1/deferral", "/v1/deferral/complete", "/v1/deferral/score", USAGE, "/",
+    "/v1/deferral", "/v1/deferral/complete", "/v1/deferral/score", USAGE, "/", "/docs",
 )  # fmt: skip
 REQUEST_ID = b"x-request-id"
 REQUEST_ID_PATTERN = re.compile(rb"[\w.:-]{1,128}", re.ASCII)  # a client's ID goes into the log

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic requires this one before Pyt
 
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.http import Limits
+from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.protocol import name_pattern
 
 Author = Literal["predictor", "expert"]
@@ -84,10 +85,42 @@ class Deferral(TypedDict):
 
 
 @no_extra
+class CompletionLogProbs(TypedDict):
+    """Lists with an item for each token. Its log-probability and the likeliest others are those of its author."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+    authors: list[Author]
+
+
+@no_extra
+class ChatTopLogProb(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+@no_extra
+class ChatTokenLogProb(ChatTopLogProb):
+    """Log-probabilities under the model that wrote the token, its author."""
+
+    top_logprobs: list[ChatTopLogProb]
+    author: Author
+
+
+@no_extra
+class ChatLogProbs(TypedDict):
+    content: list[ChatTokenLogProb]
+    refusal: None
+
+
+@no_extra
 class Choice(TypedDict):
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogProbs | None
     finish_reason: Finish
 
 
@@ -102,7 +135,7 @@ class AssistantMessage(TypedDict):
 class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
-    logprobs: None
+    logprobs: ChatLogProbs | None
     finish_reason: Finish
 
 
@@ -371,19 +404,26 @@ def _narrow(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -
     """Narrow the schemas of requests to what this model accepts."""
     one, counts = model.served.codec.schema(), {"minItems": 1, "maxItems": limits.inputs}
     text = one if one.get("type") == "string" else {"type": "string"}  # other inputs arrive as JSON in a text
-    texts = {"anyOf": [text, {"type": "array", "items": text, **counts}]}
+    kinds = [text] if (ids := model.served.codec.ids_schema()) is None else [text, ids]
+    prompts = {"anyOf": [*kinds, *({"type": "array", "items": kind, **counts} for kind in kinds)]}
     max_tokens = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
     one_budget = [{"properties": {"model": {"const": name}}}, {"properties": {"deferral": {"type": "null"}}}]
     narrower = {
         "model": {"type": "string", "pattern": name_pattern(name), "examples": [name]},
         "max_tokens": max_tokens,
         "max_completion_tokens": max_tokens,
-        "prompt": texts,
+        "prompt": prompts,
     }
     for kind in ("CompletionRequest", "ChatRequest", "CompleteRequest", "ScoreRequest"):
         properties = schemas[kind]["properties"]
         properties |= {key: value for key, value in narrower.items() if key in properties}
         schemas[kind]["anyOf"] = one_budget
+    if not gives_log_probs(model.served):
+        schemas["CompletionRequest"]["properties"]["logprobs"] = {"type": "null"}
+        schemas["ChatRequest"]["properties"] |= {
+            "logprobs": {"enum": [None, False]},
+            "top_logprobs": {"enum": [None, 0]},
+        }
     for kind in ("CompleteRequest", "ScoreRequest"):
         schemas[kind]["properties"] |= {"input": one, "inputs": {"type": "array", "items": one, **counts}}
     if text.get("pattern") == NOT_BLANK and not model.served.codec.knows_roles:

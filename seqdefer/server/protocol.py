@@ -1,8 +1,9 @@
 """Requests as JSON, in OpenAI's format.
 
-Decoding is greedy: `temperature`, `top_p` and `seed` are accepted and change nothing. Options that would change the
-output and are not supported (n > 1, stop sequences, log-probabilities, tools, penalties) are refused. So are unknown
-fields: a misspelt budget must not silently become the default one.
+Decoding is greedy, for either author: `seed` and `top_p` change nothing, and a `temperature` above 0 is refused rather
+than ignored. Fields that only matter to OpenAI's own service are accepted and ignored. Options that would change the
+output and are not supported (n > 1, tools, penalties) are refused. So are unknown fields: a misspelt budget must not
+silently become the default one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from seqdefer.errors import InputError
 from seqdefer.interfaces import Codec
 from seqdefer.server.http import APIError
 
@@ -47,11 +49,34 @@ def _check_unicode(value: Any) -> Any:
     return value
 
 
-def _as_list(value: Any) -> Any:
-    if isinstance(value, str):
-        return [value]
+def _as_prompts(value: Any) -> list[Any]:
+    """Return texts and lists of token ids. The first item tells which of them a list holds."""
+    if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
+        value = [value]
     if not isinstance(value, list) or not value:
-        raise ValueError("give a text, or a non-empty list of texts")
+        raise ValueError("give a text, a list of token ids, or a non-empty list of either")
+    return [_as_prompt(one) for one in value]
+
+
+def _as_prompt(one: Any) -> Any:
+    if isinstance(one, str):
+        return _check_unicode(one)
+    if not isinstance(one, list) or not one or not all(map(_is_id, one)):
+        raise ValueError("a prompt must be a text, or a non-empty list of token ids")
+    return [int(token) for token in one]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+
+
+def _as_stops(value: Any) -> Any:
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def _check_greedy(value: float | None) -> float | None:
+    if value:
+        raise ValueError(f"{value:g} asks for samples; both models write their likeliest token: leave it out or give 0")
     return value
 
 
@@ -63,12 +88,6 @@ def _as_parts(value: Any) -> Any:
 
 def _check_unset(value: Any) -> Any:
     if value not in UNSET_VALUES:
-        raise ValueError("not supported; leave it out")
-    return value
-
-
-def _check_null(value: Any) -> Any:
-    if value is not None:
         raise ValueError("not supported; leave it out")
     return value
 
@@ -108,17 +127,39 @@ FORMAT_SCHEMA = {
         {"type": "null"},
     ]
 }
-TEXTS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 4},
+        {"type": "null"},
+    ]
+}
+GREEDY_SCHEMA = {"enum": [None, 0]}
+ECHO_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"properties": {"echo": {"enum": [None, False]}}}, {"properties": {"logprobs": {"type": "null"}}}]
+}
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
 Input = Annotated[Any, AfterValidator(_check_unicode)]
 Inputs = Annotated[list[Any], AfterValidator(_check_unicode)]  # all together: one by one takes seconds for many
-# A text becomes a list of one: for a union, pydantic's errors would name every branch.
-# FailFast reports only the first invalid item: half a million errors would block the server for ten seconds.
-Texts = Annotated[list[Text], FailFast(), BeforeValidator(_as_list), WithJsonSchema(TEXTS_SCHEMA)]
+# Checked by hand: for a union, pydantic's errors would name every branch, and one error for each item of a long list
+# would block the server for seconds. The same is FailFast for.
+Prompts = Annotated[list[Any], BeforeValidator(_as_prompts), WithJsonSchema({})]  # `openapi` narrows it to the model
+Stops = Annotated[
+    list[Annotated[Text, Field(min_length=1)]],
+    FailFast(),
+    Field(max_length=4),
+    BeforeValidator(_as_stops),
+    WithJsonSchema(STOP_SCHEMA),
+]
+Greedy = Annotated[
+    Annotated[float, Field(ge=0.0, le=2.0)] | None, AfterValidator(_check_greedy), WithJsonSchema(GREEDY_SCHEMA)
+]
+Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})]
 Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum": list(UNSET_VALUES)})]
-NullOnly = Annotated[Any, AfterValidator(_check_null), WithJsonSchema({"type": "null"})]
 Integer = Annotated[int, BeforeValidator(_as_integer)]  # in JSON, 5.0 is an integer
+UpTo5 = Annotated[int, Field(ge=0, le=5), BeforeValidator(_as_integer)]  # bounds come first: else no schema has them
+UpTo20 = Annotated[int, Field(ge=0, le=20), BeforeValidator(_as_integer)]
 Single = Annotated[Integer | None, AfterValidator(_check_single), WithJsonSchema({"enum": [None, 1]})]
 
 
@@ -150,7 +191,7 @@ class Asking(_Body):
     """What all requests that write have in common."""
 
     model: str
-    user: str | None = None
+    user: Ignored = None
 
     @property
     @abstractmethod
@@ -178,26 +219,58 @@ class _Writing(_Common):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = None
-    # The next three make no difference to greedy decoding.
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    stop: Stops = Field([], validate_default=False)
+    temperature: Greedy = None
+    # The next two make no difference to greedy decoding.
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     seed: Integer | None = None
     n: Single = None
-    stop: Unsupported = None
     frequency_penalty: Unsupported = None
     presence_penalty: Unsupported = None
     logit_bias: Unsupported = None
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    reasoning_effort: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+
+    @property
+    @abstractmethod
+    def n_likeliest(self) -> int | None:
+        """How many tokens to tell the log-probabilities of, beside the written one; None: none at all."""
+
+    def echoed(self, codec: Codec) -> list[str]:
+        """Return the texts that responses begin with; none unless a request asks for them."""
+        return []
 
 
 class CompletionRequest(_Writing):
-    prompt: Texts
-    logprobs: NullOnly = None  # here 0 also asks for log-probabilities: those of the written tokens
+    model_config = ConfigDict(json_schema_extra={"allOf": [ECHO_SCHEMA]})
+    prompt: Prompts
+    logprobs: UpTo5 | None = None  # 0 asks for those of the written tokens alone
     best_of: Single = None
-    echo: Unsupported = None
+    echo: bool | None = None
     suffix: Unsupported = None
 
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("log-probabilities of prompts are not supported; give either echo or logprobs")
+        return self
+
+    @property
+    def n_likeliest(self) -> int | None:
+        return self.logprobs
+
     def inputs(self, codec: Codec) -> list[Any]:
-        return self.prompt
+        try:
+            return [one if isinstance(one, str) else codec.from_ids(one) for one in self.prompt]
+        except InputError as error:
+            raise APIError(400, str(error), param="prompt") from error
+
+    def echoed(self, codec: Codec) -> list[str]:
+        return [one if isinstance(one, str) else codec.text(one) for one in self.prompt] if self.echo else []
 
     def token_limits(self) -> dict[str, int | None]:
         return {"max_tokens": self.max_tokens}
@@ -227,16 +300,18 @@ class ChatRequest(_Writing):
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
     max_completion_tokens: Integer | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    logprobs: Unsupported = None
-    top_logprobs: Unsupported = None
+    logprobs: bool | None = None
+    top_logprobs: UpTo20 | None = None
     tools: Unsupported = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: Annotated[dict[str, Any] | None, AfterValidator(_check_format), WithJsonSchema(FORMAT_SCHEMA)] = (
         None
     )
+
+    @property
+    def n_likeliest(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs or self.top_logprobs else None
 
     def inputs(self, codec: Codec) -> list[Any]:
         return [codec.chat([{"role": one.template_role, "content": one.text()} for one in self.messages])]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.batches import InputsRead, Token, WriteRequest
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
+from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.protocol import (
     Asking,
     ChatRequest,
@@ -28,7 +29,7 @@ from seqdefer.server.protocol import (
     max_tokens,
     requested_budget,
 )
-from seqdefer.server.responses import DeferralFormat, ResponseFormat, Transcript, scores_response
+from seqdefer.server.responses import DeferralFormat, OpenAIFormat, ResponseFormat, Transcript, scores_response
 from seqdefer.server.scheduler import Scheduler
 from seqdefer.server.transcriptions import TranscriptionFormat, TranscriptionRequest
 from seqdefer.server.usage import Account
@@ -37,6 +38,7 @@ OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 UNREAD_SECONDS = 5.0  # that a stream waits for its reader after the deadline
 KEEPALIVE_SECONDS = 10.0  # proxies drop connections that are silent for longer
 KEEPALIVE = b": waiting\n\n"  # a comment, which clients skip
+NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, such as a remote expert; leave it out"
 DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = CompletionRequest | ChatRequest | CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
@@ -62,10 +64,14 @@ class Service:
         return self.scheduler.model
 
     async def write(
-        self, request: Request, body: CompletionRequest | ChatRequest, response_format: ResponseFormat
+        self, request: Request, body: CompletionRequest | ChatRequest, response_format: OpenAIFormat
     ) -> Response:
-        limit, remarks = max_tokens(body.token_limits(), self.model.served.spec.length)
-        active = self._submit(request, body, limit, remarks, is_streamed=bool(body.stream))
+        served, options = self.model.served, {"stop": tuple(body.stop), "n_likeliest": body.n_likeliest}
+        if body.n_likeliest is not None and not gives_log_probs(served):
+            raise APIError(400, NO_LOG_PROBS, param="logprobs")
+        limit, remarks = max_tokens(body.token_limits(), served.spec.length)
+        active = self._submit(request, body, limit, remarks, is_streamed=bool(body.stream), **options)
+        response_format = replace(response_format, echoed=tuple(body.echoed(served.codec)))
         has_usage = body.stream_options is not None and body.stream_options.include_usage
         return await self._respond(request, active, response_format, body, has_usage=has_usage)
 
@@ -108,7 +114,7 @@ class Service:
         body: Asking,
         limit: int,
         more_remarks: Sequence[str] = (),
-        **options: bool,
+        **options: Any,
     ) -> ActiveRequest:
         codec = self.model.served.codec
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]

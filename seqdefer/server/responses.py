@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
@@ -16,12 +16,17 @@ from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.timing import Timing
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.batches import InputsRead, Token
+from seqdefer.server.log_probs import TokenLogProb
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.openapi import (
     Author,
     BudgetPromise,
     BudgetSeconds,
     BudgetSetting,
+    ChatLogProbs,
+    ChatTokenLogProb,
+    ChatTopLogProb,
+    CompletionLogProbs,
     CurvePoint,
     Deferral,
     DeferralCurve,
@@ -142,23 +147,32 @@ class ResponseFormat(Protocol):
 
 @dataclass(frozen=True)
 class OpenAIFormat:
-    """OpenAI's format. Completions and chats differ in names, and in where the text is."""
+    """OpenAI's format. Completions and chats differ in names, and in where the text is. Completions may begin with
+    texts that are echoed, one for each."""
 
     prefix: str
     object: str
     chunk_object: str
     is_chat: bool
+    echoed: tuple[str, ...] = ()
 
     def whole(self, transcript: Transcript, model: str) -> dict[str, Any]:
         choices = [
-            {"index": index, **self._text(text), "logprobs": None, "finish_reason": transcript.finish_reason(index)}
+            {
+                "index": index,
+                **self._text(self._echo(index) + text),
+                "logprobs": self._log_probs(transcript.tokens[index]),
+                "finish_reason": transcript.finish_reason(index),
+            }
             for index, text in enumerate(transcript.texts)
         ]
         return self._with_usage(transcript, self.object, model, choices)
 
     def chunk(self, token: Token, transcript: Transcript, model: str) -> dict[str, Any]:
         """Return the chunk of one token; the last one of a text also summarizes that text."""
-        choice = {"index": token.index, **self._delta(token), "logprobs": None, "finish_reason": token.finish}
+        offset = len(transcript.texts[token.index]) - len(token.text)
+        log_probs = self._log_probs([token], offset)
+        choice = {"index": token.index, **self._delta(token), "logprobs": log_probs, "finish_reason": token.finish}
         details = token_details(token)
         deferral: dict[str, Any] = {name: details[name] for name in ("position", "token", "author", "score")}
         if token.finish is not None:
@@ -177,9 +191,46 @@ class OpenAIFormat:
 
     def _delta(self, token: Token) -> dict[str, Any]:
         if not self.is_chat:
-            return {"text": token.text}
+            return {"text": (self._echo(token.index) if token.position == 0 else "") + token.text}
         role = {"role": "assistant"} if token.position == 0 else {}
         return {"delta": {**role, "content": token.text}}
+
+    def _echo(self, index: int) -> str:
+        return self.echoed[index] if self.echoed else ""
+
+    def _log_probs(self, tokens: Sequence[Token], offset: int = 0) -> CompletionLogProbs | ChatLogProbs | None:
+        if not tokens or tokens[0].log_prob is None:
+            return None
+        return _chat_log_probs(tokens) if self.is_chat else _completion_log_probs(tokens, offset)
+
+
+def _completion_log_probs(tokens: Sequence[Token], offset: int) -> CompletionLogProbs:
+    told = [token.log_prob for token in tokens if token.log_prob is not None]
+    starts = accumulate((len(token.text) for token in tokens[:-1]), initial=offset)
+    return {
+        "tokens": [one.text for one in told],
+        "token_logprobs": [one.log_prob for one in told],
+        "top_logprobs": [{other.text: other.log_prob for other in reversed(one.likeliest)} for one in told],
+        "text_offset": list(starts),
+        "authors": [cast(Author, token.author) for token in tokens],
+    }
+
+
+def _chat_log_probs(tokens: Sequence[Token]) -> ChatLogProbs:
+    content: list[ChatTokenLogProb] = [
+        {
+            **_chat_log_prob(token.log_prob),
+            "top_logprobs": [_chat_log_prob(other) for other in token.log_prob.likeliest],
+            "author": cast(Author, token.author),
+        }
+        for token in tokens
+        if token.log_prob is not None
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_log_prob(one: TokenLogProb) -> ChatTopLogProb:
+    return {"token": one.text, "logprob": one.log_prob, "bytes": list(one.text.encode())}
 
 
 COMPLETION = OpenAIFormat("cmpl", "text_completion", "text_completion", is_chat=False)

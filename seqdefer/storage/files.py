@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,18 +20,45 @@ if TYPE_CHECKING:
 
 
 def write_aside(path: Path, write: Callable[[Path], None]) -> Path:
-    """Call `write` with a temporary path beside `path`, then rename it: readers never see a partial file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    """Call `write` with a temporary path beside `path`, then rename it: readers never see a partial file.
+
+    The content is on disk before the name is, and the name before this returns: a power failure leaves the old file or
+    the new one. The umask decides who may read it, and a file that is replaced keeps no more readers than it had."""
+    make_folder(path.parent)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
-        write(Path(name))
-        os.chmod(name, 0o644)  # mkstemp creates private files; artifacts are shared
-        os.replace(name, path)
+        mode = stat.S_IMODE(aside.stat().st_mode)
+        write(aside)
+        with suppress(FileNotFoundError):
+            mode &= stat.S_IMODE(path.stat().st_mode)
+        aside.chmod(mode)  # safetensors replaces the file by a private one
+        _sync(aside)
+        os.replace(aside, path)
+        _sync(path.parent)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
     return path
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents; their names are on disk when this returns."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in reversed(created):
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    if path.is_dir() and os.name != "posix":  # others cannot open a folder
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> Path:

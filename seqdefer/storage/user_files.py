@@ -1,11 +1,12 @@
 """Files that users bring: plain or gzip, read within size limits, with errors that name the file and the line.
 
-    content = read_bytes(Path("map.tsp.gz"), max_mib=128, advice="give fewer cities")
+    content = read_bytes(Path("map.tsp.gz"), SizeLimit("map.tsp.gz", 16, "give fewer cities"))
     for number, line in read_lines(Path("news.jsonl.gz"), kind="JSONL"):
         record = parse_record(line, f"news.jsonl.gz, line {number}")
 
 The content decides whether a file is gzip, not its name. Limits count unpacked bytes and apply while unpacking, so a
-small file that unpacks to gigabytes ends in a DataError. Parsers of tasks build on this module.
+small file that unpacks to gigabytes ends in a DataError. They are chosen so that what is parsed stays within about a
+gigabyte of memory; SEQDEFER_MAX_DATA_MIB and SEQDEFER_MAX_LINE_MIB set others. Parsers of tasks build on this module.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seqdefer.errors import DataError
+from seqdefer.errors import DataError, OptionError
 
+DATA_VARIABLE, LINE_VARIABLE = "SEQDEFER_MAX_DATA_MIB", "SEQDEFER_MAX_LINE_MIB"
 MAX_LINE_MIB = 16
-MAX_TEXT_MIB = 4096  # all lines together, which are read one at a time; XSum has 500
+MAX_TEXT_MIB = 1024  # all lines together; XSum has 500
 _MIB = 2**20
 _FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")
 _READ_ERRORS = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a null byte in the path
@@ -35,14 +37,45 @@ def looks_like_file(path: Path) -> bool:
     return is_path or "\0" in str(path) or os.path.exists(path)
 
 
-def read_bytes(path: Path, *, max_mib: int, advice: str = "give a smaller file") -> bytes:
+class SizeLimit:
+    """Counts unpacked bytes of one file, or of several that are read together. `variable` sets another limit."""
+
+    def __init__(self, name: str, max_mib: int, advice: str, variable: str = DATA_VARIABLE) -> None:
+        self.max_mib, self.n_bytes = _set_limit(variable, max_mib), 0
+        self._name, self._advice = name, f"{advice}, or allow more with {variable}=N"
+
+    @property
+    def most(self) -> int:
+        """Bytes to read in order to see whether there are too many."""
+        return self.max_mib * _MIB - self.n_bytes + 1
+
+    def count(self, n_bytes: int) -> None:
+        self.n_bytes += n_bytes
+        check_size(self.n_bytes, self.max_mib, self._name, self._advice)
+
+
+def _set_limit(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    if not value:
+        return default
+    if not (value.isdecimal() and int(value)):
+        raise OptionError(f"{variable} is {value!r:.40}; it must be a number of MiB, 1 or more")
+    return int(value)
+
+
+def check_size(n_bytes: int, max_mib: int, name: str, advice: str) -> None:
+    if n_bytes > max_mib * _MIB:
+        raise DataError(f"{name} is larger than {max_mib} MiB; {advice}")
+
+
+def read_bytes(path: Path, limit: SizeLimit) -> bytes:
     """Return the content of a file, unpacked if it is gzip."""
     try:
         with path.open("rb") as file:
-            content: bytes = _unpack(file, path.name).read(max_mib * _MIB + 1)
+            content: bytes = _unpack(file, path.name).read(limit.most)
     except _READ_ERRORS as error:
         raise DataError(f"cannot read {path}: {_reason(error)}") from error
-    check_size(len(content), max_mib, path.name, advice)
+    limit.count(len(content))
     return content
 
 
@@ -51,23 +84,49 @@ def read_lines(path: Path, *, kind: str, max_mib: int | None = None) -> Iterator
 
     `kind` says in errors what to give instead, such as "a JSONL file". `max_mib` limits all lines together.
     """
-    number, n_bytes, is_empty = 0, 0, True
-    max_mib = MAX_TEXT_MIB if max_mib is None else max_mib
+    limit = SizeLimit(path.name, MAX_TEXT_MIB if max_mib is None else max_mib, "give fewer lines")
+    is_empty = True
+    for number, raw in _raw_lines(path, limit, f"; give {kind}, plain or gzip"):
+        if line := _decode(raw, f"{path.name}, line {number}").strip():
+            is_empty = False
+            yield number, line
+    if is_empty:
+        raise DataError(f"{path.name} is empty; give {kind}, plain or gzip")
+
+
+def read_rows(path: Path, limit: SizeLimit) -> Iterator[str]:
+    """Yield the lines of a text with their ends, in UTF-8 or else latin-1; read each when it is needed."""
+    return decode_rows(raw for _, raw in _raw_lines(path, limit))
+
+
+def decode_rows(raws: Iterable[bytes]) -> Iterator[str]:
+    """Decode lines, each in UTF-8 or else latin-1."""
+    for raw in raws:
+        try:
+            line = raw.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            line = raw.decode("latin-1")
+        # Lines of old systems end with a carriage return alone.
+        yield from io.StringIO(line, newline="") if "\r" in line[:-2] else (line,)
+
+
+def _raw_lines(path: Path, limit: SizeLimit, advice: str = "") -> Iterator[tuple[int, bytes]]:
+    number, max_line_mib = 0, _set_limit(LINE_VARIABLE, MAX_LINE_MIB)
     try:
         with path.open("rb") as file:
             unpacked = _unpack(file, path.name)
-            while raw := unpacked.readline(MAX_LINE_MIB * _MIB + 1):
-                number, n_bytes = number + 1, n_bytes + len(raw)
-                check_size(len(raw), MAX_LINE_MIB, f"{path.name}, line {number},", "give shorter lines")
-                check_size(n_bytes, max_mib, path.name, "give fewer lines")
-                if line := _decode(raw, f"{path.name}, line {number}").strip():
-                    is_empty = False
-                    yield number, line
+            while raw := unpacked.readline(max_line_mib * _MIB + 1):
+                number += 1
+                _check_line(len(raw), max_line_mib, f"{path.name}, line {number},")
+                limit.count(len(raw))
+                yield number, raw
     except _READ_ERRORS as error:
         after = f" after line {number}" if number else ""
-        raise DataError(f"cannot read {path}{after}: {_reason(error)}; give {kind}, plain or gzip") from error
-    if is_empty:
-        raise DataError(f"{path.name} is empty; give {kind}, plain or gzip")
+        raise DataError(f"cannot read {path}{after}: {_reason(error)}{advice}") from error
+
+
+def _check_line(n_bytes: int, max_mib: int, name: str) -> None:
+    check_size(n_bytes, max_mib, name, f"give shorter lines, or allow longer ones with {LINE_VARIABLE}=N")
 
 
 def _unpack(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile:
@@ -86,11 +145,6 @@ def _decode(raw: bytes, place: str) -> str:
         return raw.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: not UTF-8 (byte {raw[error.start]:#04x}); save the file as UTF-8") from error
-
-
-def check_size(n_bytes: int, max_mib: int, name: str, advice: str) -> None:
-    if n_bytes > max_mib * _MIB:
-        raise DataError(f"{name} is larger than {max_mib} MiB; {advice}")
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------

@@ -185,6 +185,30 @@ def test_a_curve_is_kept_beside_its_rejector_and_no_other(saved: Path) -> None:
     assert DeferringModel.from_pretrained(saved).curve is None
 
 
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [("calibration.json", "measure it again: seqdefer calibrate"), ("curve.json", "fit again, or remove the file")],
+)
+def test_a_changed_digit_is_noticed(name: str, action: str, saved: Path) -> None:
+    """Another threshold, or another loss, was once loaded and served."""
+    model = DeferringModel.from_pretrained(saved)
+    model.curve = LossCurve("errors", 9, model.rejector.fingerprint, (LossPoint(0.0, 2.0), LossPoint(1.0, 0.5)))
+    model.save_pretrained(saved)
+    edit(saved / name, inputs=json.loads((saved / name).read_text())["inputs"] + 1)
+    with pytest.raises(CheckpointError, match=rf"{name} is not what was written: .*deferral.json.*; {action}"):
+        DeferringModel.from_pretrained(saved)
+
+
+def test_folders_of_the_last_version_have_no_digests(saved: Path) -> None:
+    manifest = json.loads((saved / "deferral.json").read_text())
+    assert list(manifest.pop("digests")) == ["calibration.json"]
+    (saved / "deferral.json").write_text(json.dumps(manifest))
+    model = DeferringModel.from_pretrained(saved)
+    assert model.calibration is not None
+    model.save_calibration(saved)
+    assert list(json.loads((saved / "deferral.json").read_text())["digests"]) == ["calibration.json"]
+
+
 @pytest.mark.parametrize("what", ["other weights", "damaged budgets", "few budgets"])
 def test_wrong_budgets_can_be_measured_again(what: str, saved: Path) -> None:
     spoil(saved, what) if what != "other weights" else edit(saved / "calibration.json", rejector="of old")

@@ -15,7 +15,7 @@ PAGE = resources.files("seqdefer.server").joinpath("page")
 FILES = sorted(path.name for path in PAGE.iterdir())
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in FILES)])
+@pytest.mark.parametrize("path", ["/", "/docs", *(f"/page/{name}" for name in FILES)])
 def test_types_headers_and_caching(server: RunningServer, path: str) -> None:
     response = server.get(path)
     assert response.status_code == 200

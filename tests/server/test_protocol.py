@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from servers import (
     CHAT,
     COMPLETE,
@@ -15,12 +16,14 @@ from servers import (
     RunningServer,
     check_error,
     check_healthy,
+    events_of,
     toy_model,
 )
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 
+TEXTS = ["w3 w7 w11", "w5 w9"]
 VALID = b'{"model": "toy", "prompt": "13"}'
 
 
@@ -61,7 +64,11 @@ def test_error_says_how_to_fix_the_body(server: RunningServer, body: bytes, medi
     [
         ({"prompt": 5}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [1, 2, 3]}, "prompt.0"),
+        ({"prompt": [1, "2"]}, "prompt"),
+        ({"prompt": ["1", 2]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [1, 2, 3]}, "prompt"),  # this model does not read token ids
         ({"prompt": ["1"] * 17}, None),
         ({"prompt": None}, "prompt"),
         ({"model": 5}, "model"),
@@ -88,10 +95,11 @@ def test_error_says_how_to_fix_the_body(server: RunningServer, body: bytes, medi
         ({"stream": "yes"}, "stream"),
         ({"n": 2}, "n"),
         ({"best_of": 3}, "best_of"),
-        ({"stop": ["."]}, "stop"),
-        ({"logprobs": 3}, "logprobs"),
-        ({"logprobs": 0}, "logprobs"),  # OpenAI returns those of the written tokens
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1, "echo": True}, None),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 0.7}, "temperature"),
         ({"\ud800": 1}, None),
     ],
 )
@@ -134,7 +142,7 @@ def test_invalid_input_leaves_nothing_behind(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        (COMPLETIONS, {"prompt": [1] * 1000}, "prompt.0: Input should be a valid string"),
+        (COMPLETIONS, {"prompt": [[]] * 1000}, "prompt: a prompt must be a text, or a non-empty list of token ids"),
         (CHAT, {"messages": [5] * 1000}, "messages.0: Input should be "),
         (CHAT, {"messages": [{}] * 1000}, "messages.0.role: Field required; messages.0.content: Field required"),
         (CHAT, {"messages": [{"role": "user", "content": [5] * 1000}]}, "messages.0.content.0: Input should be "),
@@ -180,12 +188,78 @@ def test_message_without_content(server: RunningServer) -> None:
 
 
 def test_options_without_effect_are_accepted(server: RunningServer) -> None:
-    common = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1, "stop": None, "user": "me", "frequency_penalty": 0}
+    common = {"temperature": 0, "top_p": 0.9, "seed": 3, "n": 1, "stop": None, "user": "me", "frequency_penalty": 0}
     response = server.complete("13", 0.5, **common)
     assert response.choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
-    messages, more = [{"role": "user", "content": "13"}], {"metadata": {"turn": 1}, "store": False, "logprobs": False}
+    messages, more = [{"role": "user", "content": "13"}], {"logprobs": False, "top_logprobs": None}
     chat = server.client.chat.completions.create(model="toy@0.5", messages=messages, **more)
     assert chat.choices[0].message.content == response.choices[0].text
+
+
+IGNORED = {
+    "metadata": {"turn": "1"},
+    "prompt_cache_key": "mine",
+    "reasoning_effort": "low",
+    "safety_identifier": "me",
+    "service_tier": "auto",
+    "store": False,
+    "user": "me",
+}
+
+
+def test_fields_of_openais_own_service_are_ignored(server: RunningServer) -> None:
+    """Common clients send them, and got a 400."""
+    messages = [{"role": "user", "content": "13"}]
+    chat = server.client.chat.completions.create(model="toy@0.5", messages=messages, **IGNORED)
+    assert chat.choices[0].message.content == toy_model().generate(["13"], 0.5).outputs[0]
+    assert server.post(COMPLETIONS, {"model": "toy", "prompt": "13", **IGNORED}).status_code == 200
+
+
+def test_sampling_is_refused_with_a_way_out(server: RunningServer) -> None:
+    """It was silently ignored, so that users took one greedy text for several samples."""
+    response = server.post(COMPLETIONS, {"model": "toy", "prompt": "13", "temperature": 0.7})
+    check_error(response, 400, "temperature: 0.7 asks for samples; both models write their likeliest token: leave it")
+    check_error(server.post(COMPLETIONS, {"model": "toy", "prompt": "13", "n": 2}), 400, "decoding is greedy")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_prompts_are_echoed(server: RunningServer, is_streamed: bool) -> None:
+    prompts = ["13", "26"]
+    response = server.post(COMPLETIONS, {"model": "toy@0.5", "prompt": prompts, "echo": True, "stream": is_streamed})
+    if is_streamed:
+        texts = ["", ""]
+        for event in events_of(response):
+            texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    else:
+        texts = [choice["text"] for choice in response.json()["choices"]]
+    written = toy_model().generate(prompts, 0.5).outputs
+    assert texts == [prompt + text for prompt, text in zip(prompts, written, strict=True)]
+
+
+def test_prompts_may_be_token_ids(text_server: RunningServer) -> None:
+    codec = text_server.model.served.codec
+    ids = [row[row >= 0].tolist() for row in map(torch.Tensor.squeeze, (codec.encode([one]).inputs for one in TEXTS))]
+    plain = [choice.text for choice in text_server.complete(TEXTS, 0.5).choices]
+    assert [choice.text for choice in text_server.complete(ids, 0.5).choices] == plain
+    one = text_server.complete(ids[0], 0.5)
+    assert one.choices[0].text == plain[0]
+    assert one.usage.prompt_tokens == len(ids[0])
+    echoed = text_server.complete(ids[0], 0.5, echo=True).choices[0].text
+    assert echoed == codec.text(ids[0]) + plain[0]
+    mixed = text_server.complete([TEXTS[0], ids[1]], 0.5)
+    assert [choice.text for choice in mixed.choices] == plain
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([10**9], "token id 1000000000 is not in the vocabulary; give 0 to "),
+        ([-1], "token id -1 is not in the vocabulary"),
+        ([3] * 1000, "the prompt has 1000 token ids; give 1 to 16"),
+    ],
+)
+def test_token_ids_that_are_refused(text_server: RunningServer, prompt: list[int], message: str) -> None:
+    check_error(text_server.post(COMPLETIONS, {"model": "toy", "prompt": prompt}), 400, message)
 
 
 def test_unknown_models(server: RunningServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.storage import shards
 from seqdefer.storage.files import (
     fingerprint,
     read_json,
@@ -29,10 +30,51 @@ from seqdefer.storage.files import (
 # -- written aside -------------------------------------------------------------------------------------------------
 
 
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    old = os.umask(request.param)
+    yield request.param
+    os.umask(old)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
-def test_files_are_readable_by_everyone(tmp_path: Path) -> None:
-    """Machines of a cluster may run as another user."""
-    assert write_text(tmp_path / "very" / "deep" / "file", "words").stat().st_mode & 0o777 == 0o644
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o027, 0o640)], indirect=["umask"])
+def test_the_umask_decides_who_reads_files(umask: int, mode: int, tmp_path: Path) -> None:
+    """Every file was once readable by everyone, whatever the umask."""
+    assert mode_of(write_text(tmp_path / "very" / "deep" / "file", "words")) == mode
+    assert mode_of(write_tensors(tmp_path / "weights", {"a": torch.zeros(2)})) == mode
+    shards.Store(tmp_path).write("0" * 16, b"packed")
+    assert mode_of(tmp_path / f"{'0' * 16}.safetensors") == mode
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
+def test_a_private_file_stays_private_when_it_is_replaced(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "file", "words")
+    path.chmod(0o600)
+    assert mode_of(write_text(path, "other words")) == 0o600
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only POSIX can open a folder")
+def test_content_is_on_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this, a power failure may leave a name without content."""
+    events, replace = list[str](), os.replace
+
+    def note_sync(handle: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{handle}")).name
+        events.append(f"sync {'aside' if name.startswith('.file') else name}")
+
+    def note_replace(old: Path, new: Path) -> None:
+        events.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write_text(tmp_path / "very" / "deep" / "file", "words")
+    assert events == [f"sync {tmp_path.name}", "sync very", "sync aside", "rename", "sync deep"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, ValueError])

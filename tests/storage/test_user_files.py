@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from seqdefer.errors import DataError
+from seqdefer.errors import DataError, OptionError
 from seqdefer.storage import user_files
-from seqdefer.storage.user_files import join_quoted, parse_inputs, quote, read_bytes, read_lines
+from seqdefer.storage.user_files import SizeLimit, join_quoted, parse_inputs, quote, read_bytes, read_lines, read_rows
+
+
+def limit(max_mib: int) -> SizeLimit:
+    return SizeLimit("own", max_mib, "give less")
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
@@ -24,7 +28,7 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
 def test_gzip_is_known_by_its_content(pack: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(pack(b"\xef\xbb\xbfone\r\n\n \n two"))
-    assert read_bytes(path, max_mib=1) == b"\xef\xbb\xbfone\r\n\n \n two"
+    assert read_bytes(path, limit(1)) == b"\xef\xbb\xbfone\r\n\n \n two"
     assert lines_of(path) == [(1, "one"), (4, "two")]
 
 
@@ -50,9 +54,9 @@ def test_a_bomb_ends_at_the_limit(tmp_path: Path) -> None:
     path = bomb(b"x", 6, tmp_path / "own.gz")
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=r"own.gz is larger than 8 MiB; give a smaller file"):
-            read_bytes(path, max_mib=8)
-        with pytest.raises(DataError, match=r"own.gz, line 1, is larger than 16 MiB; give shorter lines"):
+        with pytest.raises(DataError, match=r"own is larger than 8 MiB; give less, .* SEQDEFER_MAX_DATA_MIB=N"):
+            read_bytes(path, limit(8))
+        with pytest.raises(DataError, match=r"own.gz, line 1, is larger than 16 MiB; .* SEQDEFER_MAX_LINE_MIB=N"):
             lines_of(path)
         assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     finally:
@@ -61,10 +65,10 @@ def test_a_bomb_ends_at_the_limit(tmp_path: Path) -> None:
 
 def test_a_file_may_have_the_size_of_the_limit(tmp_path: Path) -> None:
     (tmp_path / "own").write_bytes(b"x" * 2**20)
-    assert len(read_bytes(tmp_path / "own", max_mib=1)) == 2**20
+    assert len(read_bytes(tmp_path / "own", limit(1))) == 2**20
     (tmp_path / "own").write_bytes(b"x" * (2**20 + 1))
     with pytest.raises(DataError, match=r"own is larger than 1 MiB"):
-        read_bytes(tmp_path / "own", max_mib=1)
+        read_bytes(tmp_path / "own", limit(1))
 
 
 def test_lines_are_limited_together_and_read_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,3 +105,33 @@ def test_names_in_messages_are_short_and_on_one_line() -> None:
     assert quote("x" * 1000) == f"'{'x' * 39}…'"
     assert join_quoted([]) == "none"
     assert join_quoted("abcdefghijkl").endswith("'j' and 2 more")
+
+
+def test_the_environment_sets_other_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").write_bytes(b"x" * 2**20 + b"\n" + b"y" * (2**20 - 1))
+    with pytest.raises(DataError, match=r"own is larger than 1 MiB; .* SEQDEFER_MAX_DATA_MIB=N"):
+        read_bytes(tmp_path / "own", limit(1))
+    monkeypatch.setenv("SEQDEFER_MAX_DATA_MIB", "2")
+    assert len(read_bytes(tmp_path / "own", limit(1))) == 2 * 2**20
+    assert [number for number, _ in read_lines(tmp_path / "own", kind="words", max_mib=1)] == [1, 2]
+    monkeypatch.setenv("SEQDEFER_MAX_LINE_MIB", "1")
+    with pytest.raises(DataError, match=r"own, line 1, is larger than 1 MiB; .* SEQDEFER_MAX_LINE_MIB=N"):
+        lines_of(tmp_path / "own")
+    for wrong in ("0", "-1", "much"):
+        monkeypatch.setenv("SEQDEFER_MAX_DATA_MIB", wrong)
+        with pytest.raises(OptionError, match=f"SEQDEFER_MAX_DATA_MIB is '{wrong}'; it must be a number of MiB"):
+            limit(1)
+
+
+def test_a_limit_counts_files_that_are_read_together(tmp_path: Path) -> None:
+    (tmp_path / "own").write_bytes(gzip.compress(b"x" * 2**19))
+    together = limit(1)
+    for _ in range(2):
+        read_bytes(tmp_path / "own", together)
+    with pytest.raises(DataError, match="own is larger than 1 MiB"):
+        read_bytes(tmp_path / "own", together)
+
+
+def test_rows_keep_their_ends_and_may_be_latin_1(tmp_path: Path) -> None:
+    (tmp_path / "own").write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n\xe9\n\nd")
+    assert list(read_rows(tmp_path / "own", limit(1))) == ["a\r\n", "b\r", "c\n", "é\n", "\n", "d"]

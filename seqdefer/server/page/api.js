@@ -59,6 +59,12 @@ export async function describe() {
   }
 }
 
+export async function specification() {
+  const response = await request("../openapi.json");
+  if (key) remember("sessionStorage", "key", key);
+  return response.json();
+}
+
 export const requestBody = (model, input, budget) => ({ model, input, deferral: { budget } });
 
 export const isSound = (input) => input?.file instanceof Blob;

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import write_aside
-from seqdefer.storage.user_files import check_size, read_bytes
+from seqdefer.storage.user_files import SizeLimit, check_size, read_bytes
 
 MAX_FILE_MIB = 128
 
@@ -89,7 +89,7 @@ def _pip_download(requirement: str, directory: str) -> subprocess.CompletedProce
 def _read_cached(path: Path, file: RemoteFile) -> bytes | None:
     """Return the file in the cache, or None if it is missing or damaged."""
     try:
-        content = read_bytes(path, max_mib=MAX_FILE_MIB)
+        content = read_bytes(path, SizeLimit(path.name, MAX_FILE_MIB, file.instead))
     except DataError:
         return None
     return content if _sha256(content) == file.sha256 else None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from seqdefer.errors import DataError
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import quote, read_bytes
+from seqdefer.storage.user_files import SizeLimit, quote, read_bytes
 from seqdefer.tasks.common.download import RemoteFile, fetch, wheel
 
 PHONEMES = (
@@ -37,7 +37,7 @@ MIN_LETTERS, MAX_LETTERS = 3, 12
 # With the end token. Decision trees can be enumerated up to 12; 97 % of the dictionary's words fit.
 MAX_TOKENS = 12
 MAX_PRONUNCIATIONS = 4  # of a word; no word of CMUdict has more
-MAX_FILE_MIB = 128  # unpacked; CMUdict has 4
+MAX_FILE_MIB = 16  # unpacked; CMUdict has 4
 STEM_LETTERS = 5  # words that share so many stay in one part of a split
 
 PartName = Literal["predictor", "expert", "train", "validation", "test"]
@@ -85,7 +85,7 @@ def fetch_dictionary(cache: Path | None = None) -> Dictionary:
 
 def read_dictionary(path: Path) -> Dictionary:
     """Read a dictionary, plain or gzip."""
-    return parse_dictionary(read_bytes(path, max_mib=MAX_FILE_MIB), path.name)
+    return parse_dictionary(read_bytes(path, SizeLimit(path.name, MAX_FILE_MIB, "give fewer words")), path.name)
 
 
 def parse_dictionary(content: bytes, name: str) -> Dictionary:

@@ -83,8 +83,8 @@ def convert_package(model: Path, out: Path) -> None:
         for path in (*model.glob("*.json"), *model.glob("*.txt")):
             if path.name not in _NOT_COPIED:
                 shutil.copyfile(path, aside / path.name)
-        for path in aside.iterdir():
-            path.chmod(0o644)  # safetensors makes private files; checkpoints are shared
+        for path in aside.glob("*.safetensors"):  # private, whatever the umask
+            shutil.copymode(aside / CONFIG, path)
         if out.is_dir():
             shutil.rmtree(out)  # incomplete: it has no config
         aside.rename(out)

@@ -30,6 +30,10 @@ class Rendered(str):
     """A chat rendered by the tokenizer's template, to be read without prefix, suffix or special tokens."""
 
 
+class TokenIds(tuple[int, ...]):
+    """An input as token ids, to be read without prefix, suffix or special tokens."""
+
+
 class TextCodec(Codec):
     """The codec of text tasks: a text or a chat in, a text out."""
 
@@ -65,15 +69,19 @@ class TextCodec(Codec):
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         for place, text in enumerate(inputs):
-            if not isinstance(text, str) or not text.strip():
+            if not isinstance(text, TokenIds) and (not isinstance(text, str) or not text.strip()):
                 what = "empty" if isinstance(text, str) else f"a {type(text).__name__}"
                 raise InputError(f"input {place + 1} of {len(inputs)} is {what}; give a text")
-        if any(isinstance(text, Rendered) for text in inputs):
-            rows = [self._read_chat(one) if isinstance(one, Rendered) else self.read([one])[0][0] for one in inputs]
-            ids = pad_sequence(rows, batch_first=True, padding_value=PADDING)
+        if any(isinstance(text, Rendered | TokenIds) for text in inputs):
+            ids = pad_sequence([self._read_one(one) for one in inputs], batch_first=True, padding_value=PADDING)
         else:
             ids, _ = self.read(inputs, stacklevel=4)
         return Examples(ids, ids[:, :1], torch.arange(len(ids)))
+
+    def _read_one(self, one: Any) -> Tensor:
+        if isinstance(one, TokenIds):
+            return torch.tensor(one, dtype=torch.long)
+        return self._read_chat(one) if isinstance(one, Rendered) else self.read([one])[0][0]
 
     def _read_chat(self, chat: Rendered) -> Tensor:
         """Return the ids of a chat, which is never truncated: both its beginning and its end matter."""
@@ -96,6 +104,18 @@ class TextCodec(Codec):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": r"\S"}
+
+    def ids_schema(self) -> dict[str, Any]:
+        one = {"type": "integer", "minimum": 0, "maximum": len(self.tokenizer) - 1}
+        return {"type": "array", "items": one, "minItems": 1, "maxItems": self.max_tokens}
+
+    def from_ids(self, ids: Sequence[int]) -> TokenIds:
+        """Return an input of these ids. Ids are never truncated: who sends them counts them."""
+        if not 0 < len(ids) <= self.max_tokens:
+            raise InputError(f"the prompt has {len(ids)} token ids; give 1 to {self.max_tokens}")
+        if wrong := [one for one in ids if not 0 <= one < len(self.tokenizer)]:
+            raise InputError(f"token id {wrong[0]} is not in the vocabulary; give 0 to {len(self.tokenizer) - 1}")
+        return TokenIds(ids)
 
     def decode(self, tokens: Sequence[Any]) -> str:
         # No clean-up: it would remove spaces that a stream has already sent.

@@ -21,14 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqdefer.errors import DataError
-from seqdefer.storage.user_files import check_size, join_quoted, quote, read_bytes
+from seqdefer.storage.user_files import SizeLimit, join_quoted, quote, read_bytes
 
 Reals = NDArray[np.float64]
 
 MIN_CITIES = 4  # all tours of three cities are equal
 MAX_COORDINATE = 1e100  # squares must not overflow
-MAX_FILE_MIB = 128  # unpacked: about three million cities
-_TOO_LARGE = "give fewer cities, or fewer instances"
+MAX_FILE_MIB = 16  # unpacked, all files together: about 400,000 cities
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def read_cities(path: Path | str) -> CityData:
         raise DataError("--data is empty; give a TSPLIB or CSV file, or a folder of TSPLIB files")
     path = Path(path)
     # os.path.isdir does not raise: an unreadable path is reported when it is opened
-    source = _read_folder(path) if os.path.isdir(path) else CityData(path.name, _read_file(path))
+    source = _read_folder(path) if os.path.isdir(path) else CityData(path.name, _read_file(path, _limit(path.name)))
     for instance in source.instances:
         if len(instance.cities) < MIN_CITIES:
             raise DataError(
@@ -67,22 +66,25 @@ def _read_folder(folder: Path) -> CityData:
     name = folder.resolve().name or str(folder)
     try:
         paths = sorted(path for path in folder.iterdir() if _is_tsplib_name(path.name) and path.is_file())
-        size = sum(path.stat().st_size for path in paths)
     except OSError as error:
         raise DataError(f"cannot read {folder}: {error.strerror}") from error
     if not paths:
         raise DataError(f"the folder {folder} has no TSPLIB files (*.tsp or *.tsp.gz)")
-    check_size(size, MAX_FILE_MIB, str(folder), _TOO_LARGE)
-    return CityData(name, [instance for path in paths for instance in _read_file(path)])
+    limit = _limit(str(folder))
+    return CityData(name, [instance for path in paths for instance in _read_file(path, limit)])
+
+
+def _limit(name: str) -> SizeLimit:
+    return SizeLimit(name, MAX_FILE_MIB, "give fewer cities, or fewer instances")
 
 
 def _is_tsplib_name(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith(".tsp") and not name.startswith(".")  # such as macOS's ._x.tsp
 
 
-def _read_file(path: Path) -> list[Instance]:
+def _read_file(path: Path, limit: SizeLimit) -> list[Instance]:
     name = path.name
-    lines = list(io.StringIO(_decode(read_bytes(path, max_mib=MAX_FILE_MIB, advice=_TOO_LARGE), name), newline=None))
+    lines = list(io.StringIO(_decode(read_bytes(path, limit), name), newline=None))
     if not any(line.strip() for line in lines):
         raise DataError(f"{name} is empty; give a TSPLIB or CSV file of coordinates")
     if _is_tsplib_name(name) or any(_KEYWORD.fullmatch(line.strip()) for line in lines[:50]):

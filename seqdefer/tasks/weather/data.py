@@ -13,24 +13,27 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from seqdefer.errors import DataError, OptionError, unknown
 from seqdefer.storage.files import fingerprint
-from seqdefer.storage.user_files import join_quoted, quote, read_bytes
+from seqdefer.storage.user_files import SizeLimit, decode_rows, join_quoted, quote, read_rows
 from seqdefer.tasks.common.proportions import divide_by_remainder
 
 Minutes = NDArray[np.int64]
 Reals = NDArray[np.float64]
 SplitMethod = Literal["weeks", "chronological"]
 
-MAX_FILE_MIB = 256  # unpacked; the eight years of Jena have 41
+MAX_FILE_MIB = 128  # unpacked; the eight years of Jena have 41
+ROWS_AT_ONCE = 2**16  # that are texts in memory
+MAX_CELL = 64  # characters of a time or a number
 STEP = 10  # minutes
 WEEK = 7 * 24 * 60  # minutes
 BLOCK_WEEKS = 20  # weeks are assigned to parts within blocks, so that every part sees every season
@@ -119,13 +122,18 @@ def read_series(path: Path, column: str | None = None) -> Series:
     Rows are sorted. Rows without a temperature, and all but the first of equal time stamps, are dropped. Denser
     records are thinned to 10 minutes. A time that cannot be parsed is an error.
     """
-    return parse_series(read_bytes(path, max_mib=MAX_FILE_MIB, advice="give fewer years"), path.name, column)
+    return _parse(read_rows(path, SizeLimit(path.name, MAX_FILE_MIB, "give fewer years")), path.name, column)
 
 
 def parse_series(content: bytes, name: str, column: str | None = None) -> Series:
     """Parse the content of a CSV file. `name` is the file's name in messages and in the result."""
-    table = _read_table(content, name, column)
-    minutes, celsius = _minutes_of(table, name), np.array([_number(cell) for cell in table.temperatures])
+    return _parse(decode_rows(io.BytesIO(content)), name, column)
+
+
+def _parse(lines: Iterator[str], name: str, column: str | None) -> Series:
+    column, parts = _read_table(lines, name, column)
+    numbers = [(_minutes_of(part, name), np.array([_number(cell) for cell in part.temperatures])) for part in parts]
+    minutes, celsius = (np.concatenate(column) for column in zip(*numbers, strict=True))
     rows = len(minutes)
 
     plausible = (celsius >= MIN_CELSIUS) & (celsius <= MAX_CELSIUS)  # False for NaN as well
@@ -136,7 +144,7 @@ def parse_series(content: bytes, name: str, column: str | None = None) -> Series
     if len(minutes) < 2:
         raise DataError(
             f"{name}: only {len(minutes)} of {rows} rows have a temperature between {MIN_CELSIUS:g} and"
-            f" {MAX_CELSIUS:g} degrees Celsius in column {quote(table.column)}; at least 2 are needed: choose"
+            f" {MAX_CELSIUS:g} degrees Celsius in column {quote(column)}; at least 2 are needed: choose"
             " another column with --column, or convert the unit"
         )
     distinct = len(minutes)
@@ -155,42 +163,43 @@ def parse_series(content: bytes, name: str, column: str | None = None) -> Series
 
 
 @dataclass(frozen=True)
-class _Table:
-    """The columns of times and temperatures as text, with the line each row ends on."""
+class _Rows:
+    """Times and temperatures of some rows as text, with the line each row ends on."""
 
-    times: list[str]
-    temperatures: list[str]
-    lines: list[int]
-    column: str
+    times: list[str] = field(default_factory=list)
+    temperatures: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
 
 
-def _read_table(content: bytes, name: str, column: str | None) -> _Table:
-    text = _decode(content)
-    head = text.lstrip().partition("\n")[0]
+def _read_table(lines: Iterator[str], name: str, column: str | None) -> tuple[str, Iterator[_Rows]]:
+    """Return the name of the temperature column, and all rows in parts: numbers take a tenth of their texts' memory."""
+    n_blank, head = next(((n, line) for n, line in enumerate(lines) if line.strip()), (0, ""))
     delimiter = ";" if head.count(";") > head.count(",") else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    reader = csv.reader(chain(repeat("\n", n_blank), [head], lines), delimiter=delimiter)
+    header = [cell.strip() for cell in next(_rows(reader, name), [])]
+    time = _find_column(header, TIME_COLUMNS, "time", name)
+    temperature = _find_column(header, (column,) if column else TEMPERATURE_COLUMNS, "temperature", name)
+    return header[temperature], _parts(reader, name, time, temperature, decimal="," if delimiter == ";" else ".")
+
+
+def _rows(reader: Any, name: str) -> Iterator[list[str]]:
     try:
-        header = [cell.strip() for cell in next(filter(None, reader), [])]
-        time = _find_column(header, TIME_COLUMNS, "time", name)
-        temperature = _find_column(header, (column,) if column else TEMPERATURE_COLUMNS, "temperature", name)
-        table = _Table([], [], [], header[temperature])
-        for row in reader:
-            if row:
-                table.times.append(row[time].strip() if time < len(row) else "")
-                table.temperatures.append(row[temperature] if temperature < len(row) else "")
-                table.lines.append(reader.line_num)
+        yield from filter(None, reader)
     except csv.Error as error:
         raise DataError(f"{name}, line {reader.line_num}: not a CSV file ({error})") from error
-    if delimiter == ";":  # a comma is then the decimal point
-        table.temperatures[:] = [cell.replace(",", ".") for cell in table.temperatures]
-    return table
 
 
-def _decode(content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # the Jena station's own files are latin-1
-        return content.decode("latin-1")
+def _parts(reader: Any, name: str, time: int, temperature: int, decimal: str) -> Iterator[_Rows]:
+    part = _Rows()
+    for row in _rows(reader, name):
+        cells = [row[place].strip()[:MAX_CELL] if place < len(row) else "" for place in (time, temperature)]
+        part.times.append(cells[0])
+        part.temperatures.append(cells[1].replace(decimal, "."))
+        part.lines.append(reader.line_num)
+        if len(part.lines) == ROWS_AT_ONCE:
+            yield part
+            part = _Rows()
+    yield part
 
 
 def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: str) -> int:
@@ -203,14 +212,14 @@ def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: 
     )
 
 
-def _minutes_of(table: _Table, name: str) -> Minutes:
+def _minutes_of(part: _Rows, name: str) -> Minutes:
     try:
-        stamps = [_year_first(time) for time in table.times]
+        stamps = [_year_first(time) for time in part.times]
         return np.array(stamps, dtype="datetime64[m]").astype(np.int64)
     except ValueError:
-        bad = next(row for row, time in enumerate(table.times) if not _is_time(time))
+        bad = next(row for row, time in enumerate(part.times) if not _is_time(time))
         raise DataError(
-            f"{name}, line {table.lines[bad]}: cannot read the time {quote(table.times[bad])};"
+            f"{name}, line {part.lines[bad]}: cannot read the time {quote(part.times[bad])};"
             " write yyyy-mm-dd HH:MM:SS or dd.mm.yyyy HH:MM:SS"
         ) from None
 

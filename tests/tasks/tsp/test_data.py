@@ -266,11 +266,20 @@ def test_missing_and_oversized_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(reading, "MAX_FILE_MIB", 1)
     blank = b" " * (2**20 + 1)
     for content in (blank, gzip.compress(blank)):
-        with pytest.raises(DataError, match=r"map\.tsp is larger than 1 MiB"):
+        with pytest.raises(DataError, match=r"map\.tsp is larger than 1 MiB; .* SEQDEFER_MAX_DATA_MIB=N"):
             read_instances(write(tmp_path / "map.tsp", content))
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_folder_are_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packed sizes were added up, so that a folder of small files could unpack to any size."""
+    monkeypatch.setattr(reading, "MAX_FILE_MIB", 1)
+    for name in "abc":
+        write(tmp_path / f"{name}.tsp", gzip.compress(TSPLIB.encode() + b"\n" * 2**19))
+    with pytest.raises(DataError, match=r"larger than 1 MiB; give fewer cities, or fewer instances, or allow more"):
+        read_instances(tmp_path)
 
 
 def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -209,13 +210,47 @@ def test_unreadable_records(tmp_path: Path, text: str, column: str | None, messa
     assert "\n" not in str(caught.value)
 
 
+def test_a_small_file_cannot_take_much_memory(tmp_path: Path) -> None:
+    """A file of 600 kB once took 3.5 GB: every cell was a text in memory until all rows were read."""
+    rows = b"2020-01-01 00:00,1\n2020-01-01 00:10,2\n" * 500_000
+    (tmp_path / "record.csv.gz").write_bytes(gzip.compress(b"\n" * 1_000_000 + b"date,temp\n" + rows))
+    tracemalloc.start()
+    try:
+        assert read_series(tmp_path / "record.csv.gz").cleaning.rows == 1_000_000
+        assert tracemalloc.get_traced_memory()[1] < 80 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_records_larger_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MAX_FILE_MIB", 1)
+    (tmp_path / "record.csv.gz").write_bytes(gzip.compress(b"date,temp\n" + b"2020-01-01 00:00,1\n" * 60_000))
+    message = r"record.csv.gz is larger than 1 MiB; give fewer years, or allow more with SEQDEFER_MAX_DATA_MIB=N"
+    with pytest.raises(DataError, match=message):
+        read_series(tmp_path / "record.csv.gz")
+
+
+def test_rows_of_many_parts_are_joined_and_errors_name_their_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "record.csv"
+    text = "\ndate;temp\n" + "".join(f"2020-01-01 0{row // 6}:{row % 6}0;{row},5\n" for row in range(30))
+    path.write_text(text)
+    whole = read_series(path)
+    monkeypatch.setattr(data, "ROWS_AT_ONCE", 7)
+    assert read_series(path).celsius.tolist() == whole.celsius.tolist() == [row + 0.5 for row in range(30)]
+    path.write_text(text + "long ago;1\n")
+    with pytest.raises(DataError, match=r"record.csv, line 33: cannot read the time 'long ago'"):
+        read_series(path)
+
+
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*absent\.csv: No such file"):
         read_series(tmp_path / "absent.csv")
     whole = gzip.compress(b"date,temp\n" * 100)
     for damaged in (whole[:-12], whole[:12] + bytes(8) + whole[20:], whole[:3]):
         (tmp_path / "cut.gz").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"cannot read .*cut\.gz: "):
+        with pytest.raises(DataError, match=r"cannot read .*cut\.gz( after line \d+)?: "):
             read_series(tmp_path / "cut.gz")
 
 
