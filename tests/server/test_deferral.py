@@ -112,7 +112,13 @@ def check_description(server: RunningServer, **expected: Any) -> None:
     assert [one["budget"] for one in settings] == list(BUDGETS)
     for found, setting in zip(settings, model.calibration.settings, strict=True):
         assert found == {name: getattr(setting, name) for name in ("budget", "share", "low", "high")}
-    common = {"object": "deferral.model", "id": "toy", "budget": 0.2, "calibrated_on": model.calibration.inputs}
+    common = {
+        "object": "deferral.model",
+        "id": "toy",
+        "budget": 0.2,
+        "calibrated_on": model.calibration.inputs,
+        "promise": None,
+    }
     assert response == {**common, **expected}
 
 
