@@ -69,7 +69,8 @@ class Gateway:
     ) -> None:
         self.app, self.keys, self.limits, self.metrics, self.only_host = app, keys, limits, metrics, only_host
         self.ledger, self.takes_audio = ledger or Ledger(), takes_audio
-        self.n_active = 0
+        self.n_active = 0  # requests that are being answered
+        self.n_arriving = 0  # bytes of bodies that have not arrived completely
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -175,17 +176,31 @@ class Gateway:
     def _max_bytes(self, path: str) -> int:
         return self.limits.audio_bytes if self.takes_audio and path == TRANSCRIPTIONS else self.limits.body_bytes
 
+    def _check_memory(self, size: int) -> None:
+        """Refuse a body that takes more than its share of the memory for arriving ones, if that is full."""
+        limit = self.limits.arriving_bytes
+        if self.n_arriving > limit and size > limit // self.limits.connections:
+            message = "too many large requests are arriving; try again later, or send a smaller one"
+            headers = {"retry-after": "1", "connection": "close"}
+            raise APIError(503, message, code="too_crowded", headers=headers)
+
     async def _read_body(self, receive: Receive, max_size: int) -> bytes:
         size, body = 0, bytearray()
         has_more = True
-        while has_more and size <= DISCARD_FACTOR * max_size:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise APIError(CLIENT_CLOSED, "the client disconnected")
-            size += len(message.get("body", b""))
-            if size <= max_size:
-                body += message.get("body", b"")
-            has_more = message.get("more_body", False)
+        try:
+            while has_more and size <= DISCARD_FACTOR * max_size:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise APIError(CLIENT_CLOSED, "the client disconnected")
+                part = message.get("body", b"")
+                size += len(part)
+                if size <= max_size:
+                    self.n_arriving += len(part)
+                    body += part
+                    self._check_memory(len(body))
+                has_more = message.get("more_body", False)
+        finally:
+            self.n_arriving -= len(body)
         if size > max_size:
             raise APIError(413, f"the body is larger than {max_size} bytes", code="body_too_large")
         return bytes(body)

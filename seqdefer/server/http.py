@@ -37,6 +37,7 @@ class Limits:
     body_bytes: int = option(2**20, "size of a request, at most")
     # 30 s of 24 bits, 48,000 Hz and two channels have 8.3 MiB
     audio_bytes: int = option(10 * 2**20, "size of an upload of sound, at most")
+    arriving_bytes: int = option(2**28, "size of all requests that are arriving; beyond it, large ones are refused")
     head_seconds: float = option(10.0, "time for a connection to send the head of a request, at most")
     request_seconds: float = option(120.0, "time of a request, at most")
     inputs: int = option(16, "inputs of a request, at most")

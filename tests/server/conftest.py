@@ -14,6 +14,12 @@ def use_one_thread(one_thread: None) -> None:
     """Run every test of the server on one thread of torch."""
 
 
+@pytest.fixture(autouse=True)
+def no_foreign_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove what other tests read: `seqdefer serve` refuses variables that it does not know."""
+    monkeypatch.delenv("SEQDEFER_WHISPER", raising=False)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
     from servers import running, toy_model

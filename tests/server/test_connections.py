@@ -20,7 +20,9 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "
 BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n{"
 
 
-@pytest.mark.parametrize(("n", "sent"), [(1100, b""), (520, b""), (1100, HEAD), (600, BODY)])
+@pytest.mark.parametrize(
+    ("n", "sent"), [(1100, b""), (520, b""), (1100, HEAD), (600, BODY)], ids=["1100", "520", "heads", "bodies"]
+)
 def test_connections_that_wait_lock_nobody_out(tmp_path: Path, n: int, sent: bytes) -> None:
     """1,100 idle connections once exhausted the descriptors: one core spun, with megabytes of tracebacks. 520 left no
     connection to /health and /metrics, and 600 that sent no body none for completions."""

@@ -27,6 +27,7 @@ from seqdefer.errors import OptionError
 from seqdefer.server import connections, serve
 from seqdefer.server.app import create_app
 from seqdefer.server.connections import RESERVED_CONNECTIONS
+from seqdefer.server.gateway import Gateway
 from seqdefer.server.http import ERROR_TYPES, Limits
 
 httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
@@ -133,6 +134,24 @@ def test_requests_beyond_the_limit_are_told_so() -> None:
         until(lambda: server.get("/v1/models").status_code == 200)
         assert metric(server, 'seqdefer_requests_total{path="/v1/models",status="503"}') >= 1
         check_healthy(server)
+
+
+def test_bodies_that_arrive_have_bounded_memory() -> None:
+    """One that holds most of it keeps out large ones, not small ones."""
+    limits = Limits(arriving_bytes=1000, connections=10, grace_seconds=0.5)
+    with running(toy_model(), limits=limits) as server, connect(server) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n" + b" " * 990)
+        gateway = server.app.middleware_stack
+        while not isinstance(gateway, Gateway):
+            gateway = gateway.app
+        until(lambda: gateway.n_arriving == 990)
+        body = json.dumps({"model": "toy", "prompt": "13"}).encode()
+        assert server.post(COMPLETIONS, body).status_code == 200
+        error = check_error(server.post(COMPLETIONS, body + b" " * 300), 503, "too many large requests are arriving")
+        assert error["code"] == "too_crowded"
+        client.close()
+        until(lambda: gateway.n_arriving == 0)
+        assert server.post(COMPLETIONS, body + b" " * 300).status_code == 200
 
 
 def test_oldest_idle_connection_gives_way() -> None:
