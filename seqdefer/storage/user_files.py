@@ -42,16 +42,18 @@ class SizeLimit:
 
     def __init__(self, name: str, max_mib: int, advice: str, variable: str = DATA_VARIABLE) -> None:
         self.max_mib, self.n_bytes = _set_limit(variable, max_mib), 0
+        self._max_bytes = self.max_mib * _MIB
         self._name, self._advice = name, f"{advice}, or allow more with {variable}=N"
 
     @property
     def most(self) -> int:
         """Bytes to read in order to see whether there are too many."""
-        return self.max_mib * _MIB - self.n_bytes + 1
+        return self._max_bytes - self.n_bytes + 1
 
     def count(self, n_bytes: int) -> None:
         self.n_bytes += n_bytes
-        check_size(self.n_bytes, self.max_mib, self._name, self._advice)
+        if self.n_bytes > self._max_bytes:
+            check_size(self.n_bytes, self.max_mib, self._name, self._advice)
 
 
 def _set_limit(variable: str, default: int) -> int:
@@ -103,7 +105,7 @@ def decode_rows(raws: Iterable[bytes]) -> Iterator[str]:
     """Decode lines, each in UTF-8 or else latin-1."""
     for raw in raws:
         try:
-            line = raw.decode("utf-8-sig")
+            line = raw.decode().removeprefix("\ufeff")  # four times as fast as utf-8-sig
         except UnicodeDecodeError:
             line = raw.decode("latin-1")
         # Lines of old systems end with a carriage return alone.
@@ -112,21 +114,20 @@ def decode_rows(raws: Iterable[bytes]) -> Iterator[str]:
 
 def _raw_lines(path: Path, limit: SizeLimit, advice: str = "") -> Iterator[tuple[int, bytes]]:
     number, max_line_mib = 0, _set_limit(LINE_VARIABLE, MAX_LINE_MIB)
+    most = max_line_mib * _MIB
     try:
         with path.open("rb") as file:
-            unpacked = _unpack(file, path.name)
-            while raw := unpacked.readline(max_line_mib * _MIB + 1):
+            readline = _unpack(file, path.name).readline
+            while raw := readline(most + 1):
                 number += 1
-                _check_line(len(raw), max_line_mib, f"{path.name}, line {number},")
+                if len(raw) > most:
+                    shorter = f"give shorter lines, or allow longer ones with {LINE_VARIABLE}=N"
+                    check_size(len(raw), max_line_mib, f"{path.name}, line {number},", shorter)
                 limit.count(len(raw))
                 yield number, raw
     except _READ_ERRORS as error:
         after = f" after line {number}" if number else ""
         raise DataError(f"cannot read {path}{after}: {_reason(error)}{advice}") from error
-
-
-def _check_line(n_bytes: int, max_mib: int, name: str) -> None:
-    check_size(n_bytes, max_mib, name, f"give shorter lines, or allow longer ones with {LINE_VARIABLE}=N")
 
 
 def _unpack(file: io.BufferedReader, name: str) -> io.BufferedReader | gzip.GzipFile:

@@ -209,6 +209,14 @@ def write_numbers(path: Path, n: int) -> Path:
     return path
 
 
+def test_inputs_that_unpack_to_more_than_the_limit(tmp_path: Path, capsys: Capture) -> None:
+    """A quarter of a megabyte of JSON once took six gigabytes: lists take twenty times their text."""
+    line = b'{"number": [' + b"[]," * 300_000 + b"[]]}\n"
+    (tmp_path / "own.jsonl.gz").write_bytes(gzip.compress(line * 40))
+    error = fails_with(capsys, "calibrate", tmp_path, "--data", tmp_path / "own.jsonl.gz")
+    assert "own.jsonl.gz is larger than 32 MiB; give fewer lines, or allow more with SEQDEFER_MAX_DATA_MIB=N" in error
+
+
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz", "own.ndjson"])
 def test_budgets_are_measured_printed_and_stored(name: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
     data = write_numbers(tmp_path / name, 50)

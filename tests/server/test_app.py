@@ -174,7 +174,7 @@ def test_scores_equal_decide_and_need_no_expert(method: str, monkeypatch: pytest
 
 def test_description_loads_nothing_from_other_sites(server: RunningServer) -> None:
     assert "/v1/deferral/score" in server.get("/openapi.json").json()["paths"]
-    assert server.get("/docs").status_code == 404
+    assert "://" not in server.get("/docs").text
     assert "access-control-allow-origin" not in server.get("/health", headers={"origin": "http://else.where"}).headers
 
 

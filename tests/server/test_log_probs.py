@@ -10,10 +10,12 @@ import torch
 from servers import (
     CHAT,
     COMPLETIONS,
+    IGNORE_BUDGETS,
     FaultyExpert,
     RunningServer,
     check_error,
     events_of,
+    inputs_of,
     running,
     toy_model,
     with_parts,
@@ -23,6 +25,7 @@ from seqdefer.interfaces import Served
 from seqdefer.server.log_probs import MIN_LOG_PROB, RowLogProbs
 from seqdefer.types import EXPERT, PREDICTOR
 
+pytestmark = IGNORE_BUDGETS
 MESSAGES = [{"role": "user", "content": "13"}]
 
 
@@ -60,6 +63,16 @@ def test_each_token_has_the_log_probability_of_its_author(
     # Decoding is greedy, so what an author writes is what it finds likeliest.
     best = [max(top.values()) for top in told.top_logprobs]
     assert told.token_logprobs == pytest.approx(best, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["OneTimeModel", "OneTimeCost"])
+def test_hand_offs_have_the_log_probabilities_of_their_authors(method: str) -> None:
+    model = toy_model(method)
+    with running(model) as server:
+        for prompt in inputs_of(4):
+            told = server.complete(prompt, 0.5, logprobs=1).choices[0].logprobs
+            assert told.token_logprobs == pytest.approx([max(top.values()) for top in told.top_logprobs])
+            assert told.authors == model.generate([prompt], 0.5).sources[0]
 
 
 def test_offsets_are_places_in_the_text(server: RunningServer) -> None:

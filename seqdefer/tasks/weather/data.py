@@ -192,9 +192,9 @@ def _rows(reader: Any, name: str) -> Iterator[list[str]]:
 def _parts(reader: Any, name: str, time: int, temperature: int, decimal: str) -> Iterator[_Rows]:
     part = _Rows()
     for row in _rows(reader, name):
-        cells = [row[place].strip()[:MAX_CELL] if place < len(row) else "" for place in (time, temperature)]
-        part.times.append(cells[0])
-        part.temperatures.append(cells[1].replace(decimal, "."))
+        n = len(row)
+        part.times.append(row[time].strip()[:MAX_CELL] if time < n else "")
+        part.temperatures.append(row[temperature][:MAX_CELL].replace(decimal, ".") if temperature < n else "")
         part.lines.append(reader.line_num)
         if len(part.lines) == ROWS_AT_ONCE:
             yield part
