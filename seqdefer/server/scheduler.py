@@ -5,8 +5,8 @@ one to finish, and under load the batch is full. The rest of the server runs in 
 `submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
 
 Requests that may ask a remote expert are batches of their own, with places of their own in the queue and in memory:
-while one waits for the expert, the thread serves others, and requests that need no expert wait for none. A shared batch
-takes a turn after every turn of such a batch.
+while one waits for the expert, the thread serves others, and requests that need no expert wait for none. The shared
+batch and the others get equal time.
 """
 
 from __future__ import annotations
@@ -172,17 +172,25 @@ class Scheduler:
     def _work(self) -> None:
         while self._wait_for_work():
             self._admit()
-            due = [batch for batch in self._batches if batch.is_due]
-            # The shared batch, and the one of the others that has waited longest.
-            for batch in ([self._shared] if self._shared in due else []) + [
-                one for one in due if one is not self._shared
-            ][:1]:
-                self._advance(batch)
-                if batch in self._batches:
-                    self._batches.remove(batch)
-                    self._batches.append(batch)
+            started = time.perf_counter()
+            if self._shared is not None:
+                self._advance(self._shared)
+            seconds = time.perf_counter() - started
+            self._advance_others(seconds)
         for batch in self._batches:
             batch.close()
+
+    def _advance_others(self, seconds: float) -> None:
+        """Give turns to batches of single requests, first to those that have waited longest: one at least, and more for
+        as long as the shared batch had. So neither kind takes more than half of the time that the other needs."""
+        end = time.perf_counter() + seconds
+        for batch in [one for one in self._batches if one is not self._shared and one.is_due]:
+            self._advance(batch)
+            if batch in self._batches:
+                self._batches.remove(batch)
+                self._batches.append(batch)
+            if self._shared is not None and time.perf_counter() > end:
+                return
 
     def _wait_for_work(self) -> bool:
         with self._changed:
