@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from seqdefer.budgets.rules import FINITE_LIMIT
@@ -92,12 +93,12 @@ class Scheduler:
     # -- called by the event loop ----------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, request: WriteRequest) -> Ticket:
         """Queue a request. Every ticket must be passed to `cancel` in the end."""
-        self._loop = asyncio.get_running_loop()
-        ticket = Ticket(request, self._loop)
+        ticket = Ticket(request, asyncio.get_running_loop())
         with self._changed:
             if self._is_stopping:
                 raise self._reject(shutting_down() if self.failure is None else models_died())
@@ -165,7 +166,8 @@ class Scheduler:
         log.critical("the thread that owns the models died; the server ends", exc_info=error)
         with self._changed:
             self.failure, self._is_stopping = error, True
-        if self._loop is not None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.abort, models_died)
             self._loop.call_soon_threadsafe(self.on_failure)
 
@@ -175,14 +177,13 @@ class Scheduler:
             started = time.perf_counter()
             if self._shared is not None:
                 self._advance(self._shared)
-            seconds = time.perf_counter() - started
-            self._advance_others(seconds)
+            self._advance_others(time.perf_counter() - started)
         for batch in self._batches:
             batch.close()
 
     def _advance_others(self, seconds: float) -> None:
-        """Give turns to batches of single requests, first to those that have waited longest: one at least, and more for
-        as long as the shared batch had. So neither kind takes more than half of the time that the other needs."""
+        """Give turns to batches of single requests, first to those that have waited longest: to one at least, and to
+        more for as long as the shared batch took."""
         end = time.perf_counter() + seconds
         for batch in [one for one in self._batches if one is not self._shared and one.is_due]:
             self._advance(batch)
@@ -280,8 +281,10 @@ class Scheduler:
                 if self.tracing is not None and turn is not None:
                     self.tracing.note([member.recipient.span for member in members if member.recipient.span], turn)
         except Exception as error:
+            gone = [recipient for recipient, _ in batch.refused]
             self._end(batch)
-            active = [member for member in members if member.is_active and not member.recipient.is_cancelled]
+            active = [one for one in members if one.is_active and one.recipient not in gone]
+            active = [one for one in active if not one.recipient.is_cancelled]
             if len(active) > 1:
                 # One request may have caused the error: run each alone, so that the others succeed.
                 log.warning("a batch of %d requests failed and is written one by one: %r", len(active), error)
