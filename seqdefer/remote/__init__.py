@@ -1,4 +1,4 @@
-"""Experts behind an OpenAI-compatible endpoint (`client`)."""
+"""Experts behind an OpenAI-compatible endpoint (`client`), and their API key (`keys`)."""
 
 from seqdefer.renames import names_moved
 

@@ -15,10 +15,8 @@ sent to one host alone, which the environment names too: the address may come fr
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import math
-import os
 import random
 import threading
 import time
@@ -31,11 +29,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from seqdefer.errors import OptionError, SeqdeferError, missing_extra
+from seqdefer.remote.keys import KEY_VARIABLE, hide_key, read_key
 
 if TYPE_CHECKING:
     import httpx
 
-KEY_VARIABLE, HOST_VARIABLE = "SEQDEFER_EXPERT_KEY", "SEQDEFER_EXPERT_HOST"
 TRANSIENT_STATUSES = (408, 409, 429)  # and all from 500 on
 MAX_RESPONSE_BYTES = 2**22
 BASE_RESPONSE_BYTES = 2**16  # of a response besides its tokens
@@ -284,42 +282,12 @@ class EndpointClient:
 
     def _quote(self, text: str) -> str:
         """Quote a server's message in one short line, without our key."""
-        key = os.environ.get(KEY_VARIABLE)
-        text = " ".join((text.replace(key, "***") if key else text).split())
+        text = " ".join(hide_key(text).split())
         return repr(text if len(text) <= MAX_QUOTED_LETTERS else f"{text[: MAX_QUOTED_LETTERS - 1]}…")
 
     def error(self, what: str, action: str) -> EndpointError:
         """Return an error that names the endpoint, what happened and what helps."""
         return EndpointError(f"{self.endpoint.url} {what}; {action}")
-
-
-def read_key(url: str) -> str:
-    """Return the key for the endpoint at `url`, "" if there is none. Raises OptionError if the key is not for its host.
-
-    A host is `host` or `host:port`, which means https unless it is this machine, or has its scheme before it."""
-    key, host = os.environ.get(KEY_VARIABLE, ""), os.environ.get(HOST_VARIABLE, "").strip().rstrip("/").lower()
-    if not (key.isascii() and key.isprintable()) or " " in key:  # the HTTP client would quote it in its error
-        raise OptionError(f"the key in {KEY_VARIABLE} has a space or a letter that no key has; remove it")
-    if not key:
-        return ""
-    parts = urlsplit(url.lower())
-    is_secret = parts.scheme == "https" or _is_this_machine(parts.hostname or "")
-    own = {f"{parts.scheme}://{parts.netloc}", *([parts.netloc] if is_secret else [])}
-    if host not in own:
-        named = f"{HOST_VARIABLE} is {host!r:.80}" if host else f"{HOST_VARIABLE} does not say where it may be sent"
-        raise OptionError(
-            f"{KEY_VARIABLE} has a key, but {named}, and the expert is at {url:.200}; if the key belongs there, set "
-            f"{HOST_VARIABLE}={min(own, key=len):.200}"
-        )
-    return key
-
-
-def _is_this_machine(host: str) -> bool:
-    """Tell whether a name or address is this machine's."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _decode_start(content: bytes) -> str:

@@ -5,8 +5,8 @@ one to finish, and under load the batch is full. The rest of the server runs in 
 `submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
 
 Requests that may ask a remote expert are batches of their own, with places of their own in the queue and in memory:
-while one waits for the expert, the thread serves others, and requests that need no expert wait for none. A shared batch
-takes a turn after every turn of such a batch.
+while one waits for the expert, the thread serves others, and requests that need no expert wait for none. The shared
+batch and the others get equal time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from seqdefer.budgets.rules import FINITE_LIMIT
@@ -92,12 +93,12 @@ class Scheduler:
     # -- called by the event loop ----------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, request: WriteRequest) -> Ticket:
         """Queue a request. Every ticket must be passed to `cancel` in the end."""
-        self._loop = asyncio.get_running_loop()
-        ticket = Ticket(request, self._loop)
+        ticket = Ticket(request, asyncio.get_running_loop())
         with self._changed:
             if self._is_stopping:
                 raise self._reject(shutting_down() if self.failure is None else models_died())
@@ -165,24 +166,32 @@ class Scheduler:
         log.critical("the thread that owns the models died; the server ends", exc_info=error)
         with self._changed:
             self.failure, self._is_stopping = error, True
-        if self._loop is not None:
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.abort, models_died)
             self._loop.call_soon_threadsafe(self.on_failure)
 
     def _work(self) -> None:
         while self._wait_for_work():
             self._admit()
-            due = [batch for batch in self._batches if batch.is_due]
-            # The shared batch, and the one of the others that has waited longest.
-            for batch in ([self._shared] if self._shared in due else []) + [
-                one for one in due if one is not self._shared
-            ][:1]:
-                self._advance(batch)
-                if batch in self._batches:
-                    self._batches.remove(batch)
-                    self._batches.append(batch)
+            started = time.perf_counter()
+            if self._shared is not None:
+                self._advance(self._shared)
+            self._advance_others(time.perf_counter() - started)
         for batch in self._batches:
             batch.close()
+
+    def _advance_others(self, seconds: float) -> None:
+        """Give turns to batches of single requests, first to those that have waited longest: to one at least, and to
+        more for as long as the shared batch took."""
+        end = time.perf_counter() + seconds
+        for batch in [one for one in self._batches if one is not self._shared and one.is_due]:
+            self._advance(batch)
+            if batch in self._batches:
+                self._batches.remove(batch)
+                self._batches.append(batch)
+            if self._shared is not None and time.perf_counter() > end:
+                return
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -272,8 +281,10 @@ class Scheduler:
                 if self.tracing is not None and turn is not None:
                     self.tracing.note([member.recipient.span for member in members if member.recipient.span], turn)
         except Exception as error:
+            gone = [recipient for recipient, _ in batch.refused]
             self._end(batch)
-            active = [member for member in members if member.is_active and not member.recipient.is_cancelled]
+            active = [one for one in members if one.is_active and one.recipient not in gone]
+            active = [one for one in active if not one.recipient.is_cancelled]
             if len(active) > 1:
                 # One request may have caused the error: run each alone, so that the others succeed.
                 log.warning("a batch of %d requests failed and is written one by one: %r", len(active), error)

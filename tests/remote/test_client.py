@@ -27,9 +27,8 @@ from labelling_toy import until
 
 from seqdefer.errors import MissingExtraError, OptionError
 from seqdefer.remote.client import (
-    HOST_VARIABLE,
-    KEY_VARIABLE,
     MAX_DELAY,
+    MAX_LETTERS_PER_TOKEN,
     MAX_RESPONSE_BYTES,
     MAX_RETRY_AFTER,
     Endpoint,
@@ -37,8 +36,8 @@ from seqdefer.remote.client import (
     EndpointCompletion,
     EndpointError,
     EndpointRequest,
-    read_key,
 )
+from seqdefer.remote.keys import HOST_VARIABLE, KEY_VARIABLE, read_key
 
 pytest.importorskip("httpx", reason="needs the extra 'remote'")
 
@@ -206,6 +205,11 @@ def test_a_request_follows_the_protocol(server: Misbehaving) -> None:
 def test_only_stop_means_finished(server: Misbehaving, reason: str | None, is_finished: bool) -> None:
     server.behaviours = [completion("x", reason)]
     assert ask(client(server)).is_finished is is_finished
+
+
+def test_a_text_is_cut_by_max_tokens(server: Misbehaving) -> None:
+    server.behaviours = [completion("word " * 10_000)]
+    assert ask(client(server)) == EndpointCompletion(("word " * 10_000)[: 5 * MAX_LETTERS_PER_TOKEN], is_finished=False)
 
 
 def test_completions_keep_the_order_of_requests(server: Misbehaving) -> None:
@@ -417,8 +421,8 @@ def test_a_huge_response_is_not_read(server: Misbehaving) -> None:
             handler.wfile.write(b" " * 2**16)  # fails when the client has left
             sent.append(2**16)
 
-    assert "sends more than 4 MiB" in refused(server, flood)
-    assert sum(sent) < 100 * MAX_RESPONSE_BYTES
+    assert "sends more than 70656 bytes for 5 tokens; check that it respects max_tokens" in refused(server, flood)
+    assert sum(sent) < 10 * MAX_RESPONSE_BYTES  # the system buffers some
 
 
 def test_compressed_responses_are_refused(server: Misbehaving) -> None:

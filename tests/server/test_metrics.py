@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from servers import COMPLETIONS, inputs_of, metric, running, toy_model, until
+import httpx
+import pytest
+from servers import (
+    COMPLETIONS,
+    FaultyExpert,
+    inputs_of,
+    metric,
+    running,
+    slow_model,
+    toy_model,
+    until,
+    with_parts,
+)
 
+import seqdefer
 from seqdefer.server.metrics import Metrics
 
 
@@ -26,6 +39,45 @@ def test_counts_equal_what_was_written() -> None:
         assert metric(server, 'seqdefer_request_seconds_bucket{le="+Inf",path="/v1/completions"}') == 7
         until(lambda: metric(server, "seqdefer_sequences_running") == 0)
         assert metric(server, "seqdefer_queue_length") == 0
+
+
+def test_times_and_shares_by_how_requests_ended() -> None:
+    def fail() -> None:
+        raise ConnectionError
+
+    model, inputs = toy_model(), inputs_of(4)
+    written = model.generate(inputs, 0.5)
+    expert = FaultyExpert(model.served.expert)
+    with running(with_parts(model, expert=expert)) as server:
+        for one in inputs:
+            server.complete(one, 0.5)
+        expert.fault = fail
+        server.complete("13", 1.0)
+        until(lambda: metric(server, "seqdefer_requests_degraded_total") == 1)
+        lengths = [len(text) for text in written.outputs]
+        for name in ("queue", "time_to_first_token"):
+            assert metric(server, f'seqdefer_{name}_seconds_count{{status="ok"}}') == 4
+            assert metric(server, f'seqdefer_{name}_seconds_count{{status="degraded"}}') == 1
+        assert metric(server, 'seqdefer_time_between_tokens_seconds_count{status="ok"}') <= sum(lengths) - 4
+        assert metric(server, 'seqdefer_expert_seconds_count{status="ok"}') > 0
+        assert metric(server, 'seqdefer_expert_seconds_count{status="error"}') == 1
+        assert metric(server, "seqdefer_budget_count") == metric(server, "seqdefer_share_count") == 5
+        assert metric(server, "seqdefer_budget_sum") == 4 * 0.5 + 1.0
+        shares = [row.count("expert") / len(row) for row in written.sources]
+        assert metric(server, "seqdefer_share_sum") == pytest.approx(sum(shares))
+        assert metric(server, "seqdefer_batch_size_count") > 0
+        assert "process_resident_memory_bytes" in server.get("/metrics").text
+        assert f'version="{seqdefer.__version__}"' in server.get("/metrics").text
+
+
+def test_clients_that_leave_are_cancelled() -> None:
+    model, slow = slow_model()
+    slow.gate.clear()
+    with running(model) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy", "prompt": "14"}, timeout=0.5)
+        slow.gate.set()
+        until(lambda: metric(server, 'seqdefer_queue_seconds_count{status="cancelled"}') == 1)
 
 
 def test_labels_are_escaped() -> None:

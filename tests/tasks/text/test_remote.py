@@ -31,7 +31,8 @@ from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftMLP
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.rejectors.token import LSTMRejector
-from seqdefer.remote.client import HOST_VARIABLE, KEY_VARIABLE, Endpoint, EndpointClient, EndpointCompletion
+from seqdefer.remote.client import Endpoint, EndpointClient, EndpointCompletion
+from seqdefer.remote.keys import HOST_VARIABLE, KEY_VARIABLE
 from seqdefer.tasks.text.codec import encode
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import MixedPair, TextPair
