@@ -212,7 +212,7 @@ def test_a_dead_thread_fails_what_is_open_and_what_comes(monkeypatch: pytest.Mon
         monkeypatch.setattr(server.scheduler, "_answer_refused", lambda batch: 1 / 0)
         bodies = [{"model": "toy@0.5", "prompt": one} for one in inputs_of(4)]
         responses = [pool.submit(server.post, COMPLETIONS, body) for body in bodies]
-        until(lambda: server.scheduler._batches and len(server.scheduler._queue) == 3)
+        until(lambda: len(server.scheduler._open) == 4 and server.scheduler._batches)
         started = time.monotonic()
         slow.gate.set()
         for response in responses:

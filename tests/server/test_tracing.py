@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,15 +16,21 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from seqdefer.engine.pace import Turn
 from seqdefer.errors import OptionError
 from seqdefer.server.tracing import VARIABLE, Tracing, tracing_from_environment
 
 
-def spans_of(model: Any, budget: float) -> list[Any]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
+def tracing_to(exporter: InMemorySpanExporter) -> Tracing:
+    provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider)
+
+
+def spans_of(model: Any, budget: float) -> list[Any]:
+    exporter = InMemorySpanExporter()
     with running(model) as server:
-        server.scheduler.tracing = Tracing(provider)
+        server.scheduler.tracing = tracing_to(exporter)
         response = server.post(COMPLETIONS, {"model": f"toy@{budget}", "prompt": "13"})
         assert response.status_code == 200
     return list(exporter.get_finished_spans())
@@ -42,11 +49,16 @@ def test_passes_are_children_of_their_request(method: str) -> None:
         assert request.start_time - slack <= span.start_time <= span.end_time <= request.end_time + slack
 
 
-def test_tokens_taken_back_are_events() -> None:
-    spans = spans_of(toy_model(), 1.0)
-    events = [event for span in spans if span.name == "seqdefer.expert" for event in span.events]
-    assert {event.name for event in events} == {"rollback"}
-    assert all(event.attributes["seqdefer.tokens"] > 0 for event in events)
+@pytest.mark.parametrize("written", [3, 5])
+def test_tokens_taken_back_are_events(written: int) -> None:
+    exporter = InMemorySpanExporter()
+    tracing = tracing_to(exporter)
+    turn = Turn(rows=2, steps=4, step_seconds=0.4, passes=1, chunks=2, pass_seconds=0.2, proposed=5, written=written)
+    tracing.note([tracing.begin(1)], replace(turn, seconds=0.7))
+    predictor, expert = exporter.get_finished_spans()
+    assert predictor.end_time == expert.start_time
+    assert expert.end_time - predictor.start_time == pytest.approx(0.6e9, rel=1e-6)
+    assert [event.attributes["seqdefer.tokens"] for event in expert.events] == ([2] if written == 3 else [])
 
 
 def test_a_request_without_deferral_has_no_expert() -> None:
