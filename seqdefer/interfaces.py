@@ -234,6 +234,7 @@ class Task(ABC):
     name: str
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
+    max_loss: float | None = None  # that sequence_loss can have; None where it has no limit
     token_rule: str = ""  # tells apart the ways in which a task may count token losses
     has_published_figures: bool = False  # whether the paper prints figures for this task with these options
     more_test_data: str = "give more test data"  # what a user can do where the test split is too small
