@@ -122,7 +122,7 @@ def guarantees_page(folder: Path) -> str:
     parts += [COVERAGE.format(**words, error=100 * (delta * (1 - delta) / draws) ** 0.5), _populations(study)]
     for share_of, what in WORDS.items():
         parts += [f"### {what[:1].upper()}{what[1:]}\n", _exceeds_table(study, share_of)]
-    parts += [_rest(study), PRICE]
+    parts += [_rest(study), PRICE, _envelope(study)]
     for share_of, what in WORDS.items():
         parts += [f"### {what[:1].upper()}{what[1:]}: points unspent\n", _price_table(study, share_of)]
     parts.append(
@@ -155,7 +155,7 @@ def _exceeds_table(study: Mapping[str, Any], share_of: str) -> str:
 
 def _price_table(study: Mapping[str, Any], share_of: str) -> str:
     rules = [*RULES, "hoeffding-bentkus"]
-    return _by_rule(study, share_of, rules, lambda row: f"{row['unspent']:.1f}", "points, budget")
+    return _by_rule(study, share_of, rules, lambda row: f"{round(row['unspent'], 1) + 0.0:.1f}", "points, budget")
 
 
 def _by_rule(study: Mapping[str, Any], share_of: str, rules: Sequence[str], cell: Any, heading: str) -> str:
@@ -192,9 +192,32 @@ def _rest(study: Mapping[str, Any]) -> str:
     )
 
 
+def _envelope(study: Mapping[str, Any]) -> str:
+    """Return a sentence about the place where the envelope costs most beside a confidence."""
+    costs = {
+        (row["subject"], row["share_of"], row["n"], row["budget"], row["rule"]): row["unspent"] for row in study["rows"]
+    }
+    cells = {key[:4] for key in costs}
+    subject, share_of, n, budget = max(
+        sorted(cells), key=lambda cell: costs[*cell, "expected"] - costs[*cell, "confident"]
+    )
+    expected, confident = (costs[subject, share_of, n, budget, rule] for rule in ("expected", "confident"))
+    if expected <= confident:
+        return ""
+    return (
+        "Where decisions change the prefix, `expected` is about the largest share at any higher threshold, which has\n"
+        f"a price of its own: on {subject}, n = {n:,}, budget {budget:g}, it left {expected:.1f} points, and "
+        f"`confident` {confident:.1f}.\n"
+    )
+
+
 def _over(row: Row) -> str:
     by = 100 * (row["mean"] - row["budget"])
-    return f"was above its budget by {by:.2f} points at most" if by > 0 else f"stayed {-by:.2f} points below it or more"
+    return (
+        f"was above its budget by {by:.2f} points at most"
+        if by > 0
+        else f"was always below its budget, by {-by:.2f} points at least"
+    )
 
 
 def rows_of(rows: Iterable[Row], rule: str) -> list[Row]:
