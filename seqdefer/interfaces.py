@@ -425,7 +425,7 @@ class TaskEntry:
     `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; `quick` and `paper` are
     expected. The fields become command-line options (`metadata={"help": ...}`). Options that keep data to report on
     have a method `without_test()` for `seqdefer fit`, which reports on nothing: the same options, all data for
-    learning.
+    learning. It is not called where a fit promises something: a guarantee rests on the test split.
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is stored in `folder` and found again there.
     `recipes` say how its rejectors are made, by name: `ours` and `published`. `quick_instances` test instances per seed
