@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.populations import SUBJECTS, Population, Subject, measure
 from seqdefer import __version__
 from seqdefer.budgets.promises import Confident, Expected, ShareOf
-from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule
+from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.budgets.spending import Spending
 from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import SeqdeferError, unknown
@@ -40,6 +41,7 @@ CONFIDENCE = 0.9
 DRAWS = 200
 RuleName = Literal["nearest", "expected", "confident", "hoeffding-bentkus"]
 SHARES: tuple[ShareOf, ...] = ("tokens", "inputs")
+Cell = tuple[ShareOf, RuleName, float]  # kind of share, rule, budget
 ROUNDING = 1e-9
 
 
@@ -69,9 +71,8 @@ def rules_for(share_of: ShareOf) -> dict[RuleName, BudgetRule]:
     }
 
 
-def share_at(spending: Spending, threshold: float, share_of: ShareOf, rows: Any = slice(None)) -> float:
-    """Return what a threshold spends on some inputs."""
-    setting = math.copysign(math.inf, threshold) if abs(threshold) >= FINITE_LIMIT else threshold
+def share_at(spending: Spending, setting: float, share_of: ShareOf, rows: Any = slice(None)) -> float:
+    """Return what a setting spends on some inputs."""
     seen = spending.at_setting(setting)
     deferred, written = seen.deferred[0][rows], seen.written[0][rows]
     return float(deferred.sum() / written.sum() if share_of == "tokens" else (deferred / written).mean())
@@ -87,26 +88,39 @@ def study(
     shares: Sequence[ShareOf] = SHARES,
 ) -> Iterator[CoverageRow]:
     """Yield the rows of one population."""
+    cells = [(share_of, rule, budget) for share_of in shares for rule in rules_for(share_of) for budget in budgets]
     for n in sizes:
-        drawn = [np.random.default_rng([n, draw]).integers(0, spending.inputs, n) for draw in range(draws)]
-        samples = [spending.select(rows) for rows in drawn]
-        rest = [np.setdiff1d(np.arange(spending.inputs), rows) for rows in drawn]
-        for share_of in shares:
-            for rule_name, rule in rules_for(share_of).items():
-                found = [rule.choose_all(sample, budgets) for sample in samples]
-                for place, budget in enumerate(budgets):
-                    thresholds = [settings[place].threshold for settings in found]
-                    spent = np.array([share_at(spending, one, share_of) for one in thresholds])
-                    pairs = [pair for pair in zip(thresholds, rest, strict=True) if len(pair[1]) >= n]
-                    others = np.array([share_at(spending, one, share_of, rows) for one, rows in pairs])
-                    yield CoverageRow(
-                        name, share_of, n, budget, rule_name,
-                        exceeds=float((spent > budget + ROUNDING).mean()),
-                        exceeds_rest=float((others > budget + ROUNDING).mean()) if len(others) == draws else None,
-                        mean=float(spent.mean()),
-                        error=float(spent.std() / math.sqrt(draws)),
-                        unspent=float(100 * (budget - spent.mean())),
-                    )  # fmt: skip
+        spent: dict[Cell, list[tuple[float, float]]] = {cell: [] for cell in cells}
+        for draw in range(draws):
+            rows = np.random.default_rng([n, draw]).integers(0, spending.inputs, n)
+            sample, rest = spending.select(rows), np.setdiff1d(np.arange(spending.inputs), rows)
+            for cell, found in spent.items():
+                found.append(_spent(spending, sample, cell, rest))
+        for (share_of, rule, budget), found in spent.items():
+            yield _row(name, share_of, n, budget, rule, np.array(found))
+
+
+def _spent(spending: Spending, sample: Spending, cell: Cell, rest: NDArray[np.int64]) -> tuple[float, float]:
+    """Return what the setting that a sample chooses spends on all inputs, and on the rest if it is as large."""
+    share_of, rule, budget = cell
+    setting = float(sample.settings[rules_for(share_of)[rule].place(sample, budget)])
+    others = share_at(spending, setting, share_of, rest) if len(rest) >= sample.inputs else math.nan
+    return share_at(spending, setting, share_of), others
+
+
+def _row(
+    name: str, share_of: ShareOf, n: int, budget: float, rule: RuleName, found: NDArray[np.float64]
+) -> CoverageRow:
+    spent, others = found.T
+    has_rest = bool(np.isfinite(others).all())
+    return CoverageRow(
+        name, share_of, n, budget, rule,
+        exceeds=float((spent > budget + ROUNDING).mean()),
+        exceeds_rest=float((others > budget + ROUNDING).mean()) if has_rest else None,
+        mean=float(spent.mean()),
+        error=float(spent.std() / math.sqrt(len(spent))),
+        unspent=float(100 * (budget - spent.mean())),
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

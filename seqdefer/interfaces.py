@@ -244,6 +244,7 @@ class Task(ABC):
     name: str
     spec: SequenceSpec
     loss_unit: str  # of sequence_loss, as tables and axes print it
+    max_loss: float | None = None  # that sequence_loss can have; None where it has no limit
     token_rule: str = ""  # tells apart the ways in which a task may count token losses
     has_published_figures: bool = False  # whether the paper prints figures for this task with these options
     more_test_data: str = "give more test data"  # what a user can do where the test split is too small
@@ -442,7 +443,7 @@ class TaskEntry:
     `presets` maps a preset's name to an instance of the task's own frozen dataclass of options; `quick` and `paper` are
     expected. The fields become command-line options (`metadata={"help": ...}`). Options that keep data to report on
     have a method `without_test()` for `seqdefer fit`, which reports on nothing: the same options, all data for
-    learning.
+    learning. It is not called where a fit promises something: a guarantee rests on the test split.
     `prepare(options, folder, device, meter)` returns the task ready to use; what takes long (training a predictor)
     shows a stage on the meter, is stored in `folder` and found again there.
     `recipes` say how its rejectors are made, by name: `ours` and `published`. `quick_instances` test instances per seed

@@ -21,11 +21,12 @@ from tests.test_docs import ROOT, python_blocks, run_blocks
 
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # data, not pages
-DRAWINGS = ("granularities", "curve", "decision-tree")
+DRAWINGS = ("coverage", "granularities", "curve", "decision-tree")
 PAGES_MADE = (
     "benchmarks.md",
     "commands.md",
     "fidelity.md",
+    "guarantees.md",
     "recipes.md",
     "results.md",
     "settings.md",

@@ -18,6 +18,7 @@ from unittest import mock
 
 from benchmarks_page import benchmarks_page
 from fidelity_page import fidelity_page
+from guarantees_page import coverage_figure, guarantees_page
 from pictures import PICTURES
 from recipes_page import recipes_page
 from settings_page import settings_page
@@ -81,11 +82,13 @@ GENERATED: dict[str, Callable[[], str]] = {
     "benchmarks.md": lambda: benchmarks_page(DOCS / "results"),
     "commands.md": commands_page,
     "fidelity.md": fidelity_page,
+    "guarantees.md": lambda: guarantees_page(DOCS / "results"),
     "recipes.md": recipes_page,
     "results.md": lambda: results_page(DOCS / "results"),
     "settings.md": settings_page,
     "speed.md": lambda: speed_page(DOCS / "results"),
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),
+    "images/coverage.svg": lambda: coverage_figure(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},
 }
 

@@ -71,10 +71,12 @@ def hoeffding_bentkus_p_values(means: Floats, n: int, budget: float) -> Floats:
     return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
 
 
-def betting_p_values(losses: Floats, budget: float | Floats, delta: float) -> Floats:
+def betting_p_values(losses: Floats, budget: float | Floats, delta: float, *, most: float = 1.0) -> Floats:
     """Return the same from the losses themselves, in an order that does not depend on them; the bets are made for a
-    test at `delta`. (T, n) -> (T,)"""
-    return np.asarray(np.exp(-_log_wealth(losses, budget, delta).max(-1).clip(min=0)))
+    test at `delta`, with stakes of at most `most`, which may be up to 1 / (1 - budget). (T, n) -> (T,)"""
+    with np.errstate(divide="ignore"):  # who bets all and loses has nothing left
+        wealth = np.log1p(stakes(losses, delta, most=most) * (budget - losses)).cumsum(-1)
+    return np.asarray(np.exp(-wealth.max(-1).clip(min=0)))
 
 
 def accepted_settings(passes: Booleans) -> int:
@@ -97,19 +99,14 @@ def betting_bounds(losses: Floats, delta: float) -> Floats:
     return _least(lambda budgets: betting_p_values(losses, budgets[:, None], delta) <= delta, len(losses))
 
 
-def stakes(losses: Floats, delta: float) -> Floats:
+def stakes(losses: Floats, delta: float, *, most: float = 1.0) -> Floats:
     """Return what is bet at each input, from the losses before it. (T, n)"""
     n = losses.shape[-1]
     counts = np.arange(2, n + 2)
     means = (0.5 + losses.cumsum(-1)) / counts
     variances = (0.25 + ((losses - means) ** 2).cumsum(-1)) / counts
     before = np.concatenate([np.full_like(losses[..., :1], 0.25), variances[..., :-1]], -1)
-    return np.asarray(np.minimum(1.0, np.sqrt(2 * math.log(1 / delta) / (n * before))))
-
-
-def _log_wealth(losses: Floats, budget: float | Floats, delta: float) -> Floats:
-    with np.errstate(divide="ignore"):  # who bets all and loses has nothing left
-        return np.asarray(np.log1p(stakes(losses, delta) * (budget - losses)).cumsum(-1))
+    return np.asarray(np.minimum(most, np.sqrt(2 * math.log(1 / delta) / (n * before))))
 
 
 def _coin_divergence(a: Floats, b: float) -> Floats:

@@ -62,7 +62,7 @@ class BudgetRule(ABC):
         seen = spending.at(places)
         shares = realised_shares(seen.deferred, seen.written)
         return tuple(
-            Setting(budget, _to_finite(spending.settings[place]), *map(float, found))
+            Setting(budget, to_finite(spending.settings[place]), *map(float, found))
             for budget, place, *found in zip(budgets, places, *shares, strict=True)
         )
 
@@ -100,7 +100,8 @@ def realised_shares(deferred: Floats, written: Floats) -> tuple[Floats, Floats, 
     return shares, np.minimum(low, shares), np.maximum(high, shares)  # of very few inputs it could lie outside
 
 
-def _to_finite(setting: float) -> float:
+def to_finite(setting: float) -> float:
+    """Return a setting as JSON can hold it."""
     return max(-FINITE_LIMIT, min(FINITE_LIMIT, float(setting)))
 
 

@@ -56,6 +56,11 @@ class Spending(ABC):
     def inputs(self) -> int:
         """The inputs that are counted."""
 
+    @property
+    @abstractmethod
+    def expert_loss(self) -> Floats:
+        """The loss of each input if the expert writes all of it. (n,)"""
+
     @abstractmethod
     def at(self, places: Sequence[int]) -> Outcomes:
         """Return the outcomes of each input at some of the settings."""
@@ -115,6 +120,10 @@ class TokenSpending(Spending):
     def counts(self) -> tuple[Floats, Floats]:
         return self._outcomes.deferred, self._outcomes.written
 
+    @property
+    def expert_loss(self) -> Floats:
+        return np.asarray(self._outcomes.loss[-1])
+
     def select(self, rows: Integers) -> TokenSpending:
         sweep, places = self.sweep, torch.from_numpy(rows)
         columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
@@ -133,6 +142,14 @@ class HandOffSpending(Spending):
         if (self._deferred < 0).any():
             raise DataError("some hand-offs of the grid were not labelled; label them, or choose from those that were")
         self._written = np.minimum(scored.grid, scored.lengths[:, None]) + self._deferred
+
+    @property
+    def expert_loss(self) -> Floats:
+        if self.scored.grid[0] != 0:
+            raise OptionError(
+                f"the first hand-off is after {self.scored.grid[0]} tokens; the expert alone needs one at 0"
+            )
+        return np.asarray(self._loss[:, 0])
 
     @cached_property
     def _path(self) -> HandOffPath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shlex
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from seqdefer.budgets.rules import Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.model.fitting import QualityRequest
 
 MAX_INPUTS_MIB = 32  # of the files that calibrate reads; JSON takes 20 times as much memory when it is parsed
 FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
@@ -51,7 +53,8 @@ def fit(arguments: list[str]) -> int:
         "method": chosen.method,
         "device": chosen.device,
         "labelling": chosen_executor(chosen),
-        "rule": chosen_rule(chosen),
+        "rule": chosen_rule(chosen, with_quality=chosen.within is not None),
+        "quality": _chosen_quality(chosen),
     }
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
@@ -59,6 +62,8 @@ def fit(arguments: list[str]) -> int:
     assert model.calibration is not None
     assert model.pairing is not None
     name, inputs = shlex.quote(str(folder)), model.calibration.inputs
+    if model.quality is not None:
+        print(f"\n{model.quality.in_words()}", file=sys.stderr)
     print(f"\nfitted by the recipe {model.pairing.recipe}", file=sys.stderr)
     if inputs < FEW_INPUTS:
         more = f"more inputs make them more precise: seqdefer calibrate {name} --data FILE"
@@ -67,6 +72,14 @@ def fit(arguments: list[str]) -> int:
     print(f"\nuse it: seqdefer generate {name} {hint} --budget {DEFAULT_BUDGET}", file=sys.stderr)
     print(f"or: seqdefer serve {name}", file=sys.stderr)
     return 0
+
+
+def _chosen_quality(chosen: argparse.Namespace) -> QualityRequest | None:
+    from seqdefer.model.fitting import QualityRequest
+
+    if chosen.within is None:
+        return None
+    return QualityRequest(chosen.within, **({} if chosen.confidence is None else {"confidence": chosen.confidence}))
 
 
 def _fit_parser(entry: TaskEntry) -> Parser:
@@ -83,6 +96,11 @@ def _fit_parser(entry: TaskEntry) -> Parser:
     words = f"{', '.join(fittable_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
     parser.add_argument("--method", metavar="NAME", help=words)
     add_guarantee(parser, "no promise; with one, test data is kept apart for it")
+    words = (
+        "also find the setting that spends the least and whose expected loss is at most X above the expert's, with "
+        "--confidence; for tasks whose loss has an upper limit (none)"
+    )
+    parser.add_argument("--within", type=float, metavar="X", help=words)
     add_learning(parser, entry)
     add_executor(parser, store="work/labels, in the folder of --out")
     add_task_options(parser, entry)
@@ -124,7 +142,7 @@ def calibrate(arguments: list[str]) -> int:
             examples = model.served.codec.encode(inputs[chosen.data])
             with meter.stage("calibrate budgets", len(examples)) as advance:
                 if isinstance(rule, PromisingRule):
-                    model.promise_on(model.calibration_data(examples), rule, progress=advance)
+                    model.promise(model.spending_on(model.calibration_data(examples), progress=advance), rule)
                 else:
                     model.calibrate_on(examples, progress=advance)
             with meter.stage("time budgets", len(TIMED_BUDGETS)) as advance:
@@ -167,6 +185,8 @@ def _print_calibration(model: DeferringModel, *, as_json: bool) -> None:
         more = {} if timing is None else {"timing": to_plain(timing)}
         if found.promise is not None:
             more["promise"] = dataclasses.asdict(found.promise)
+        if model.quality is not None:
+            more["quality"] = to_plain(model.quality)
         print(json.dumps({"inputs": found.inputs, "budgets": budgets, **more}, allow_nan=False))
         return
     Console().print(calibration_table(found))

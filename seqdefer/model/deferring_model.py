@@ -13,6 +13,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +22,14 @@ import torch
 
 from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
 from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule
+from seqdefer.budgets.quality import QualityPromise, promise_quality
 from seqdefer.budgets.rules import BudgetRule, Setting, realised_shares
+from seqdefer.budgets.spending import Spending
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, Task
 from seqdefer.labels.labelled import CalibrationData, LabelledData
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.deferral import UnjudgedTask, deferral_of
+from seqdefer.methods.deferral import UnjudgedTask, deferral_of, n_set_aside
 from seqdefer.methods.plans import BATCH_SIZE, Plan, PlanResult
 from seqdefer.methods.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.model.folders import (
@@ -34,6 +37,7 @@ from seqdefer.model.folders import (
     CURVE_FILE,
     INPUTS_FILE,
     PAIRING_FILE,
+    QUALITY_FILE,
     REJECTOR_FOLDER,
     TIMING_FILE,
     LearnedFrom,
@@ -43,6 +47,7 @@ from seqdefer.model.folders import (
     read_curve,
     read_learned_from,
     read_pairing,
+    read_quality,
     read_timing,
     update_digests,
     write_pairing,
@@ -74,10 +79,11 @@ class DeferringModel:
         curve: LossCurve | None = None,
         timing: Timing | None = None,
         learned_from: LearnedFrom | None = None,
+        quality: QualityPromise | None = None,
     ) -> None:
         _check(served, rejector)
         self.served, self.rejector, self.calibration, self.pairing = served, rejector, calibration, pairing
-        self.curve, self.timing, self.learned_from = curve, timing, learned_from
+        self.curve, self.timing, self.learned_from, self.quality = curve, timing, learned_from, quality
         self.deferral = deferral_of(rejector)
 
     @property
@@ -104,7 +110,8 @@ class DeferringModel:
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)
         calibration = read_calibration(folder, rejector) if budgets else None
         curve, timing = read_curve(folder, rejector), read_timing(folder, rejector)
-        return cls(served, rejector, calibration, pairing, curve, timing, read_learned_from(folder, rejector))
+        learned_from, quality = read_learned_from(folder, rejector), read_quality(folder, rejector)
+        return cls(served, rejector, calibration, pairing, curve, timing, learned_from, quality)
 
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write the folder, deferral.json last: where it exists, the rest is complete."""
@@ -112,14 +119,14 @@ class DeferringModel:
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
         # Or new weights could stand beside old records.
-        for name in (PAIRING_FILE, CALIBRATION_FILE, CURVE_FILE, TIMING_FILE, INPUTS_FILE):
+        records = {CURVE_FILE: self.curve, INPUTS_FILE: self.learned_from, QUALITY_FILE: self.quality}
+        for name in (PAIRING_FILE, CALIBRATION_FILE, TIMING_FILE, *records):
             (folder / name).unlink(missing_ok=True)
         self.rejector.save_pretrained(folder / REJECTOR_FOLDER)
         self.save_calibration(folder)
-        if self.curve is not None:
-            write_json(folder / CURVE_FILE, to_plain(self.curve))
-        if self.learned_from is not None:
-            write_json(folder / INPUTS_FILE, to_plain(self.learned_from))
+        for name, record in records.items():
+            if record is not None:
+                write_json(folder / name, to_plain(record))
         write_pairing(folder, self.pairing)
         return folder
 
@@ -148,7 +155,7 @@ class DeferringModel:
         `seqdefer.budgets.promises`. It needs inputs that the rejector was not fitted on."""
         rule, examples = budget_rule(guarantee, confidence=confidence, share_of=share_of), self._encode(inputs)
         if isinstance(rule, PromisingRule):
-            return self.promise_on(self.calibration_data(examples), rule, progress=progress)
+            return self.promise(self.spending_on(self.calibration_data(examples), progress=progress), rule)
         return self.calibrate_on(examples, progress=progress)
 
     def calibration_data(self, examples: Examples) -> CalibrationData:
@@ -160,16 +167,27 @@ class DeferringModel:
             )
         return CalibrationData.of(examples, () if self.learned_from is None else self.learned_from.inputs)
 
-    def promise_on(
-        self, data: CalibrationData, rule: PromisingRule, *, progress: Progress = lambda _: None
-    ) -> Calibration:
-        """Calibrate with a guarantee."""
+    def spending_on(
+        self, data: CalibrationData, *, judge: Task | None = None, progress: Progress = lambda _: None
+    ) -> Spending:
+        """Tell what every setting does to inputs that a guarantee may rest on, with losses where their task judges."""
         require_inputs(data.examples)
-        spending = self.deferral.spending(
-            UnjudgedTask(self.served), data.examples, progress=progress, set_aside=True
-        )  # fmt: skip
+        judge = judge or UnjudgedTask(self.served)
+        return self.deferral.spending(judge, data.examples, progress=progress, set_aside=True)
+
+    def promise(self, spending: Spending, rule: PromisingRule) -> Calibration:
+        """Calibrate with a guarantee, from `spending_on`."""
         self.calibration = calibrate(spending, inputs=spending.inputs, rejector=self.rejector.fingerprint, rule=rule)
         return self.calibration
+
+    def promise_quality(self, spending: Spending, judge: Task, *, within: float, confidence: float) -> QualityPromise:
+        """Find the least share that loses at most `within` more than the expert, from `spending_on` with the judge."""
+        limit, aside = require_limit(judge), n_set_aside(spending.inputs)
+        found = promise_quality(
+            spending, within=within, max_loss=limit, confidence=confidence, set_aside=aside
+        )  # fmt: skip
+        self.quality = replace(found, unit=judge.loss_unit, rejector=self.rejector.fingerprint)
+        return self.quality
 
     def require_promise(self, rule: BudgetRule) -> None:
         """Raise where the calibration does not promise what a rule would."""
@@ -317,6 +335,16 @@ class DeferringModel:
     def _outputs(self, sequences: Sequences) -> list[Any]:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         return [self.served.codec.decode(tokens[:length]) for tokens, length in rows]
+
+
+def require_limit(judge: Task) -> float:
+    """Return the largest loss of a task, or raise where it has none."""
+    if judge.max_loss is None:
+        raise OptionError(
+            f"the loss of task {judge.name!r} ({judge.loss_unit}) has no upper limit, so nothing can be promised about "
+            "its expectation; promise what is spent instead: --guarantee"
+        )
+    return judge.max_loss
 
 
 def require_inputs(examples: Examples) -> None:

@@ -8,13 +8,14 @@ deferral.json is there.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from seqdefer.budgets.promises import PromisingRule
+from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, PromisingRule, check_confidence
+from seqdefer.budgets.quality import check_within
 from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
@@ -26,7 +27,7 @@ from seqdefer.labels.label_store import open_labels
 from seqdefer.labels.labelled import input_names
 from seqdefer.methods.registry import get_method, preferred_methods, require_applicable, require_fittable
 from seqdefer.methods.timing import TIMED_BUDGETS
-from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.deferring_model import DeferringModel, require_limit
 from seqdefer.model.folders import WORK_FOLDER, LearnedFrom, pairing_of
 from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.recipes import recipe_in_words
@@ -43,6 +44,18 @@ class HasTestData(Protocol):
         """Return the same options, all data for learning."""
 
 
+@dataclass(frozen=True)
+class QualityRequest:
+    """A quality to promise: an expected loss of at most `within` above the expert's, with a confidence."""
+
+    within: float
+    confidence: float = DEFAULT_CONFIDENCE
+
+    def __post_init__(self) -> None:
+        check_within(self.within)
+        check_confidence(self.confidence)
+
+
 def fit_model(
     entry: TaskEntry,
     options: Any,
@@ -54,16 +67,20 @@ def fit_model(
     meter: Meter | None = None,
     labelling: ExecutorSettings | None = None,
     rule: BudgetRule = NEAREST,
+    quality: QualityRequest | None = None,
 ) -> DeferringModel:
     """Fit, calibrate and save. `method` is by default the first of `preferred_methods`. Nothing is reported on, so all
-    data is for learning; except for a rule with a guarantee, which rests on the test split."""
+    data is for learning; except for guarantees, which rest on the test split: of what is spent, or of quality."""
     require_served(entry)
     if method is not None:
         require_fittable(method)
-    if isinstance(options, HasTestData) and not isinstance(rule, PromisingRule):
+    promises = isinstance(rule, PromisingRule) or quality is not None
+    if isinstance(options, HasTestData) and not promises:
         options = options.without_test()
     clock, work = Clock(meter or Silent()), folder / WORK_FOLDER
     task = entry.prepare(options, work, choose_device(device), clock)
+    if quality is not None:
+        require_limit(task)
     method = method or preferred_methods(task)[0]
     require_applicable(task, [method])
     labels = open_labels(labelling or ExecutorSettings(), entry, options, task, work, device)
@@ -84,10 +101,14 @@ def fit_model(
         model.calibrate_on(validation.examples, judge=task, labelled=labelled, trees=trees, progress=advance)
     names = [name for part in (splits.train, validation) for name in input_names(part.examples)]
     model.learned_from = LearnedFrom(tuple(names), rejector.fingerprint)
-    if isinstance(rule, PromisingRule):
+    if promises:
         data = model.calibration_data(unseen_inputs(task, names))
-        with clock.stage("promise budgets", len(data.examples)) as advance:
-            model.promise_on(data, rule, progress=advance)
+        with clock.stage("promise", len(data.examples)) as advance:
+            spending = model.spending_on(data, judge=task, progress=advance)
+        if isinstance(rule, PromisingRule):
+            model.promise(spending, rule)
+        if quality is not None:
+            model.promise_quality(spending, task, within=quality.within, confidence=quality.confidence)
     with clock.stage("time budgets", len(TIMED_BUDGETS)) as advance:
         model.time(validation.examples, progress=advance)
     model.save_pretrained(folder)

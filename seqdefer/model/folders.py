@@ -5,6 +5,7 @@ rejector/          the checkpoint
 calibration.json   a setting for every budget
 curve.json         what the budgets bought on validation data; only where `seqdefer fit` made the folder
 timing.json        what the budgets took on the machine that measured them
+quality.json       the setting that a fit promised a quality for, where it was asked to
 learned_from.json  names of the inputs that the rejector was fitted on: no guarantee may rest on these
 work/              labels, and the models of tasks that train their own
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served
@@ -32,11 +34,12 @@ from seqdefer.storage.records import read_record, to_plain
 
 PAIRING_FILE, CALIBRATION_FILE = "deferral.json", "calibration.json"
 CURVE_FILE, TIMING_FILE, INPUTS_FILE = "curve.json", "timing.json", "learned_from.json"
+QUALITY_FILE = "quality.json"
 DIGESTS = "digests"  # a field of deferral.json: SHA-256 by name; no two machines take the same time
-DIGESTED_FILES = (CALIBRATION_FILE, CURVE_FILE, INPUTS_FILE)
+DIGESTED_FILES = (CALIBRATION_FILE, CURVE_FILE, INPUTS_FILE, QUALITY_FILE)
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
 Record = TypeVar("Record")
-OwnRecord = TypeVar("OwnRecord", LossCurve, Timing, "LearnedFrom")
+OwnRecord = TypeVar("OwnRecord", LossCurve, Timing, "LearnedFrom", QualityPromise)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,11 @@ def read_timing(folder: Path, rejector: SavedRejector) -> Timing | None:
 def read_learned_from(folder: Path, rejector: SavedRejector) -> LearnedFrom | None:
     """Read learned_from.json; None without one. That of another rejector is refused."""
     return _read_own(LearnedFrom, folder / INPUTS_FILE, rejector)
+
+
+def read_quality(folder: Path, rejector: SavedRejector) -> QualityPromise | None:
+    """Read quality.json; None without one. That of another rejector is refused."""
+    return _read_own(QualityPromise, folder / QUALITY_FILE, rejector)
 
 
 def _read_own(kind: type[OwnRecord], path: Path, rejector: SavedRejector) -> OwnRecord | None:

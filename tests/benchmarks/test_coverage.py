@@ -59,7 +59,7 @@ def test_rows_count_shares_of_the_population() -> None:
     assert share_at(spending, threshold, "inputs") == pytest.approx((seen.deferred / seen.written).mean())
     some = np.array([3, 5])
     assert share_at(spending, threshold, "tokens", some) == seen.deferred[0, some].sum() / seen.written[0, some].sum()
-    assert share_at(spending, 1e90, "tokens") == 0
+    assert share_at(spending, math.inf, "tokens") == 0
 
 
 @pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeModel", "OneTimeCost"])

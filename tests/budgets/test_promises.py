@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy_pair import METHODS, Toy, numbers
 
+from seqdefer.budgets import promises
 from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.guarantees import betting_p_values, token_losses
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
@@ -92,7 +93,10 @@ def plain_place(rule: PromisingRule, spending: Spending, budget: float) -> int:
 
 @each_rule
 @pytest.mark.parametrize("make", [whole, by_token])
-def test_places_are_those_of_testing_one_by_one(rule: PromisingRule, make: Any) -> None:
+def test_places_are_those_of_testing_one_by_one(
+    rule: PromisingRule, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promises, "SETTINGS_AT_ONCE", 7)
     spending = make(150, seed=1)
     for budget in (0.01, 0.1, 0.3, 0.7):
         assert rule.place(spending, budget) == plain_place(rule, spending, budget)

@@ -26,7 +26,7 @@ from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.labels import exploration, hand_offs
 from seqdefer.methods.registry import all_methods
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.fitting import fit_model, served_of
+from seqdefer.model.fitting import QualityRequest, fit_model, served_of
 from seqdefer.registry import load_task
 from seqdefer.rejectors.checkpoints import load_rejector
 
@@ -298,3 +298,20 @@ def test_gzip_and_other_fields(place: Path, tmp_path: Path) -> None:
     model = DeferringModel.from_pretrained(folder, device="cpu")
     assert model.calibration is not None
     assert model.calibration.inputs == 12
+
+
+def test_a_quality_is_promised_on_documents_kept_apart(place: Path, tmp_path: Path) -> None:
+    folder = fitted(place, tmp_path / "model", "--method", "TokenwiseScore", "--within", "90", "--confidence", "0.6")
+    model = DeferringModel.from_pretrained(folder, device="cpu")
+    found = model.quality
+    assert found is not None
+    assert (found.within, found.confidence, found.unit) == (90.0, 0.6, "100 x (1 - ROUGE-1 on token ids)")
+    assert found.loss <= found.expert_loss + 90
+    assert model.calibration is not None
+    assert model.calibration.promise is None
+    assert model.learned_from is not None
+    assert found.inputs < len(model.learned_from.inputs)
+    written = model.generate(TEXTS, threshold=found.threshold)
+    assert 0 <= written.share < 1
+    with pytest.raises(OptionError, match=r"within is 0\.0"):
+        QualityRequest(0.0)

@@ -65,6 +65,7 @@ class TextTask(Task):
         self.predictor, self.expert = pair.predictor, pair.expert
         self.token_rule = options.token_loss
         self.has_published_figures = options.length == 20  # areas under curves of other lengths do not compare
+        self.max_loss = 100.0
         self.loss_unit = f"100 x (1 - ROUGE-1{' on token ids' if options.rouge == 'ids' else ''})"
         self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.tokenizer = pair.predictor.model.tokenizer

@@ -479,3 +479,12 @@ def test_a_fit_with_a_guarantee_promises_on_words_that_it_has_not_seen(
         cli.main(["serve", str(folder), "--guarantee", "confident", "--device", "cpu", "--quiet", "--port", "0"]) == 2
     )
     assert "has another guarantee: in expectation" in capsys.readouterr().err
+
+
+def test_no_quality_is_promised_where_losses_have_no_limit(
+    dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--predictor-hidden", "6", "--predictor-epochs", "1", "--expert-hidden", "6", "--expert-epochs", "1"]
+    command = ["fit", "pronounce", "--data", str(dictionary), *sizes, "--device", "cpu", "--quiet"]
+    assert cli.main([*command, "--out", str(tmp_path / "model"), "--within", "1"]) == 2
+    assert "the loss of task 'pronounce' (phoneme error rate (%)) has no upper limit" in capsys.readouterr().err
