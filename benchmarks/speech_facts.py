@@ -1,17 +1,17 @@
 """What each input of a speech rejector is worth: TokenwiseModel fitted without it, on the same labels.
 
-    python -m benchmarks.speech_facts --predictor models/tiny --expert models/small --train fit --test test --out facts.json
+    python -m benchmarks.speech_facts models/tiny models/small fit/manifest.jsonl test/manifest.jsonl --out facts.json
 
-Labels are made once, with facts and states; what a variant does not see is set to zero. `--part 1/4` takes every fourth
-variant, for several processes that share `--folder`; `--label` only makes the labels.
+The labels hold states and facts, and are made once; what a variant does not see is set to zero. A row is five fits:
+seeds set initial weights, batches and the 100 test clips. Several processes share the work if each takes a part
+(`--part 1/4` to `--part 4/4`) with the same `--folder`, after `--label` has made the labels.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqdefer import __version__
 from seqdefer.environment import choose_device, machine
-from seqdefer.evaluation.curves import Ends, Run, curve_of, improvement, random_curve
+from seqdefer.evaluation.curves import Ends, curve_of, improvement, random_curve
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import experiment_settings
-from seqdefer.hyperparameters import Input
+from seqdefer.hyperparameters import INPUTS, Input
 from seqdefer.labels.labelled import LabelledData
 from seqdefer.methods import tokenwise_model
 from seqdefer.methods.base import FitContext
@@ -38,7 +39,7 @@ from seqdefer.types import Proposal
 CLIP_FACTS = 5  # of `SpeechFacts.of_inputs`, the last columns of the context
 SOUND = ("sharpness", "spread", "place", "level")
 WORD = ("rarity", "begins_word", "is_digit", "is_capital", "is_end", "repeats")
-ALL: tuple[Input, ...] = ("states", "confidence", "entropy")
+UNCERTAINTY = "uncertainty, nothing learned"
 
 
 @dataclass(frozen=True)
@@ -49,37 +50,37 @@ class Variant:
     facts: tuple[str, ...] = tuple(FACTS)
     clip: bool = True
     states: bool = False
-    inputs: tuple[Input, ...] = ALL
+    inputs: tuple[Input, ...] = INPUTS
+
+    @classmethod
+    def without(cls, *names: str) -> Variant:
+        return cls(tuple(one for one in FACTS if one not in names))
 
 
-def variants() -> dict[str, Variant]:
-    """Return what is compared, by name; the first is what the recipe shows."""
-    without = {f"without {name}": Variant(tuple(one for one in FACTS if one != name)) for name in FACTS}
-    return {
-        "all facts": Variant(),
-        "states alone": Variant((), False, True, ("states",)),
-        "facts and states": Variant(states=True),
-        "confidence and entropy alone": Variant((), False, False),
-        "without confidence": Variant(inputs=("states", "entropy")),
-        "without entropy": Variant(inputs=("states", "confidence")),
-        "without facts about the clip": Variant(clip=False),
-        "without facts about the sound": Variant(tuple(one for one in FACTS if one not in SOUND)),
-        "without facts about the word": Variant(tuple(one for one in FACTS if one not in WORD)),
-        **without,
-    }
+VARIANTS: dict[str, Variant | None] = {
+    "all facts": Variant(),
+    UNCERTAINTY: None,
+    "confidence and entropy": Variant((), clip=False),
+    "states": Variant((), clip=False, states=True, inputs=("states",)),
+    "states and all facts": Variant(states=True),
+    "without confidence": Variant(inputs=("states", "entropy")),
+    "without entropy": Variant(inputs=("states", "confidence")),
+    "without facts about the clip": Variant(clip=False),
+    "without facts about the sound": Variant.without(*SOUND),
+    "without facts about the word": Variant.without(*WORD),
+    **{f"without {name}": Variant.without(name) for name in FACTS},
+}
 
 
-class _PartlyShown:
-    """Decision trees whose proposals and contexts hide some columns."""
+class PartlyShown:
+    """Decision trees that show some columns of proposals and contexts, and zeros elsewhere."""
 
     def __init__(self, trees: Any, variant: Variant) -> None:
-        self._trees = trees
-        n_states = trees.nodes.features.shape[1] - len(FACTS)
-        is_seen = [variant.states] * n_states + [name in variant.facts for name in FACTS]
-        self._seen = torch.tensor(is_seen, device=trees.nodes.features.device)
-        n_context = trees.context.shape[1] - CLIP_FACTS
-        seen = torch.tensor([variant.states] * n_context + [variant.clip] * CLIP_FACTS, device=trees.context.device)
-        self.context = trees.context * seen
+        n_states, n_context = trees.nodes.features.shape[1] - len(FACTS), trees.context.shape[1] - CLIP_FACTS
+        shown = [variant.states] * n_states + [name in variant.facts for name in FACTS]
+        in_context = [variant.states] * n_context + [variant.clip] * CLIP_FACTS
+        self._trees, self._shown = trees, torch.tensor(shown, device=trees.device)
+        self.context = trees.context * torch.tensor(in_context, device=trees.device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trees, name)
@@ -89,72 +90,80 @@ class _PartlyShown:
 
     def proposal(self, nodes: Tensor) -> Proposal:
         proposal: Proposal = self._trees.proposal(nodes)
-        return replace(proposal, features=proposal.features * self._seen)
+        return replace(proposal, features=proposal.features * self._shown)
 
 
-def shown(part: Any, variant: Variant) -> Any:
-    """Return labelled data of which rejectors see a part."""
-    make: Callable[[Any], Any] = lambda kind: _PartlyShown(part.trees_of(kind), variant)  # noqa: E731
-    return type(part)(part.examples, part.draft, part.table, make)
+def show(part: Any, variant: Variant) -> Any:
+    """Return labelled data of which rejectors see what a variant does."""
+    return type(part)(
+        part.examples, part.draft, part.table, lambda kind: PartlyShown(part.trees_of(kind), variant)
+    )  # fmt: skip
 
 
-def measure(experiment: Experiment, variant: Variant | None, seed: int) -> float:
-    """Return the % over Random of a variant on a seed's test clips; of plain confidence for None."""
-    splits = experiment.splits
+def gain(experiment: Experiment, variant: Variant | None, seed: int) -> float:
+    """Return the % over Random of a variant on the test clips of a seed."""
+    splits, rows = experiment.splits, experiment.splits.rows(seed)
+    rejector: Any = Confidence("uncertainty")
     test: LabelledData = splits.test
-    rows = splits.rows(seed)
-    if variant is None:
-        rejector: Any = Confidence("uncertainty")
-    else:
+    if variant is not None:
         settings = replace(experiment.settings, token=replace(experiment.settings.token, inputs=variant.inputs))
-        train, validation, test = (shown(part, variant) for part in (splits.train, splits.validation, splits.test))
+        train, validation, test = (show(part, variant) for part in (splits.train, splits.validation, splits.test))
         context = FitContext(experiment.task, settings, experiment.grid, train, validation, seed)
         rejector = tokenwise_model.fit(context).run(lambda _: None)[0]
-    run = Run(Ends.of(test.table.select(rows)), {"it": deferral_of(rejector).sweep(test, rows)})
-    return improvement(curve_of(run.sweeps["it"], run.ends), random_curve(run.ends))
+    ends = Ends.of(test.table.select(rows))
+    return improvement(curve_of(deferral_of(rejector).sweep(test, rows), ends), random_curve(ends))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("predictor", "expert", "train", "test"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--clips", nargs=3, type=int, default=[800, 200, 500], metavar=("TRAIN", "VALIDATION", "TEST"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--instances", type=int, default=100)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--folder", type=Path, default=Path("runs/speech-facts"))
-    parser.add_argument("--part", default="1/1")
-    parser.add_argument("--label", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("facts.json"))
-    chosen = parser.parse_args()
-    entry, begun = load_task("speech"), time.perf_counter()
-    train, validation, test = chosen.clips
-    options = replace(
-        entry.presets["paper"], predictor=chosen.predictor, expert=chosen.expert, train=chosen.train, test=chosen.test,
-        train_clips=train, validation_clips=validation, test_clips=test, shown="both", keep_states=False,
-        length=chosen.length,
+def prepare(options: argparse.Namespace) -> Experiment:
+    """Return an experiment whose training and validation data are labelled."""
+    entry, device, clock = load_task("speech"), choose_device(options.device), Clock()
+    train, validation = options.fitted
+    chosen = replace(
+        entry.presets["paper"], predictor=options.predictor, expert=options.expert, train=options.train,
+        test=options.test, train_clips=train, validation_clips=validation, test_clips=options.seeds * options.instances,
+        length=options.length, shown="both", keep_states=device.type == "cpu",
     )  # fmt: skip
-    device, clock = choose_device(chosen.device), Clock()
-    task = entry.prepare(options, chosen.folder, device, clock)
-    settings = replace(
-        experiment_settings(entry, "paper"), seeds=chosen.seeds, instances=chosen.instances,
-        methods=("TokenwiseModel",),
-    )  # fmt: skip
-    experiment = Experiment(task, settings, chosen.folder, clock)
+    task = entry.prepare(chosen, options.folder, device, clock)
+    settings = replace(experiment_settings(entry, "paper"), seeds=options.seeds, instances=options.instances)
+    experiment = Experiment(task, replace(settings, methods=("TokenwiseModel",)), options.folder, clock)
     for part in (experiment.splits.train, experiment.splits.validation):
-        part.trees_of("closed")
-    print(f"{time.perf_counter() - begun:.0f} s: labelled", file=sys.stderr)
-    if chosen.label:
+        part.trees_of(experiment.settings.tree_kind)
+    return experiment
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("predictor", help="the small model: a folder, or a name on the Hub")
+    parser.add_argument("expert", help="the large model")
+    parser.add_argument("train", help="clips to fit on: a manifest, or the folder of one")
+    parser.add_argument("test", help="clips to report on")
+    words = "clips to fit on and to stop by (800 200)"
+    parser.add_argument("--fitted", nargs=2, type=int, default=[800, 200], metavar="N", help=words)
+    parser.add_argument("--seeds", type=int, default=5, help="fits of each variant (5)")
+    parser.add_argument("--instances", type=int, default=100, help="test clips of each fit (100)")
+    parser.add_argument("--length", type=int, default=64, help="maximum number of tokens to write (64)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU if there is one (auto)")
+    parser.add_argument("--folder", type=Path, default=Path("runs/speech-facts"), help="labels are kept here")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth variant, from the Ith on (1/1)")
+    parser.add_argument("--label", action="store_true", help="make the labels, and stop")
+    parser.add_argument("--out", type=Path, default=Path("facts.json"), help="the file to write (facts.json)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    experiment = prepare(options)
+    if options.label:
         return
-    number, total = map(int, chosen.part.split("/"))
-    wanted = list({"plain confidence": None, **variants()}.items())[number - 1 :: total]
-    found: dict[str, list[float]] = {}
-    for seed in range(chosen.seeds):
-        for name, variant in wanted:
-            found.setdefault(name, []).append(measure(experiment, variant, seed))
-            print(f"{time.perf_counter() - begun:.0f} s: {name}, seed {seed}: {found[name][-1]:.2f}", file=sys.stderr)
-            write_json(chosen.out, {"machine": machine(device), "settings": vars(chosen) | {"folder": "", "out": ""}, "improvement": found})
+    number, total = map(int, options.part.split("/"))
+    gains: dict[str, list[float]] = {}
+    made: dict[str, Any] = {"version": __version__, "machine": machine(experiment.task.predictor.device)}
+    made |= {"task": experiment.task.describe(), "instances": options.instances, "gains": gains}
+    for seed in range(options.seeds):
+        for name in list(VARIANTS)[number - 1 :: total]:
+            gains.setdefault(name, []).append(gain(experiment, VARIANTS[name], seed))
+            print(f"seed {seed}: {name}: {gains[name][-1]:.2f}", file=sys.stderr, flush=True)
+            write_json(options.out, made)  # what is done stays if the rest is stopped
 
 
 if __name__ == "__main__":

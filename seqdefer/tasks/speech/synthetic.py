@@ -4,8 +4,8 @@
 
 For machines that reach no corpus of real speech; every line of the manifest says that it is synthetic. Voices and
 signal-to-noise ratios take turns, so that each pair of them has as many clips as any other. The same sentences, options
-and seed give the same bytes, whatever the number of jobs. Clips are named by what made them and the manifest is written last: a command that was
-stopped goes on where it was, and a manifest that exists is complete.
+and seed give the same bytes, whatever the number of jobs. Clips are named by what made them and the manifest is written
+last: a command that was stopped goes on where it was, and a manifest that exists is complete.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,11 +50,11 @@ PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
 STATES_FOLDER = "encoder-states"
 KEPT_TEXTS = 2**16  # of tokens as text, and of texts normalised: sweeps and trees come back to them
 CACHE_BYTES = {"cpu": 2**30, "cuda": 2**33}  # of encoder states in memory, per model
-# Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small. Rows of one clip share them;
-# rows of different clips copy them when they meet. On a CPU that takes longer than a pass, so that labelling, which
-# follows about eight rows of each clip, takes one clip at a time.
+# Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small. Rows of one clip share them, but
+# a pass over rows of several clips gathers them layer by layer. On a CPU that takes longer than a pass, so that
+# labelling, which follows about eight rows of each clip, takes one clip at a time.
 CLIPS_AT_ONCE = {"cpu": 8, "cuda": 512}
-BATCH_BYTES = {"cpu": 2**30, "cuda": 2**35}  # of keys and values
+BATCH_BYTES = {"cpu": 2**30, "cuda": 2**34}  # of keys and values of both models, if each row has a clip of its own
 WITHOUT_HUB = (
     "without the Hub, make a corpus with: python -m seqdefer.tasks.speech.synthetic SENTENCES CORPUS, and a pair with: "
     "python -m seqdefer.tasks.speech.checkpoints MODELS tiny small; then give --train CORPUS --predictor MODELS/tiny "
@@ -265,9 +266,10 @@ def _load(options: SpeechOptions, device: torch.device, meter: Meter, states: Pa
     small, large = models
     facts = SpeechFacts(small.tokenizer, small.n_tokens, options.fact_names()) if facts_are_shown else None
     pair = TextPair.of(small, large, options.shown, facts)
+    at_once = _clips_at_once(pair.models, device)
     for writer in (pair.predictor, pair.expert):
         _check_length(writer.model, options.length)
-        writer.batch_size = _clips_at_once(writer.model, device)
+        writer.batch_size = at_once  # trees hold states of both for the same rows
     return pair
 
 
@@ -279,10 +281,15 @@ def _check_length(model: TextModel, length: int) -> None:
         raise OptionError(f"--length is {length}; {model.name} writes at most {most} tokens")
 
 
-def _clips_at_once(model: TextModel, device: torch.device) -> int:
-    config, size = model.model.config, model.model.dtype.itemsize
-    per_clip = int(2 * config.decoder_layers * config.max_source_positions * config.d_model * size)
+def _clips_at_once(models: Sequence[TextModel], device: torch.device) -> int:
+    per_clip = sum(_source_bytes(model.model) for model in models)
     return max(1, min(CLIPS_AT_ONCE.get(device.type, 8), _memory(BATCH_BYTES, device) // per_clip))
+
+
+def _source_bytes(model: Any) -> int:
+    """Return the bytes of keys and values that a decoder attends to in a clip."""
+    config = model.config
+    return int(2 * config.decoder_layers * config.max_source_positions * config.d_model * model.dtype.itemsize)
 
 
 def _memory(limits: Mapping[str, int], device: torch.device) -> int:

@@ -29,14 +29,15 @@ class AdaptiveBatch:
     def map(self, rows: Tensor, work: Callable[[Tensor], Result]) -> list[Result]:
         """Call `work` with consecutive batches of `rows` (R,) and return its results in order."""
         results: list[Result] = []
+        size = self.size
         while len(rows):
             batch = rows[: self.size]
             try:
                 results.append(work(batch))
             except torch.OutOfMemoryError as error:
                 if len(batch) == 1:
-                    reason = "a single row does not fit into GPU memory"
-                    raise OptionError(f"{reason}; use a smaller model, half precision or shorter inputs") from error
+                    self.size = size  # what fills the memory is elsewhere, so smaller batches did not help
+                    raise OptionError(f"a single row does not fit into GPU memory{_in_use()}") from error
             else:
                 rows = rows[len(batch) :]
                 continue
@@ -51,6 +52,17 @@ class AdaptiveBatch:
             SmallerBatchWarning,
             stacklevel=3,
         )
+
+
+def _in_use() -> str:
+    """Say who fills the memory of the GPU, and what to do."""
+    advice = "use half precision, a smaller model or shorter inputs"
+    if not torch.cuda.is_available():
+        return f"; {advice}"
+    (free, total), ours = torch.cuda.mem_get_info(), torch.cuda.memory_allocated()
+    others = total - free - torch.cuda.memory_reserved()
+    used = f"{ours / 1e9:.1f} of {total / 1e9:.1f} GB are in use here, {max(0, others) / 1e9:.1f} by other programs"
+    return f": {used}; end other programs, or {advice}"
 
 
 def group_by_length(rows: Tensor, lengths: Tensor, n_tokens: int) -> Iterator[Tensor]:

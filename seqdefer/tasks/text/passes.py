@@ -28,12 +28,16 @@ KeysAndValues = tuple[Tensor, Tensor]  # keys and values, each (P, H, W, D)
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """Keys and values of P rows that have read equally many tokens."""
+    """Keys and values of P rows that have read equally many tokens.
+
+    Rows of one document share what the decoder attends to: with `documents`, row r attends to the document
+    `documents[r]` of `source`. Whisper has 110 MB of it for each clip, and trees have many rows of a clip."""
 
     own: tuple[KeysAndValues, ...]  # self-attention, (P, H, W, D): the start token or the prompt, then the tokens
-    source: tuple[KeysAndValues, ...]  # cross-attention, (P, H, S, D); empty without an encoder
+    source: tuple[KeysAndValues, ...]  # cross-attention, (U, H, S, D); empty without an encoder
     mask: Tensor | None  # bool (P, S): False at padding of the input; None if no row is padded
     base: int  # columns before the first token
+    documents: Tensor | None = None  # int64 (P,); None: U = P, and each row has its own
 
     def __len__(self) -> int:
         return len(self.own[0][0])
@@ -48,11 +52,22 @@ class KeyValueCache:
         return self.source[0][0].shape[2] if self.source else self.base
 
     def take(self, rows: Tensor | slice, n_read: int) -> KeyValueCache:
-        """Return `rows` (repeats allowed) after their first `n_read` tokens. A slice copies nothing."""
+        """Return `rows` (repeats allowed) after their first `n_read` tokens. A slice copies nothing, and no rows that
+        share a document copy it."""
         width = self.base + n_read
         own = tuple((keys[:, :, :width][rows], values[:, :, :width][rows]) for keys, values in self.own)
-        source = tuple((_shared(keys, rows), _shared(values, rows)) for keys, values in self.source)
-        return KeyValueCache(own, source, None if self.mask is None else self.mask[rows], self.base)
+        mask = None if self.mask is None else self.mask[rows]
+        n = len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
+        if not self.source or _is_one(self.source[0][0]):
+            return KeyValueCache(own, _expanded(self.source, n), mask, self.base)
+        if self.documents is None and (isinstance(rows, slice) or len(rows.unique()) == n):
+            source = tuple((keys[rows], values[rows]) for keys, values in self.source)
+            return KeyValueCache(own, source, mask, self.base)
+        return KeyValueCache(own, self.source, mask, self.base, self._documents()[rows])
+
+    def _documents(self) -> Tensor:
+        device = self.source[0][0].device
+        return torch.arange(len(self), device=device) if self.documents is None else self.documents
 
     @staticmethod
     def join(parts: Sequence[KeyValueCache]) -> KeyValueCache:
@@ -62,15 +77,15 @@ class KeyValueCache:
         longest, base = max(part.n_inputs for part in parts), max(part.base for part in parts)
         # Sources are padded on the right, prompts on the left, so that tokens share their columns.
         own = _joined([part.own for part in parts], at_end=False)
-        source = _joined([part.source for part in parts], at_end=True)
+        source, documents = _joined_sources(parts)
         if all(part.mask is None and part.n_inputs == longest for part in parts):
-            return KeyValueCache(own, source, None, base)
+            return KeyValueCache(own, source, None, base, documents)
         rows = [
             part.own[0][0].new_ones(len(part), part.n_inputs, dtype=torch.bool) if part.mask is None else part.mask
             for part in parts
         ]
         mask = torch.cat([_pad(row, longest, at_end=bool(source)) for row in rows])
-        return KeyValueCache(own, source, mask, base)
+        return KeyValueCache(own, source, mask, base, documents)
 
 
 def _pad(mask: Tensor, longest: int, *, at_end: bool) -> Tensor:
@@ -86,12 +101,34 @@ def _joined(parts: list[tuple[KeysAndValues, ...]], *, at_end: bool) -> tuple[Ke
     )
 
 
-def _shared(source: Tensor, rows: Tensor | slice) -> Tensor:
-    """Return rows of a source. Rows of one document share its memory: a copy would cost more than the pass."""
-    if not _is_one(source):
-        return source[rows]
-    n = len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
-    return source[:1].expand(n, -1, -1, -1)
+def _joined_sources(parts: Sequence[KeyValueCache]) -> tuple[tuple[KeysAndValues, ...], Tensor | None]:
+    """Return the documents of all parts, each once, and the document of each row."""
+    if not parts[0].source:
+        return (), None
+    sources: dict[tuple[int, ...], tuple[KeysAndValues, ...]] = {}  # by the memory that they are in
+    first: dict[tuple[int, ...], int] = {}
+    documents, n_documents = [], 0
+    for part in parts:
+        keys = part.source[0][0]
+        is_one = _is_one(keys)
+        one = tuple((keys[:1], values[:1]) for keys, values in part.source) if is_one else part.source
+        place = (keys.data_ptr(), len(one[0][0]), keys.shape[2])
+        if place not in sources:
+            sources[place], first[place] = one, n_documents
+            n_documents += len(one[0][0])
+        numbers = torch.zeros(len(part), dtype=torch.long, device=keys.device) if is_one else part._documents()
+        documents.append(first[place] + numbers)
+    numbers = torch.cat(documents)
+    if n_documents == 1:
+        return _expanded(next(iter(sources.values())), len(numbers)), None
+    source = _joined(list(sources.values()), at_end=True)
+    is_plain = n_documents == len(numbers) and all(part.documents is None for part in parts)
+    return source, None if is_plain else numbers
+
+
+def _expanded(source: tuple[KeysAndValues, ...], n: int) -> tuple[KeysAndValues, ...]:
+    """Return one document for n rows, which share its memory: a copy would cost more than the pass."""
+    return tuple((keys[:1].expand(n, -1, -1, -1), values[:1].expand(n, -1, -1, -1)) for keys, values in source)
 
 
 def _is_one(source: Tensor) -> bool:
@@ -99,16 +136,35 @@ def _is_one(source: Tensor) -> bool:
 
 
 def _stacked(parts: list[Tensor], at_end: bool) -> Tensor:
-    if all(_is_one(part) and part.data_ptr() == parts[0].data_ptr() for part in parts):
-        return parts[0][:1].expand(sum(map(len, parts)), -1, -1, -1)
     width = max(part.shape[2] for part in parts)
     if all(part.shape[2] == width for part in parts):
-        return torch.cat(parts)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
     stacked = parts[0].new_zeros(sum(map(len, parts)), parts[0].shape[1], width, parts[0].shape[3])
     for part, place in zip(parts, stacked.split([len(part) for part in parts]), strict=True):
         n = part.shape[2]
         (place[:, :, :n] if at_end else place[:, :, width - n :]).copy_(part)
     return stacked
+
+
+@dataclass(frozen=True)
+class GatheredLayer:
+    """A layer of a transformers cache whose rows share documents. It is gathered when the model comes to it, so that
+    one layer at a time is in memory row by row."""
+
+    source: KeysAndValues  # (U, H, S, D) each
+    documents: Tensor  # int64 (P,)
+    is_initialized: bool = True
+
+    @property
+    def keys(self) -> Tensor:
+        return self.source[0][self.documents]
+
+    @property
+    def values(self) -> Tensor:
+        return self.source[1][self.documents]
+
+    def get_seq_length(self) -> int:
+        return self.source[0].shape[2]
 
 
 @dataclass(frozen=True)
@@ -310,11 +366,15 @@ class EncoderDecoder(Network):
         return self._decode(empty, states, bias.expand(-1, -1, tokens.shape[1], -1), tokens, context, says_all=True)
 
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
-        wrapped = self.cache_classes.EncoderDecoderCache(self._wrap(cache.own), self._wrap(cache.source))
-        keys = cache.source[0][0]
+        source = self._wrap(cache.source if cache.documents is None else ())
+        if cache.documents is not None:
+            self.cache_classes.CacheLayerMixin.register(GatheredLayer)  # transformers asks for its kind
+            source.layers += [GatheredLayer(layer, cache.documents) for layer in cache.source]
+        wrapped = self.cache_classes.EncoderDecoderCache(self._wrap(cache.own), source)
         # The model takes the input's keys and values from the cache; of the states it uses only the shape.
-        states = keys.new_zeros(1, 1, 1).expand(len(keys), keys.shape[2], self.model.config.hidden_size)
-        return self._decode(wrapped, states, cache.mask, tokens, None, says_all)
+        blank = cache.source[0][0].new_zeros(1, 1, 1)
+        states = blank.expand(len(cache), cache.n_inputs, self.model.config.hidden_size)
+        return self._decode(wrapped, states, cache.mask, tokens, None, says_all, cache)
 
     def _decode(
         self,
@@ -324,7 +384,9 @@ class EncoderDecoder(Network):
         tokens: Tensor,
         context: Tensor | None,
         says_all: bool = False,
+        before: KeyValueCache | None = None,
     ) -> ForwardPass:
+        """Let the decoder read. `before` has the source, where the decoder has read it."""
         with self._last_position(says_all=says_all) as seen:
             output = self.model(
                 encoder_outputs=(states,),
@@ -335,8 +397,10 @@ class EncoderDecoder(Network):
             )
         wrapped = output.past_key_values
         own = _layers(wrapped.self_attention_cache, wrapped.self_attention_cache.get_seq_length())
-        source = _layers(wrapped.cross_attention_cache, states.shape[1])
-        cache = KeyValueCache(own, source, mask, self.base)
+        if before is None:
+            cache = KeyValueCache(own, _layers(wrapped.cross_attention_cache, states.shape[1]), mask, self.base)
+        else:
+            cache = replace(before, own=own)
         return _said(cache, seen[-1], output.logits, says_all, context)
 
     def _encode(self, inputs: Tensor) -> Tensor:

@@ -159,10 +159,10 @@ def is_shared(cache: KeyValueCache) -> bool:
 
 
 def assert_same(found: KeyValueCache, own: list[Tensor], source: list[Tensor]) -> None:
-    """Compare keys and values layer by layer."""
-    for (keys, values), (expected, _) in zip(
-        (*found.own, *found.source), ((x, x) for x in (*own, *source)), strict=True
-    ):
+    """Compare keys and values layer by layer, those of sources row by row."""
+    documents = torch.arange(len(found)) if found.documents is None else found.documents
+    by_row = [(keys[documents], values[documents]) for keys, values in found.source]
+    for (keys, values), (expected, _) in zip((*found.own, *by_row), ((x, x) for x in (*own, *source)), strict=True):
         assert torch.equal(keys, expected)
         assert torch.equal(values, expected)
 
@@ -200,6 +200,45 @@ def test_different_documents_are_not_taken_for_one() -> None:
     assert_same(joined, [torch.cat([a[[0, 0]], b]) for (a, _), (b, _) in zip(one.own, other.own, strict=True)], source)
     assert joined.mask is not None
     assert joined.mask.tolist() == [[True] * 5, [True] * 5, [True] * 4 + [False]]
+
+
+def test_rows_share_the_memory_of_several_documents() -> None:
+    """Each row of a tree used to hold a copy of its document, which with Whisper filled a GPU."""
+    cache = random_cache(3, 5, 3, seed=0)
+    some, others = cache.take(torch.tensor([2, 0, 2, 2]), 3), cache.take(torch.tensor([1, 1]), 3)
+    again = some.take(torch.tensor([1, 3, 0]), 2)
+    joined = KeyValueCache.join([again, others.take(slice(0, 1), 2), cache.take(torch.tensor([0, 0]), 2)])
+    for found in (some, again, joined):
+        assert found.source[0][0].data_ptr() == cache.source[0][0].data_ptr()
+    rows = [0, 2, 2, 1, 0, 0]
+    assert_same(joined, [keys[rows, :, :3] for keys, _ in cache.own], [keys[rows] for keys, _ in cache.source])
+
+
+def test_documents_that_meet_are_stored_once_each() -> None:
+    one, other = random_cache(2, 5, 2, seed=0), random_cache(2, 5, 2, seed=1)
+    taken = [(one, torch.tensor([1, 1, 0])), (other, torch.tensor([0, 0])), (one, torch.tensor([0, 0]))]
+    joined = KeyValueCache.join([cache.take(rows, 2) for cache, rows in taken])
+    assert len(joined.source[0][0]) == 4
+    own, source = (
+        [torch.cat([getattr(cache, name)[layer][0][rows] for cache, rows in taken]) for layer in range(2)]
+        for name in ("own", "source")
+    )
+    assert_same(joined, own, source)
+
+
+@each_encoder_decoder
+def test_gathered_documents_give_the_same_pass(family: str) -> None:
+    network = tiny_pair(family).expert.model.network
+    inputs = documents(3).inputs
+    rows, tokens = torch.tensor([2, 0, 2, 1]), torch.tensor([[5], [6], [7], [8]])
+    with torch.no_grad():
+        cache = network.prefill(inputs, torch.full((3, 1), 9)).cache
+        shared = cache.take(rows, 1)
+        assert shared.documents is not None
+        copied = replace(shared, source=tuple((k[rows], v[rows]) for k, v in cache.source), documents=None)
+        found, expected = network.extend(shared, tokens), network.extend(copied, tokens)
+    assert torch.equal(found.logits, expected.logits)
+    assert found.cache.documents is shared.documents
 
 
 @each_encoder_decoder
