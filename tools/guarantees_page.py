@@ -62,8 +62,9 @@ assert setting.share < 0.25
 - A promise is about one budget. Of ten budgets with a confidence of 0.9, one may be exceeded.
 - At token level, a fifth of the inputs, at most 32, choose the thresholds to test, and are not counted.
 - Windows of one time series, or questions of one user, are not independent: their number overstates what they tell.
-- The betting test is a little tighter than that of Hoeffding and Bentkus where inputs are deferred whole or not at all,
-  and much tighter elsewhere. It is fixed in advance: the better of two, chosen by the data, would be no test.
+- The betting test is much tighter than that of Hoeffding and Bentkus where inputs are deferred in part. Where they are
+  deferred whole or not at all, the two are close, and either may be the tighter one. The test is fixed in advance: the
+  better of two, chosen by the data, would be no test.
 - `calibration.json` records the rule, the test (`bound`), the inputs counted and the confidence.
 """
 
