@@ -146,8 +146,7 @@ class Expected(PromisingRule):
 
 class Confident(PromisingRule):
     """The expected share stays within the budget, except with probability 1 - confidence over the inputs that the
-    calibration got. Betting is much the tighter test of losses between 0 and 1 (`tests/budgets/test_guarantees.py`); the
-    other needs means alone."""
+    calibration got. Betting is much the tighter test of losses between 0 and 1; the other needs means alone."""
 
     name = "confident"
 
