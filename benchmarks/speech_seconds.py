@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def ways_of(decoding: Decoding) -> tuple[dict[str, Callable[[], Any]], dict[str,
         threshold = np.inf if budget == 0 else streamed.threshold(budget)
         name = f"budget {budget:g}"
         shares[name] = float(streamed.write(threshold).share)
-        ways[name] = lambda at=threshold: streamed.write(at)
+        ways[name] = partial(streamed.write, threshold)
     return ways, shares
 
 

@@ -24,17 +24,19 @@ SAME = ("--device", "cpu", "--length", str(LENGTH))
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_place(tmp_path_factory.mktemp("speech"))
-    write_corpus(folder, 30)
+    lines = write_corpus(folder, 18).read_text().splitlines(keepends=True)
+    (folder / "fit.jsonl").write_text("".join(lines[6:]))
+    (folder / "test.jsonl").write_text("".join(lines[:6]))
     return folder
 
 
 def test_seconds_of_each_budget(place: Path, tmp_path: Path) -> None:
     out, pair = tmp_path / "seconds.json", (str(place / "predictor"), str(place / "expert"))
-    speech_seconds.main([*pair, str(place), *SAME, "--at-once", "1", "3", "--repeats", "2", "--out", str(out)])
+    speech_seconds.main([*pair, str(place), *SAME, "--at-once", "1", "2", "--repeats", "2", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
-    assert [(row["at_once"], row["clips"]) for row in rows[::7]] == [(1, 4), (3, 12)]
+    assert [(row["at_once"], row["clips"]) for row in rows[::7]] == [(1, 4), (2, 8)]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in rows)
-    shares = {row["way"]: row["share"] for row in rows if row["at_once"] == 3}
+    shares = {row["way"]: row["share"] for row in rows if row["at_once"] == 2}
     assert shares["expert"] is None
     assert shares["budget 0"] == 0
     assert shares["budget 1"] == 1
@@ -44,7 +46,10 @@ def test_seconds_of_each_budget(place: Path, tmp_path: Path) -> None:
 def test_gains_without_single_facts(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("all facts", UNCERTAINTY, "states", "without margin")
     monkeypatch.setattr(speech_facts, "VARIANTS", {name: VARIANTS[name] for name in names})
-    pair, data = (str(place / "predictor"), str(place / "expert")), (str(place), str(place))
+    pair, data = (
+        (str(place / "predictor"), str(place / "expert")),
+        (str(place / "fit.jsonl"), str(place / "test.jsonl")),
+    )
     sizes = ("--fitted", "8", "4", "--seeds", "2", "--instances", "3", "--folder", str(tmp_path / "run"))
     parts = []
     for part in ("1/2", "2/2"):

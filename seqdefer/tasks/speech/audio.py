@@ -135,7 +135,8 @@ def _decoding_errors(name: str) -> Iterator[None]:
     try:
         yield
     except _package("soundfile").LibsndfileError as error:
-        raise DataError(f"{name} is damaged: {error.error_string.strip(' .')}; record or convert it again") from error
+        reason = error.error_string.removeprefix("Error : ").strip(" .")
+        raise DataError(f"{name} is damaged: {reason}; record or convert it again") from error
 
 
 def _check_format(magic: bytes, name: str) -> None:

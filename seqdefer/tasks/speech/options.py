@@ -53,9 +53,9 @@ class SpeechOptions:
     keep_states: bool = option(
         True, "store what the encoders make of each clip, so that each is encoded once (4.6 MB with whisper-small)"
     )
-    train_clips: int = option(1000, "maximum number of clips to fit rejectors on")
-    validation_clips: int = option(250, "maximum number of clips for early stopping and model selection")
-    test_clips: int = option(1000, "maximum number of clips to report on")
+    train_clips: int = option(800, "maximum number of clips to fit rejectors on")
+    validation_clips: int = option(200, "maximum number of clips for early stopping and model selection")
+    test_clips: int = option(500, "maximum number of clips to report on")
     seed: int = option(0, "seed of the split")
 
     def __post_init__(self) -> None:
