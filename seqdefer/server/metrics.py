@@ -22,6 +22,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "seqdefer_requests_degraded_total": ("Answers in which the predictor took the expert's place.", ()),
     "seqdefer_streams_failed_total": ("Incomplete streams: an error code, client_left or unread.", ("reason",)),
     "seqdefer_tokens_total": ("Tokens sent, by author.", ("author",)),
+    "seqdefer_key_tokens_total": ("Tokens written for an API key, by author.", ("key", "author")),
     "seqdefer_switches_total": ("Changes of author within a sequence.", ()),
     "seqdefer_expert_failures_total": ("Calls of the expert that failed: error, timeout, unavailable.", ("reason",)),
 }

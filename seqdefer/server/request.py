@@ -197,6 +197,9 @@ class ActiveRequest:
             self.scheduler.cancel(self.ticket)
             self.transcript.record(self.scheduler.metrics)
             self.account.settle(self.most, self.ticket.tokens_written)
+            for author, n in self.ticket.tokens_written.items():
+                labels = {"key": self.account.key.name, "author": author}
+                self.scheduler.metrics.count("seqdefer_key_tokens_total", labels, n)
 
     def close_stream(self) -> None:
         self.close()

@@ -124,7 +124,7 @@ class Ledger:
         return account
 
     def by_key(self) -> dict[str, Spent]:
-        """Return what each key used today, for metrics: counters that start again at midnight."""
+        """Return what each key used today."""
         self._turn_day()
         return {name: account.spent for name, account in self.accounts.items()}
 

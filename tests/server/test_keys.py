@@ -172,7 +172,8 @@ def test_spend_cap(tmp_path: Path) -> None:
         assert used["expert_tokens"] == sum(written)
         assert used["expert_tokens_left"] == 0
         assert used["limits"] == {"requests_per_minute": None, "expert_tokens_per_day": LENGTH + 1}
-        assert server.app.state.ledger.by_key()["alice"].expert_tokens == sum(written)
+        line = f'seqdefer_key_tokens_total{{author="expert",key="alice"}} {sum(written)}.0'
+        assert line in server.get("/metrics", headers=bearer(key)).text.splitlines()
         add = read_keys(path)[0]
         path.write_text(json.dumps({"keys": [{**vars(add), "expert_tokens_per_day": 10**6}]}), encoding="utf-8")
         assert ask(server, key).status_code == 200  # a higher cap takes effect
