@@ -46,6 +46,10 @@ class Calibration:
             return None if is_met else f"a budget of {budget:g} cannot be met; the nearest is {found.share:.3f}"
         if budget == 0 or found.threshold < FINITE_LIMIT:
             return None
+        if budget < BUDGETS[1]:
+            return (
+                f"a budget of {budget:g} is below {BUDGETS[1]:g}, the least calibrated one: the expert writes nothing"
+            )
         needed = max(promise.least_inputs(budget), promise.inputs + 1)
         return (
             f"a budget of {budget:g} cannot be promised from {promise.inputs} inputs, so the expert writes nothing; "

@@ -15,10 +15,10 @@ the first false one must pass, which happens with probability delta, however man
 
     Hoeffding    P[mean <= m] <= exp(-n kl(m, b)) for m <= b, kl the divergence of two coins
     Bentkus      P[mean <= m] <= e P[Bin(n, b) <= ceil(n m)]
-    betting      K_i = product over j <= i of (1 + nu_j (b - L_j)): the wealth of who bets, with stakes nu_j in [0, 1]
-                 that depend on earlier losses alone, that losses are below b. If their expectation is b or more, wealth
-                 does not grow in expectation, and it ever reaches 1 / delta with probability delta at most (Ville). The
-                 stakes are those of Waudby-Smith and Ramdas (2024): small where the losses vary.
+    betting      K_i = product over j <= i of (1 + nu_j (b - L_j)): the wealth of a gambler who bets, with stakes
+                 nu_j in [0, 1] from earlier losses alone, that losses are below b. If their expectation is b or more,
+                 wealth does not grow in expectation, and it ever reaches 1 / delta with probability delta at most
+                 (Ville). The stakes are those of Waudby-Smith and Ramdas (2024): small where the losses vary.
 
 The smaller of two p-values is not a p-value: choose the test before you look at the losses.
 """
@@ -74,7 +74,7 @@ def hoeffding_bentkus_p_values(means: Floats, n: int, budget: float) -> Floats:
 def betting_p_values(losses: Floats, budget: float | Floats, delta: float, *, most: float = 1.0) -> Floats:
     """Return the same from the losses themselves, in an order that does not depend on them; the bets are made for a
     test at `delta`, with stakes of at most `most`, which may be up to 1 / (1 - budget). (T, n) -> (T,)"""
-    with np.errstate(divide="ignore"):  # who bets all and loses has nothing left
+    with np.errstate(divide="ignore"):  # log(0): a lost all-in bet
         wealth = np.log1p(stakes(losses, delta, most=most) * (budget - losses)).cumsum(-1)
     return np.asarray(np.exp(-wealth.max(-1).clip(min=0)))
 
@@ -139,11 +139,11 @@ def _least(is_below: Callable[[Floats], Booleans], size: int) -> Floats:
 
 
 def least_inputs(is_enough: Callable[[int], bool]) -> int:
-    """Return the least n that is enough, where more always are."""
+    """Return the least n that is enough, where more always are; at most MAX_LEAST_INPUTS."""
     high = 1
     while not is_enough(high):
         if high > MAX_LEAST_INPUTS:
-            raise ValueError(f"more than {MAX_LEAST_INPUTS} inputs")
+            return MAX_LEAST_INPUTS
         high *= 2
     low = high // 2  # not enough, or 0
     while high - low > 1:

@@ -21,7 +21,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -170,7 +170,7 @@ class Confident(PromisingRule):
 
 
 def budget_rule(
-    guarantee: str = "nearest", *, confidence: float | None = None, share_of: ShareOf | None = None
+    guarantee: str = "nearest", *, confidence: float | None = None, share_of: str | None = None
 ) -> BudgetRule:
     """Return the rule of a name. A confidence belongs to `confident` alone, a kind of share to both that promise."""
     if guarantee not in get_args(Guarantee):
@@ -181,10 +181,10 @@ def budget_rule(
         raise OptionError(f"the share of {share_of} belongs to a guarantee; choose expected or confident")
     if guarantee == "nearest":
         return NEAREST
-    share_of = share_of or "tokens"
+    kind = cast(ShareOf, share_of or "tokens")  # the rules refuse others
     if guarantee == "expected":
-        return Expected(share_of)
-    return Confident(DEFAULT_CONFIDENCE if confidence is None else confidence, share_of)
+        return Expected(kind)
+    return Confident(DEFAULT_CONFIDENCE if confidence is None else confidence, kind)
 
 
 def check_confidence(confidence: float | None) -> float:

@@ -9,15 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from seqdefer.cli.common import (
-    DEFAULTS_NOTE,
-    Command,
-    Parser,
-    add_guarantee,
-    add_options,
-    chosen_rule,
-    given_options,
-)
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_options, given_options
 from seqdefer.cli.progress_bars import show_progress
 
 DESCRIPTION = """\
@@ -66,6 +58,7 @@ log = logging.getLogger("seqdefer.server")
 
 
 def serve(arguments: list[str]) -> int:
+    from seqdefer.budgets.promises import budget_rule
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.server import serve as server
     from seqdefer.server.connections import reserve_descriptors
@@ -75,13 +68,14 @@ def serve(arguments: list[str]) -> int:
     from seqdefer.server.usage import Ledger, usage_file
 
     chosen = _parser().parse_args(arguments)
-    rule = chosen_rule(chosen)
     server.require_extra()
     settings, limits = read_settings(given_options(chosen), os.environ)
+    promised = budget_rule(
+        settings.guarantee or "nearest", confidence=settings.confidence, share_of=settings.share_of
+    )  # fmt: skip
     reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
-    if settings.keys is not None:
-        Ledger(settings.usage or usage_file(settings.keys))
+    Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))
     has_key = settings.api_key is not None or settings.keys is not None
     name, is_quiet = settings.name or chosen.folder.resolve().name, settings.quiet or settings.log_format == "json"
     with (
@@ -92,7 +86,7 @@ def serve(arguments: list[str]) -> int:
         address = server.address_of(listening)
         with server.answer_probes(listening, limits), show_progress(quiet=is_quiet) as meter:
             model = DeferringModel.from_pretrained(chosen.folder, device=settings.device, meter=meter)
-            model.require_promise(rule)
+            model.require_promise(promised)
         server.serve(
             model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
             budget=settings.budget, host=settings.host,
@@ -114,7 +108,6 @@ def _parser() -> Parser:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
     words = "TOML file of settings: the options below, with _ instead of - (none)"
     parser.add_argument("--config", type=Path, metavar="PATH", help=words)
-    add_guarantee(parser, "whatever the calibration promises; serve refuses a model that promises less")
     add_options(parser, "server", "serve", ServerSettings())
     add_options(parser, "limits", "serve", Limits())
     return parser

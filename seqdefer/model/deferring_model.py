@@ -26,7 +26,7 @@ from seqdefer.budgets.quality import QualityPromise, promise_quality
 from seqdefer.budgets.rules import BudgetRule, Setting, realised_shares
 from seqdefer.budgets.spending import Spending
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.interfaces import Served, Task
+from seqdefer.interfaces import Served, Task, TokenRejector
 from seqdefer.labels.labelled import CalibrationData, LabelledData
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of, n_set_aside
@@ -90,6 +90,10 @@ class DeferringModel:
     def task(self) -> str:
         """The name of its task, "" where that is not known."""
         return "" if self.pairing is None else self.pairing.task
+
+    @property
+    def is_token_level(self) -> bool:
+        return isinstance(self.rejector, TokenRejector)
 
     @property
     def method(self) -> str:

@@ -102,6 +102,7 @@ def fit_model(
     names = [name for part in (splits.train, validation) for name in input_names(part.examples)]
     model.learned_from = LearnedFrom(tuple(names), rejector.fingerprint)
     if promises:
+        model.save_pretrained(folder)  # a promise that cannot be made raises, and must not lose the fit
         data = model.calibration_data(unseen_inputs(task, names))
         with clock.stage("promise", len(data.examples)) as advance:
             spending = model.spending_on(data, judge=task, progress=advance)

@@ -86,7 +86,7 @@ def create_app(
         )
     model.calibration.for_budget(budget)
     ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
-    ledger = Ledger(usage or usage_file(keys) if keys is not None else None)
+    ledger = Ledger(usage or (None if keys is None else usage_file(keys)))
     limits, metrics = limits or Limits(), Metrics()
     metrics.inform(version=__version__, model=name, task=model.task, method=model.method)
     scheduler = Scheduler(model, limits, metrics)

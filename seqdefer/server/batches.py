@@ -335,6 +335,8 @@ class RunningBatch:
             if position < len(row.seen):
                 if tokens[-1] != row.seen[position]:
                     raise RuntimeError(f"token {position} was {row.seen[position]} before the batch failed")
+                if is_stopped:
+                    return
                 continue
             log_prob = None if row.log_probs is None else row.log_probs.read(tokens, author)
             yield Token(

@@ -211,7 +211,7 @@ class RemoteCalls(ExpertAccess):
 
 
 class NoCalls(ExpertAccess):
-    """Calls none: for requests that need none, and those that begin while the breaker is open."""
+    """Never calls the expert: for requests that need none, and those that begin while the breaker is open."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self.breaker = breaker

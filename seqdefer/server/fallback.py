@@ -1,4 +1,4 @@
-"""Fallback to the predictor when an expert fails, takes too long, or answers with something that is no answer.
+"""Fallback to the predictor when an expert fails, takes too long, or returns an invalid answer.
 
 `FallbackRows` (token level) and `FallbackCompletions` (hand-offs) stand between a plan and its expert: `ask` puts a
 question of the plan to it, `receive` returns the answer to go on with. They change nothing while the expert works.

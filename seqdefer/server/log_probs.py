@@ -1,8 +1,7 @@
 """Log-probabilities of written tokens, each under the model that wrote it.
 
 A row is read again beside the loop that writes it, by copies of both models that keep their distributions. A model
-reads only up to the tokens that it wrote itself. Whoever asks for log-probabilities pays for these passes; others do
-not notice them.
+reads only up to the tokens that it wrote itself. Only requests that ask for log-probabilities pay for these passes.
 """
 
 from __future__ import annotations

@@ -196,10 +196,19 @@ class ActiveRequest:
                 self._pending.exception()  # else asyncio warns that it was never retrieved
             self.scheduler.cancel(self.ticket)
             self.transcript.record(self.scheduler.metrics)
-            self.account.settle(self.most, self.ticket.tokens_written)
-            for author, n in self.ticket.tokens_written.items():
+            written = self._tokens_to_pay()
+            self.account.settle(self.most, written)
+            for author, n in written.items():
                 labels = {"key": self.account.key.name, "author": author}
                 self.scheduler.metrics.count("seqdefer_key_tokens_total", labels, n)
+
+    def _tokens_to_pay(self) -> dict[str, int]:
+        """Return the tokens written for the request, by author. A client that leaves during a hand-off, which is one
+        turn, pays as much as the expert may write."""
+        written, is_late = dict(self.ticket.tokens_written), self.ticket.status == "running"
+        if is_late and self.ticket.times.began is not None and not self.scheduler.model.is_token_level:
+            written["expert"] = max(written.get("expert", 0), self.most)
+        return written
 
     def close_stream(self) -> None:
         self.close()

@@ -41,6 +41,12 @@ class ServerSettings:
     allow_anyone: bool = option(False, "let other machines use a server without a key")
     name: str | None = option(None, "name of the model for clients (the name of the folder)")
     budget: float = option(DEFAULT_BUDGET, "budget of requests that name none")
+    guarantee: str | None = option(
+        None,
+        "least promise of the calibration: expected or confident; serve refuses a model that promises less (none)",
+    )
+    confidence: float | None = option(None, "of guarantee confident (0.9)")
+    share_of: str | None = option(None, "of guarantee: tokens or inputs (tokens)")
     api_key: str | None = option(
         None, "one key that clients must send; SEQDEFER_API_KEY is safer, as lists of processes do not show it (none)"
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -68,8 +69,8 @@ class Account:
         self.spent.requests += 1
 
     def check_spending(self, most: int) -> None:
-        """Refuse a request that may use `most` tokens of the expert if the day's may be gone. One that needs no expert
-        passes. So a cap is exceeded by less than what one request may use."""
+        """Refuse a request that may use `most` tokens of the expert if the daily cap may be used up. One that needs
+        no expert passes. So a cap is exceeded by less than what one request may use."""
         left, cap = self._left(), self.key.expert_tokens_per_day
         if most == 0 or left is None or left > self.reserved:
             return
@@ -112,6 +113,7 @@ class Ledger:
         self.path, self.now, self.day = path, now, _day(now())
         self.accounts: dict[str, Account] = {}
         self._saved: Any = None
+        self._writing = threading.Lock()
         if path is not None:
             self._open(path)
 
@@ -128,20 +130,18 @@ class Ledger:
         self._turn_day()
         return {name: account.spent for name, account in self.accounts.items()}
 
-    def usage(self, key: APIKey | None) -> dict[str, Any]:
-        return self.account(key).response(self.day)
-
     async def keep_saved(self) -> None:
         """Write the file whenever something changed, forever."""
         while self.path is not None:
             await asyncio.sleep(SAVE_SECONDS)
-            content = self._content()
-            if content != self._saved:
-                await asyncio.to_thread(self._write, content)
+            if self._content() != self._saved:
+                await asyncio.to_thread(self.save)
 
     def save(self) -> None:
-        if self.path is not None and (content := self._content()) != self._saved:
-            self._write(content)
+        """Write what is new. A write that was begun earlier ends first, so that the newest comes last."""
+        with self._writing:
+            if self.path is not None and (content := self._content()) != self._saved:
+                self._write(content)
 
     def _content(self) -> dict[str, Any]:
         return {"day": self.day, "keys": {name: asdict(spent) for name, spent in self.by_key().items()}}

@@ -315,3 +315,12 @@ def test_a_quality_is_promised_on_documents_kept_apart(place: Path, tmp_path: Pa
     assert 0 <= written.share < 1
     with pytest.raises(OptionError, match=r"within is 0\.0"):
         QualityRequest(0.0)
+
+
+def test_a_promise_that_cannot_be_made_leaves_the_fitted_model(place: Path, tmp_path: Path) -> None:
+    """Regression: nothing was written, after a whole fit."""
+    folder, errors = tmp_path / "model", StringIO()
+    with redirect_stdout(StringIO()), redirect_stderr(errors):
+        assert cli.main(command(place, folder, "--method", "TokenwiseScore", "--within", "0.001")) == 2
+    assert "no setting but the expert alone can be promised" in errors.getvalue()
+    assert DeferringModel.from_pretrained(folder, device="cpu").quality is None

@@ -204,6 +204,28 @@ def test_clients_that_leave_pay(tmp_path: Path) -> None:
         assert server.app.state.ledger.accounts["alice"].reserved == 0
 
 
+def test_clients_that_leave_during_a_hand_off_pay_for_it(tmp_path: Path) -> None:
+    """It is one turn: nothing was counted, however often a client left."""
+    path, model = tmp_path / "keys.json", toy_model("OneTimeCost")
+    key, begun, left = add_key(path, "alice"), threading.Event(), threading.Event()
+
+    def complete(*_: Any) -> Any:
+        begun.set()
+        left.wait(10)
+        raise RuntimeError("nobody is there")
+
+    expert = model.served.expert
+    with pytest.MonkeyPatch.context() as patch, running(model, keys=path) as server:
+        patch.setattr(type(expert), "complete", complete)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.address + COMPLETIONS, json=EXPERT, headers=bearer(key), timeout=0.5)
+        assert begun.wait(5)
+        until(lambda: server.app.state.ledger.by_key()["alice"].expert_tokens == LENGTH)
+        left.set()
+        server.wait_until_idle()
+        assert server.app.state.ledger.accounts["alice"].reserved == 0
+
+
 def test_days_start_at_zero() -> None:
     now = [NOON]
     ledger, key = Ledger(now=lambda: now[0]), APIKey("a", HASH, expert_tokens_per_day=5)

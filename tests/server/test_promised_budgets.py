@@ -21,6 +21,8 @@ def test_answers_say_what_is_promised() -> None:
         assert last.deferral["promise"] == found.promise.in_words(0.5)
         remarks = server.complete("13", 0.01).deferral["remarks"]
         assert "a budget of 0.01 cannot be promised from 60 inputs, so the expert writes nothing" in remarks[0]
+        remarks = server.complete("13", "0.000001").deferral["remarks"]
+        assert remarks[0].startswith("a budget of 1e-06 is below 0.01, the least calibrated one")
         described = server.get("/v1/deferral").json()["promise"]
     assert described == {
         "guarantee": "confident",

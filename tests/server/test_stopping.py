@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,11 @@ from servers import (
     toy_model,
 )
 
+from seqdefer.engine.speculative import RowWritten
+from seqdefer.methods.plans import PlanRow
+from seqdefer.server.batches import RunningBatch, WriteRequest, _Row
 from seqdefer.server.stopping import StopText
+from seqdefer.types import PREDICTOR
 
 LETTERS = st.text("ab", max_size=6)
 
@@ -92,3 +97,17 @@ def test_stop_strings_that_are_refused(server: RunningServer, stop: Any) -> None
 @pytest.mark.parametrize("stop", [None, []])
 def test_no_stop_strings(server: RunningServer, stop: Any) -> None:
     assert server.complete("13", 0.5, stop=stop).choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
+
+
+def test_a_row_that_stopped_stays_so_when_it_is_written_anew() -> None:
+    """Regression: after a failed batch, tokens behind the stop string were sent, and the row ended twice."""
+    model = toy_model()
+    written = model.generate(["13"], 0.0)
+    tokens, text = written.sequences.tokens[0, : int(written.sequences.lengths[0])].tolist(), written.outputs[0]
+    place = next(at for at in range(1, len(text) - 1) if text[at] not in text[:at])
+    request = WriteRequest(["13"], 0.0, LENGTH, stop=(text[place],))
+    line = RowWritten(0, tokens, [PREDICTOR] * len(tokens), [0.0] * len(tokens))
+    plan_row = PlanRow(0.0, True, line, [False] * len(tokens))
+    row = _Row(SimpleNamespace(request=request, is_cancelled=False), 0, plan_row, tokens[: place + 1])
+    assert list(RunningBatch._tokens(SimpleNamespace(model=model), row)) == []
+    assert row.is_finished

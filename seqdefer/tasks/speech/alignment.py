@@ -21,6 +21,7 @@ _DROPPED = re.compile("['’.\ufffd]")  # within words; \ufffd is half a letter
 _SEPARATORS = re.compile(r"[\W_]")  # what is neither a letter nor a digit
 UNITS = ("words", "characters")
 KEPT_ROWS = 2**16
+MAX_DEPTH = 200  # of recursion
 
 
 def plain(text: str) -> str:
@@ -69,6 +70,8 @@ class Alignments:
         reference = self.references[at]
         if not units:
             return range(len(reference) + 1)
+        for n in range(MAX_DEPTH, len(units), MAX_DEPTH):  # else a long text would recurse too deeply
+            self._row(at, units[:n])
         return _next_row(self._row(at, units[:-1]), [unit != units[-1] for unit in reference])
 
 

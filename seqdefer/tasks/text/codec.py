@@ -110,7 +110,7 @@ class TextCodec(Codec):
         return {"type": "array", "items": one, "minItems": 1, "maxItems": self.max_tokens}
 
     def from_ids(self, ids: Sequence[int]) -> TokenIds:
-        """Return an input of these ids. Ids are never truncated: who sends them counts them."""
+        """Return an input of these ids. Ids are never truncated: clients that send them must keep within the limit."""
         if not 0 < len(ids) <= self.max_tokens:
             raise InputError(f"the prompt has {len(ids)} token ids; give 1 to {self.max_tokens}")
         if wrong := [one for one in ids if not 0 <= one < len(self.tokenizer)]:

@@ -70,3 +70,8 @@ def test_each_text_has_its_own_reference() -> None:
     assert torch.equal(found.whole(["a b", "a b", "c", "c"], [0, 1, 1, 2]), torch.tensor([0, 2, 0, 1]))
     assert torch.equal(found.unavoidable(["a b", "a b", "c", "c"], [0, 1, 1, 2]), torch.tensor([0, 2, 0, 1]))
     assert found.unavoidable(["c"], [2]).tolist() == [1], "a reference without words"
+
+
+def test_long_texts_do_not_recurse_too_deeply() -> None:
+    text = "ab" * 2000
+    assert Alignments([text], "characters").whole([text], [0]).tolist() == [0]
