@@ -93,7 +93,7 @@ class Gateway:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path, account = _path_label(scope["path"]), scope["state"].get("account")
         self.metrics.count("seqdefer_requests_total", {"path": path, "status": str(status)})
-        self.metrics.observe_seconds(seconds, {"path": path})
+        self.metrics.observe("seqdefer_request_seconds", seconds, {"path": path})
         log_access(scope, status, seconds, None if self.keys is None or account is None else account.key.name)
 
     async def _forward(self, scope: Scope, receive: Receive, response: _Response) -> None:

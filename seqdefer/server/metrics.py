@@ -74,9 +74,6 @@ class Metrics:
     def observe(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         self._with(name, labels).observe(value)
 
-    def observe_seconds(self, value: float, labels: Mapping[str, str]) -> None:
-        self.observe("seqdefer_request_seconds", value, labels)
-
     def gauge(self, name: str, value: Callable[[], float], labels: Mapping[str, str] | None = None) -> None:
         """Show what `value` returns when the metrics are rendered."""
         self._with(name, labels).set_function(value)
