@@ -35,6 +35,11 @@ class PredictorRows(ABC):
     def propose(self) -> Proposal:
         """Propose the next token of every row."""
 
+    def guesses(self) -> Tensor | None:
+        """Return the tokens that `propose` proposes, where they are known before the rest of it: the next step need not
+        wait for that, and a GPU works on both at once."""
+        return None
+
     @abstractmethod
     def append(self, tokens: Tensor) -> None:
         """Every row reads one of `tokens` (n,)."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ from seqdefer.engine.pace import MAX_STEPS_AHEAD, Pace, Turn
 from seqdefer.engine.rows import StateRows, rows_of_expert, rows_of_predictor
 from seqdefer.environment import send
 from seqdefer.errors import ContractError
+from seqdefer.graphs import Beside
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows, run_turn
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
@@ -179,12 +181,16 @@ class SpeculativeLoop:
         positions, columns = self._tensor(begin), list[tuple[Tensor, Tensor, Tensor]]()
         furthest = min(begin) if self.predictor.runs_past_end else max(begin)
         most = min(self.pace.most_steps(), MAX_STEPS_AHEAD, length - furthest)
-        progress = _Progress(self, len(begin))
+        progress, beside = _Progress(self, len(begin)), Beside(self._device)
         for step in range(most):
-            proposal = self.predictor.propose()
-            here = (positions + step).clamp(max=length - 1)
-            scores, defer = self._decide(here, proposal)
-            tokens, is_open = self._foreseen(proposal.tokens, defer) if step == 0 else (proposal.tokens, defer)
+            guesses = self.predictor.guesses()
+            with nullcontext() if guesses is None else beside.work():
+                proposal, here = self.predictor.propose(), (positions + step).clamp(max=length - 1)
+                scores, defer = self._decide(here, proposal)
+            tokens, is_open = proposal.tokens if guesses is None else guesses, defer
+            if step == 0 and any(row.foreseen is not None for row in self.rows):
+                beside.wait()
+                tokens, is_open = self._foreseen(tokens, defer)
             columns.append((tokens, scores, defer))
             if not self.predictor.runs_past_end and bool(self.spec.is_end(tokens).any()):
                 break
@@ -193,6 +199,7 @@ class SpeculativeLoop:
             if progress.is_settled and time.perf_counter() - start > SHOWN_SECONDS:
                 break
             self.predictor.append(tokens)
+        beside.wait()
         written = [torch.stack(parts, 1).tolist() for parts in zip(*columns, strict=True)]
         turn.steps, turn.step_seconds = len(columns), time.perf_counter() - start
         self.work.predictor_steps += len(columns)
@@ -204,8 +211,6 @@ class SpeculativeLoop:
     def _foreseen(self, tokens: Tensor, defer: Tensor) -> tuple[Tensor, Tensor]:
         """Write the expert's token where it is known and wanted. Return all tokens, and where questions are open."""
         known = [row.foreseen is not None for row in self.rows]
-        if not any(known):
-            return tokens, defer
         named = self._tensor([row.foreseen if is_known else 0 for row, is_known in zip(self.rows, known, strict=True)])
         is_known = self._tensor(known)
         return torch.where(is_known & defer, named.to(tokens.dtype), tokens), defer & ~is_known

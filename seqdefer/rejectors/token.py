@@ -87,6 +87,8 @@ class MLPRejector(TokenNetwork):
         return self._context(context)
 
     def forward(self, state: Tensor, position: int | Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        where = torch.zeros(len(state), self.sizes.length, device=state.device)
-        where[torch.arange(len(state), device=state.device), position] = 1.0
-        return self.body(torch.cat([state, steps, where], 1)).squeeze(1), state
+        # Compared, not assigned: a number that is assigned is copied to a GPU, which no graph can record.
+        places = torch.arange(self.sizes.length, device=state.device)
+        where = places == (position[:, None] if isinstance(position, Tensor) else position)
+        inputs = [state, steps, where.expand(len(state), -1).to(steps)]
+        return self.body(torch.cat(inputs, 1)).squeeze(1), state

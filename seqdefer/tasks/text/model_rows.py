@@ -106,7 +106,8 @@ class ModelRows:
         return proposal if len(steps.wanted) == len(tokens) else proposal.select(steps.every)
 
     def go_back(self, steps: Sequence[int]) -> None:
-        self._steps = None
+        if any(steps):
+            self._steps = None
         for place, n in zip(self.places, steps, strict=True):
             if place is not None:
                 self.ends[place] -= n

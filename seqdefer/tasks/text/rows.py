@@ -55,6 +55,7 @@ class TextPredictorRows(PredictorRows):
         self.counts: list[int] = []  # of each row, its tokens
         self._counts: Tensor | None = None  # the same on the device
         self.proposal: Proposal | None = None  # of all rows
+        self._given: list[Any] = []  # what a GPU may still read on another stream: kept until the rows go back
 
     def admit(self, inputs: Tensor) -> Tensor:
         self.predictor.start_reading(inputs)  # checks them
@@ -69,10 +70,14 @@ class TextPredictorRows(PredictorRows):
     def propose(self) -> Proposal:
         assert self.proposal is not None
         assert self.inputs is not None
+        given = self.inputs, self.tokens, *self.proposal.tensors()
+        self._given.append(given)
         if self.predictor.shown == "states":  # they are part of the proposal
             return self.predictor.show(self.proposal, self.inputs, self.tokens)
-        given = self.inputs, self.tokens, *self.proposal.tensors()
         return Proposal(*self.predictor.showing.padded(given))
+
+    def guesses(self) -> Tensor | None:
+        return None if self.proposal is None else self.proposal.tokens
 
     def append(self, tokens: Tensor) -> None:
         self.proposal = self.rows.step(tokens)
@@ -85,8 +90,9 @@ class TextPredictorRows(PredictorRows):
         self.counts, self._counts = [count + 1 for count in self.counts], at + 1
 
     def go_back(self, steps: Sequence[int]) -> None:
+        self._given = []
         self.rows.go_back(steps)
-        if self.predictor.shown == "states":
+        if self.predictor.shown == "states" or not any(steps):
             return
         self.counts = [count - n for count, n in zip(self.counts, steps, strict=True)]
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
