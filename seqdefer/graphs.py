@@ -93,9 +93,9 @@ class Replayed:
         try:
             graph = self._graphs[key] = self._record(tensors, constants)
         except Exception as error:  # whatever a model does that cannot be recorded
-            logger.info("no CUDA graph of %s: %s", self.function, error)
             self._failures += 1
             self.is_off = self._failures == MAX_FAILURES
+            logger.log(logging.WARNING if self.is_off else logging.INFO, "no CUDA graph of %s: %s", self.function, error)
             return None
         if len(self._graphs) > MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]

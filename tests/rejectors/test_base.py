@@ -51,3 +51,28 @@ def test_one_example_has_no_spread() -> None:
     network = make(MLPRejector)
     network.standardise(torch.ones(1, 2), torch.ones(1, network.sizes.step))
     assert network.context_scale.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", TOKEN_NETWORKS)
+def test_rows_at_different_positions_are_scored_as_alone(kind: Any) -> None:
+    network, seen = make(kind).eval(), proposals(3, seed=0)
+    state, positions = network.start(torch.randn(3, 2)), torch.tensor([0, 4, 2])
+    scores, _ = network.score(state, positions, seen)
+    for row, position in enumerate(positions.tolist()):
+        alone, _ = network.score(state[row : row + 1], position, seen.select(torch.tensor([row])))
+        torch.testing.assert_close(scores[row], alone[0])
+    other, _ = network.score(state, positions.flip(0), seen)
+    assert not torch.equal(scores, other) or kind is not MLPRejector  # of the two, it alone sees the position
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", TOKEN_NETWORKS)
+def test_scores_are_replayed_on_a_gpu(kind: Any) -> None:
+    """The MLP once copied a number to the GPU at every step, which cannot be recorded: it ran without graphs."""
+    network, seen = make(kind).eval().to("cuda"), proposals(3, seed=0).to("cuda")
+    positions = torch.tensor([0, 4, 2], device="cuda")
+    with torch.no_grad():
+        state = network.start(torch.randn(3, 2, device="cuda"))
+        several = [network.score(state, positions, seen)[0] for _ in range(3)]
+    assert len(network._replayed._graphs) == 1
+    torch.testing.assert_close(several[2], several[0])
