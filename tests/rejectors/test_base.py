@@ -12,6 +12,7 @@ from networks import DRAFT_NETWORKS, SIZES, TOKEN_NETWORKS, make, proposals
 
 from seqdefer.rejectors.base import MAX_DEVIATIONS
 from seqdefer.rejectors.token import MLPRejector
+from seqdefer.types import Proposal
 
 
 def test_inputs_of_a_step() -> None:
@@ -69,7 +70,8 @@ def test_rows_at_different_positions_are_scored_as_alone(kind: Any) -> None:
 @pytest.mark.parametrize("kind", TOKEN_NETWORKS)
 def test_scores_are_replayed_on_a_gpu(kind: Any) -> None:
     """The MLP once copied a number to the GPU at every step, which cannot be recorded: it ran without graphs."""
-    network, seen = make(kind).eval().to("cuda"), proposals(3, seed=0).to("cuda")
+    network = make(kind).eval().to("cuda")
+    seen = Proposal(*(part.to("cuda") for part in proposals(3, seed=0).tensors()))
     positions = torch.tensor([0, 4, 2], device="cuda")
     with torch.no_grad():
         state = network.start(torch.randn(3, 2, device="cuda"))
