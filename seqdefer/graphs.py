@@ -95,7 +95,8 @@ class Replayed:
         except Exception as error:  # whatever a model does that cannot be recorded
             self._failures += 1
             self.is_off = self._failures == MAX_FAILURES
-            logger.log(logging.WARNING if self.is_off else logging.INFO, "no CUDA graph of %s: %s", self.function, error)
+            level = logging.WARNING if self.is_off else logging.INFO
+            logger.log(level, "no CUDA graph of %s: %s", self.function, error)
             return None
         if len(self._graphs) > MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
