@@ -5,8 +5,8 @@ one to finish, and under load the batch is full. The rest of the server runs in 
 `submit` and `cancel` (called by the loop) and `Ticket.deliver` (called by the thread).
 
 Requests that may ask a remote expert are batches of their own, with places of their own in the queue and in memory:
-while one waits for the expert, the thread serves others, and requests that need no expert wait for none. The shared
-batch and the others get equal time.
+while one waits for the expert, the thread serves others, and requests that need no expert wait for none. Those come
+first: while they are at work, all others together get half of the time that they take.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from seqdefer.server.metrics import Metrics
 from seqdefer.server.tickets import Ticket
 from seqdefer.server.tracing import tracing_from_environment
 
+OTHERS_TIME = 0.5  # of the other batches, for each second of the shared one
 SHUTDOWN_SECONDS = 2.0  # for the thread to end its step, and for the last responses to be sent
 
 log = logging.getLogger("seqdefer.server")
@@ -44,6 +45,8 @@ class Scheduler:
         self._queue: deque[Ticket] = deque()
         self._batches: list[RunningBatch] = []
         self._shared: RunningBatch | None = None  # the one that requests join
+        self._degraded: RunningBatch | None = None  # the same for requests that would ask, while the breaker is open
+        self._others_seconds = 0.0  # that the other batches may take
         self._open: set[Ticket] = set()  # used by the loop only: whom to notify at shutdown, even if the thread hangs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
@@ -182,16 +185,18 @@ class Scheduler:
             batch.close()
 
     def _advance_others(self, seconds: float) -> None:
-        """Give turns to batches of single requests, first to those that have waited longest: to one at least, and to
-        more for as long as the shared batch took."""
-        end = time.perf_counter() + seconds
+        """Give turns to the other batches, first to those that have waited longest, while they have time left: the
+        shared batch has just taken some `seconds`. Without a shared batch, they have all the time."""
+        self._others_seconds = min(self._others_seconds, 0.0) + OTHERS_TIME * seconds
         for batch in [one for one in self._batches if one is not self._shared and one.is_due]:
+            if self._shared is not None and self._others_seconds <= 0:
+                return
+            started = time.perf_counter()
             self._advance(batch)
             if batch in self._batches:
                 self._batches.remove(batch)
                 self._batches.append(batch)
-            if self._shared is not None and time.perf_counter() > end:
-                return
+            self._others_seconds -= 0.0 if self._shared is None else time.perf_counter() - started
 
     def _wait_for_work(self) -> bool:
         with self._changed:
@@ -236,15 +241,21 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take requests off the queue. At most `limits.batch` inputs: to read them delays what runs. Those that may ask
-        a remote expert become batches of their own, the others join the shared one."""
+        a remote expert become batches of their own, the others join the shared one, or that of degraded ones."""
         for member in self._take(asks=True):
             self._start([member], self._calls)
         members = self._take(asks=False)
-        if members and self._shared in self._batches:
-            assert self._shared is not None
-            self._shared.join(members)
-        elif members:
-            self._shared = self._start(members, self._no_calls if self._is_remote else self._calls)
+        self._shared = self._join(self._shared, [one for one in members if not self._may_ask(one.recipient)])
+        self._degraded = self._join(self._degraded, [one for one in members if self._may_ask(one.recipient)])
+
+    def _join(self, batch: RunningBatch | None, members: Sequence[Member]) -> RunningBatch | None:
+        """Let requests join a batch, or start one; return it."""
+        if not members:
+            return batch
+        if batch is None or batch not in self._batches:
+            return self._start(members, self._no_calls if self._is_remote else self._calls)
+        batch.join(members)
+        return batch
 
     def _take(self, *, asks: bool) -> list[Member]:
         """Take requests of a kind off the queue, and encode their inputs."""

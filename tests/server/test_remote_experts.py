@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,9 @@ from servers import BUDGETS, COMPLETIONS, RunningServer, documents, metric, runn
 from tiny_models import tiny_text_model
 from vllm_like import FIELDS, vllm_like
 
+from seqdefer.server.batches import RunningBatch
 from seqdefer.server.http import Limits
+from seqdefer.server.scheduler import OTHERS_TIME
 from tests.remote.test_client import Handler, Misbehaving, completion, content, hang, server, status  # noqa: F401, server is a fixture
 
 pytestmark = [
@@ -143,6 +146,71 @@ def test_refusals_of_single_requests_do_not_open_the_breaker(calm: tuple[Running
     for number in range(8):
         check_degraded(front, f"w{number + 3}", "the expert failed (EndpointError)")
     assert metric(front, 'seqdefer_breaker_state{state="closed"}') == 1
+
+
+# -- requests that need no expert come first -------------------------------------------------------------------------
+
+
+def watch_turns(front: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, float]]:
+    """Return a list to which every turn adds whether there is a shared batch, whether it is that, and its seconds."""
+    scheduler, turns = front.scheduler, list[tuple[bool, bool, float]]()
+    advance = scheduler._advance
+
+    def timed(batch: Any) -> None:
+        kind, started = (scheduler._shared is not None, batch is scheduler._shared), time.perf_counter()
+        advance(batch)
+        turns.append((*kind, time.perf_counter() - started))
+
+    monkeypatch.setattr(scheduler, "_advance", timed)
+    return turns
+
+
+def test_requests_without_an_expert_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While they are at work, those that ask get half of the time that these take, and one turn more at most."""
+    with vllm_like(tiny_text_model("gpt2", 2, 6)) as endpoint, running(remote_model(endpoint.url)) as front:
+        turns = watch_turns(front, monkeypatch)
+
+        async def post_both() -> None:
+            await asyncio.gather(
+                post_all(front.address, documents(24), 1.0), post_all(front.address, documents(24), 0.0)
+            )
+
+        asyncio.run(post_both())
+        front.wait_until_idle()
+    shared = sum(seconds for _, is_shared, seconds in turns if is_shared)
+    others = [seconds for has_shared, is_shared, seconds in turns if has_shared and not is_shared]
+    assert others  # they do not starve
+    assert sum(others[:-1]) <= OTHERS_TIME * shared + max(others)
+
+
+def test_degraded_requests_do_not_crowd_the_others(calm: tuple[RunningServer, Misbehaving]) -> None:
+    """While the breaker is open, requests that would ask are a batch of their own."""
+    front, endpoint = calm
+    front.scheduler.breaker.seconds = 60.0
+    endpoint.behaviours += [status(500)] * 1000
+    for number in range(5):
+        check_degraded(front, f"w{number + 3}", "the expert failed")
+    assert front.scheduler.breaker.state == "open"
+    together = list[bool]()
+    join = RunningBatch.join
+
+    def watched(self: RunningBatch, members: Any) -> None:
+        join(self, members)
+        together.append(len({front.scheduler._may_ask(one.recipient) for one in self.members}) > 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunningBatch, "join", watched)
+
+        async def post_both() -> list[Any]:
+            parts = await asyncio.gather(*(post_all(front.address, documents(8), budget) for budget in (0.0, 1.0)))
+            return [one.json() for part in parts for one in part]
+
+        answers = asyncio.run(post_both())
+    assert together
+    assert not any(together)
+    texts = [answer["choices"][0]["text"] for answer in answers]
+    assert texts == [text_alone(one, 0.0) for one in documents(8)] * 2
+    assert [answer["deferral"]["degraded"] for answer in answers] == [False] * 8 + [True] * 8
 
 
 # -- answers that are none -----------------------------------------------------------------------------------------
