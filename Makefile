@@ -3,9 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-# Files of tests are shared among processes of one thread each; what tests of a file share is made once.
+# Each process gets a run of consecutive tests, so most of what tests of a file share is made once, and takes half of
+# what is left to another when it has none. Bytecode is kept: pytest rewrites and compiles every test otherwise, twice.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-all test-vllm check bench docs reproduce clean
