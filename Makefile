@@ -1,7 +1,8 @@
 # Every target but `clean` first makes the environment in .venv, once. Another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+# Without --no-compile, pip compiles every module of every package, of which the tests import a part.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
 # Each process gets a run of consecutive tests, so most of what tests of a file share is made once, and takes half of
 # what is left to another when it has none. Bytecode is kept: pytest rewrites and compiles every test otherwise, twice.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from thresholds import between
+from thresholds import interleaved
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
@@ -54,13 +54,8 @@ PACES: dict[str, Callable[[], Any]] = {
 
 
 @cache
-def interleaved(task: ToyTask) -> dict[float, Rollout]:
-    """Return what the interleaved loop writes, by threshold: all deferred, much, half, little, nothing."""
-    write = lambda threshold: roll_out(  # noqa: E731
-        task.predictor, task.expert, task.split("test"), Threshold(Confidence(), threshold), task.spec
-    )
-    scores = write(9e9).scores
-    return {one: write(one) for one in (-9e9, *(between(scores, share) for share in (0.1, 0.5, 0.9)), 9e9)}
+def written(task: ToyTask) -> dict[float, Rollout]:
+    return interleaved(task.predictor, task.expert, task.split("test"), task.spec, shares=(0.1, 0.5, 0.9))
 
 
 @pytest.mark.parametrize("at_once", [None, 1, 3])
@@ -69,7 +64,7 @@ def interleaved(task: ToyTask) -> dict[float, Rollout]:
 def test_writes_what_the_interleaved_loop_writes(task: ToyTask, pace: Callable[[], Any], at_once: int | None) -> None:
     examples = task.split("test")
     rows = slice(4) if at_once == 1 else slice(None)  # one row after the other takes long
-    for threshold, expected in interleaved(task).items():
+    for threshold, expected in written(task).items():
         policy = Threshold(Confidence(), threshold)
         loop = speculative_loop(task.predictor, task.expert, policy, task.spec, pace())
         same(run_all(loop, examples.select(torch.arange(len(examples))[rows]), at_once), expected, rows)
