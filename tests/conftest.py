@@ -7,6 +7,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,16 +30,26 @@ settings.register_profile("seqdefer", settings.get_profile("random"), derandomiz
 settings.load_profile("seqdefer")
 
 
-# Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`.
-OPTIONAL = "transformers|soundfile|onnx|openai|ray|schemathesis"
+# Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`; so is a
+# module that imports a module of `support` that asks for one.
+OPTIONAL = "transformers|soundfile|onnx|openai|opentelemetry|ray|schemathesis"
 EXTRA = re.compile(rf"(importorskip|find_spec)\(\"({OPTIONAL})\b|interpreted_kernels\(\)")
+IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
+SUPPORT = Path(__file__).parent / "support"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for path, tests in groupby(items, lambda item: item.path):
-        if EXTRA.search(path.read_text(encoding="utf-8")):
+        if needs_extra(path):
             for test in tests:
                 test.add_marker("extra")
+
+
+@cache
+def needs_extra(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8")
+    imported = [SUPPORT / f"{name}.py" for name in IMPORT.findall(text)]
+    return EXTRA.search(text) is not None or any(needs_extra(one) for one in imported if one.is_file())
 
 
 @pytest.fixture(autouse=True)

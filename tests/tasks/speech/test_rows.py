@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
+from thresholds import interleaved
 
 pytest.importorskip("transformers", reason="needs the extra 'speech'")
 
 from tiny_whisper import LENGTH, clips, tiny_speech_model, tiny_speech_pair
 
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
@@ -18,7 +20,7 @@ from seqdefer.rows import Chunk
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.row_passes import RowPasses
 from seqdefer.tasks.text.row_probe import probe
-from seqdefer.types import Proposal, SequenceSpec
+from seqdefer.types import Proposal, Rollout, SequenceSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,20 +69,21 @@ def test_a_trial_of_rows_encodes_nothing() -> None:
     assert model.encoder_cache.n_encoded == 0
 
 
+@cache
+def written(shown: str) -> dict[float, Rollout]:
+    pair = tiny_speech_pair(shown)
+    return interleaved(pair.predictor, pair.expert, clips(7), SequenceSpec(LENGTH, pair.predictor.end))
+
+
 @pytest.mark.parametrize("at_once", [2, 7])
 @pytest.mark.parametrize("ahead", [1, 3, None])
 @pytest.mark.parametrize("shown", ["states", "facts"])
 def test_speculation_writes_what_the_interleaved_loop_writes(shown: str, ahead: int | None, at_once: int) -> None:
     pair, examples = tiny_speech_pair(shown), clips(7)
     spec = SequenceSpec(LENGTH, pair.predictor.end)
-    alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
-    for threshold in (-9e9, *alone.scores.flatten().quantile(torch.tensor([0.43, 0.81])).tolist(), 9e9):
-        policy = Threshold(Confidence(), threshold)
-        expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
-        loop = speculative_loop(
-            pair.predictor, pair.expert, policy, spec, Pace() if ahead is None else FixedPace(ahead)
-        )
-        found = run_all(loop, examples, at_once)
+    for threshold, expected in written(shown).items():
+        policy, pace = Threshold(Confidence(), threshold), Pace() if ahead is None else FixedPace(ahead)
+        found = run_all(speculative_loop(pair.predictor, pair.expert, policy, spec, pace), examples, at_once)
         assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
         assert torch.equal(found.authors, expected.authors)
         assert torch.allclose(found.scores, expected.scores, atol=1e-4)

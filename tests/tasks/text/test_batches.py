@@ -93,22 +93,29 @@ def label(task: TextTask, folder: Path) -> LearningData:
     return Experiment(task, ExperimentSettings(seeds=1, instances=1, rollouts=4), folder).splits.train
 
 
+def labelled_task() -> TextTask:
+    return task_of(pair_of("t5"), random_documents(24), length=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> LearningData:
+    return label(labelled_task(), tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize(
     ("writer", "name", "at"), [("predictor", "prefill", 1), ("expert", "extend", 1), ("expert", "extend", 9)]
 )
 def test_labels_survive_a_halved_batch(
-    writer: str, name: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: str, name: str, at: int, plain: LearningData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = random_documents(24)
-    expected = label(task_of(pair_of("t5"), documents, length=LENGTH), tmp_path / "plain")
-    task = task_of(pair_of("t5"), documents, length=LENGTH)
+    task = labelled_task()
     network = getattr(task, writer).model.network
     monkeypatch.setattr(network, name, failing_once(getattr(network, name), at))
     with pytest.warns(SmallerBatchWarning, match="does not fit into GPU memory; continuing with"):
         found = label(task, tmp_path / "halved")
-    assert torch.equal(found.table.loss, expected.table.loss)
-    assert torch.equal(found.table.deferred, expected.table.deferred)
-    assert known(found) == known(expected)
+    assert torch.equal(found.table.loss, plain.table.loss)
+    assert torch.equal(found.table.deferred, plain.table.deferred)
+    assert known(found) == known(plain)
 
 
 def known(labelled: LearningData) -> dict[tuple[int, ...], list[Any]]:

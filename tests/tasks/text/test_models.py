@@ -113,7 +113,7 @@ def test_several_end_tokens_count_as_the_first() -> None:
 # -- the contract ---------------------------------------------------------------------------------------------------
 
 
-@each_family
+@some_families
 def test_contracts(family: str) -> None:
     pair, examples, spec = tiny_pair(family), documents(3), spec_of(tiny_pair(family), 5)
     check_predictor(pair.predictor, examples.inputs, spec)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from thresholds import between
+from thresholds import interleaved
 from tiny_models import FAMILIES, LENGTH, N_WORDS, documents, lively, tiny_pair, tiny_text_model, tokenizer
 
 from seqdefer.budgets.policies import Threshold
-from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
@@ -20,7 +19,7 @@ from seqdefer.tasks.text import pairs
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import TextPair
 from seqdefer.tasks.text.row_probe import EXACT, HALF, probe, rows_stand_apart
-from seqdefer.types import Sequences, SequenceSpec
+from seqdefer.types import Rollout, Sequences, SequenceSpec
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -90,16 +89,19 @@ def test_others_are_detected_once(name: str, caplog: pytest.LogCaptureFixture) -
     assert not why or f"rows of {name} cannot stand" in caplog.text
 
 
+@cache
+def written(name: str) -> dict[float, Rollout]:
+    pair = other_pair(name)
+    return interleaved(pair.predictor, pair.expert, documents(5), SequenceSpec(LENGTH, pair.predictor.end))
+
+
 @pytest.mark.parametrize("ahead", [1, 3, None])
 @pytest.mark.parametrize("name", OTHERS)
 def test_speculation_writes_what_the_interleaved_loop_writes(name: str, ahead: int | None) -> None:
     pair, examples = other_pair(name), documents(5)
     spec = SequenceSpec(LENGTH, pair.predictor.end)
-    alone = roll_out(pair.predictor, pair.expert, examples, Threshold(Confidence(), 9e9), spec)
-    for threshold in (-9e9, *(between(alone.scores, share) for share in (0.43, 0.81))):
-        policy = Threshold(Confidence(), threshold)
-        expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
-        pace = Pace() if ahead is None else FixedPace(ahead)
+    for threshold, expected in written(name).items():
+        policy, pace = Threshold(Confidence(), threshold), Pace() if ahead is None else FixedPace(ahead)
         found = run_all(speculative_loop(pair.predictor, pair.expert, policy, spec, pace), examples, at_once=3)
         assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
         assert torch.equal(found.authors, expected.authors)
