@@ -30,7 +30,7 @@ settings.load_profile("seqdefer")
 
 
 # Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`.
-OPTIONAL = "transformers|soundfile|onnx|openai|ray|schemathesis"
+OPTIONAL = "transformers|sacrebleu|soundfile|onnx|openai|ray|schemathesis"
 EXTRA = re.compile(rf"(importorskip|find_spec)\(\"({OPTIONAL})\b|interpreted_kernels\(\)")
 
 

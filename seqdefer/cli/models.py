@@ -27,14 +27,14 @@ from seqdefer.cli.common import (
     work_in,
 )
 from seqdefer.cli.labelling import add_executor, chosen_executor
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
+from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
     from seqdefer.budgets.rules import Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
-    from seqdefer.model.fitting import QualityRequest
+    from seqdefer.model.learning import QualityRequest
 
 MAX_INPUTS_MIB = 32  # of the files that calibrate reads; JSON takes 20 times as much memory when it is parsed
 FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
@@ -42,7 +42,8 @@ FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage 
 
 def fit(arguments: list[str]) -> int:
     from seqdefer.model.deferring_model import DEFAULT_BUDGET
-    from seqdefer.model.fitting import fit_model, require_served
+    from seqdefer.model.fitting import fit_model
+    from seqdefer.model.learning import require_served
 
     entry = task_of("fit", arguments, needs="serve")
     require_served(entry)
@@ -75,7 +76,7 @@ def fit(arguments: list[str]) -> int:
 
 
 def _chosen_quality(chosen: argparse.Namespace) -> QualityRequest | None:
-    from seqdefer.model.fitting import QualityRequest
+    from seqdefer.model.learning import QualityRequest
 
     if chosen.within is None:
         return None
