@@ -60,6 +60,7 @@ from seqdefer.model.folders import (
     read_pairing,
     read_quality,
     read_timing,
+    task_of,
     unbundled,
     update_digests,
     write_pairing,
@@ -72,7 +73,6 @@ from seqdefer.model.unfitted import UnfittedPair, bind
 from seqdefer.progress import NO_PROGRESS, Clock, Meter, Progress, Silent
 from seqdefer.progress_bars import show_progress
 from seqdefer.recipes import DEFAULT_PRESET
-from seqdefer.registry import load_task
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.report.notebook import model_html
 from seqdefer.storage.files import write_json
@@ -277,9 +277,7 @@ class DeferringModel:
         is refused. `budgets=False` leaves the calibration unread, because it is about to be measured again."""
         folder = local_folder(source, revision=revision, token=token)
         pairing = read_pairing(folder)
-        entry, changes = bind(
-            load_task(pairing.task), {"predictor": predictor, "expert": expert, "tokenizer": tokenizer}
-        )
+        entry, changes = bind(task_of(pairing), {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
         pairing = replace(pairing, options={**unbundled(pairing.options, folder), **changes})
         served = load_served(entry, pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)

@@ -29,6 +29,7 @@ from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.methods.timing import Timing
 from seqdefer.progress import Meter
+from seqdefer.registry import load_task
 from seqdefer.rejectors.base import SavedRejector
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.storage.records import read_record, to_plain
@@ -154,6 +155,11 @@ def _read(kind: type[Record], path: Path, action: str) -> Record:
         raise CheckpointError(f"{error}; {action}") from error
 
 
+def task_of(pairing: Pairing) -> TaskEntry:
+    """Return the task of a pairing."""
+    return load_task(pairing.task)
+
+
 def load_served(entry: TaskEntry, pairing: Pairing, folder: Path, device: str, meter: Meter) -> Served:
     """Load the pair that a pairing names, and refuse another than the one that `folder` was fitted with."""
     if entry.serve is None:
@@ -170,7 +176,7 @@ def load_served(entry: TaskEntry, pairing: Pairing, folder: Path, device: str, m
         if found != wanted:
             raise CheckpointError(
                 f"{folder} was fitted with {role} {wanted}, and what it names is now {found}; put that {role} back, or "
-                f"name the right one ({role}= in Python, --{role} on the command line), or fit again"
+                f"fit again, or say where it is: --{role} of seqdefer generate and serve, {role}= in Python"
             )
     return served
 

@@ -132,13 +132,13 @@ def test_what_can_go_wrong() -> None:
     for use in (lambda: unfitted.generate(TEXTS), lambda: unfitted.calibrate(TEXTS), lambda: unfitted.served):
         with pytest.raises(OptionError, match=r"not fitted yet; fit it: model.fit\(data\)"):
             use()
-    with pytest.raises(OptionError, match="unknown option 'lenght'; available: .*length"):
+    with pytest.raises(OptionError, match=r"unknown option 'lenght'; available: .*length"):
         loaded(lenght=3)
     with pytest.raises(OptionError, match="--length is 0"):
         loaded(length=0)
     with pytest.raises(OptionError, match="both models are names"):
         DeferringModel.from_pair("small", "large", tokenizer())
-    with pytest.raises(OptionError, match="the predictor is a loaded T5.* without a name; give its tokenizer"):
+    with pytest.raises(OptionError, match=r"the predictor is a loaded T5.* without a name; give its tokenizer"):
         DeferringModel.from_pair(tiny("t5", 1, 1), tiny("t5", 2, 6), device="cpu").fit(PAIRS, progress=False)
     with pytest.raises(OptionError, match="not made by from_pair"):
         DeferringModel().fit(PAIRS)
@@ -171,7 +171,7 @@ def test_a_function_is_what_is_learned_and_reported(tmp_path: Path) -> None:
 
 
 def test_metrics_that_make_no_sense() -> None:
-    with pytest.raises(OptionError, match="unknown --metric 'rouge'; available: .*chrf.*rouge1"):
+    with pytest.raises(OptionError, match=r"unknown --metric 'rouge'; available: .*chrf.*rouge1"):
         loaded().fit(PAIRS, metric="rouge")
     with pytest.raises(DataError, match=r"metric 'many' is 37.0 .*between 0 and 1: say Metric\(function, best=...\)"):
         loaded(length=4).fit(PAIRS, metric=Metric(lambda *_: 37.0, "many"), progress=False)
@@ -193,7 +193,7 @@ def test_a_moved_pair_is_pointed_at_anew(checkpoints: Path, tmp_path: Path) -> N
     pair = {name: tmp_path / "there" / name for name in ("predictor", "expert")}
     moved = DeferringModel.from_pretrained(tmp_path / "model", **pair)
     assert moved.generate(TEXTS).outputs == model.generate(TEXTS).outputs
-    with pytest.raises(CheckpointError, match=r"fitted with expert .*name the right one \(expert= in Python, --expert"):
+    with pytest.raises(CheckpointError, match=r"fitted with expert .*say where it is: --expert of"):
         DeferringModel.from_pretrained(tmp_path / "model", **{**pair, "expert": pair["predictor"]})
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         named = [f"--{name}={folder}" for name, folder in pair.items()]
@@ -259,5 +259,6 @@ def test_the_real_pair(shared_dir: Path, tmp_path: Path) -> None:
     )
     with pytest.warns(UserWarning, match="truncated"):
         model.fit(rows, metric="rougeL", progress=False)
+    with pytest.warns(UserWarning, match="truncated"):
         written = model.generate([row["document"] for row in rows[:2]], budget=0.5)
     assert all(written.outputs)

@@ -18,6 +18,7 @@ import torch
 from seqdefer.errors import DataError, OptionError, unknown
 from seqdefer.tasks.common.metrics import Metric
 from seqdefer.tasks.text.data import Corpus, Document, Fields, corpus_of
+from seqdefer.tasks.text.hub import cached_commit
 from seqdefer.tasks.text.loading import REVISION_SIGN, is_folder, load_text_model
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
@@ -79,11 +80,9 @@ class Given:
 
 def name_of(model: Any) -> str:
     """Return the folder or the name on the Hub, with its revision, that a model was loaded from; "" where none is."""
-    config = getattr(model, "config", None)
-    name, commit = str(getattr(config, "_name_or_path", "") or ""), getattr(config, "_commit_hash", None)
-    if name and commit and not is_folder(name):
-        return f"{name}{REVISION_SIGN}{commit}"
-    return name
+    name = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    commit = cached_commit(name) if name and not is_folder(name) else ""
+    return f"{name}{REVISION_SIGN}{commit}" if commit else name
 
 
 def _tokenizer_of(model: Any, role: str) -> Any:

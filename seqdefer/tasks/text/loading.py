@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from seqdefer.errors import CheckpointError, InputError, OptionError, unknown
-from seqdefer.tasks.text.hub import is_hub_reachable
+from seqdefer.tasks.text.hub import cached_commit, is_hub_reachable
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
 REVISION_SIGN = "@"  # between the name of a repository on the Hub and a branch, tag or commit
@@ -65,7 +65,7 @@ def load_checkpoint(source: str | Path, family: Family, *, device: torch.device 
             place, config=config, use_safetensors=True, dtype=getattr(torch, dtype), output_loading_info=True, **options
         )
     _check_report(report, name)
-    commit = None if is_local else getattr(config, "_commit_hash", None)
+    commit = "" if is_local else cached_commit(place, revision)
     return LoadedCheckpoint(
         f"{place}{REVISION_SIGN}{commit}" if commit else name, model.to(device), tokenizer, options, place
     )

@@ -48,7 +48,9 @@ class TextOptions:
     summary_field: str = option("summary", "field of the data that holds the reference")
     prefix: str = option("", "text before each document, such as 'summarize: '")
     suffix: str = option("", "text after each document, such as 'TL;DR:' for decoder-only models")
-    length: int | None = option(None, "maximum number of tokens to write (as long as nearly all references)")
+    length: int | None = option(
+        None, "maximum number of tokens to write; without it, as many as 95 % of the references have"
+    )
     input_tokens: int = option(448, "maximum number of tokens to read of a document")
     max_words: int | None = option(None, "drop documents whose summary has more words")
     shown: str = option(

@@ -9,6 +9,7 @@ In the paper, a repeated token is right if the reference contains it at all (`pa
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -199,9 +200,10 @@ def _shorten(text: str) -> str:
 
 def length_of(references: Tensor) -> int:
     """Return how many tokens hold nearly all references (n, R), MAX_LENGTH at most."""
-    lengths = (references != PADDING).sum(1).double()
-    most = int(lengths.quantile(LENGTH_SHARE, interpolation="higher")) if len(lengths) else DEFAULT_LENGTH
-    return max(1, min(most, MAX_LENGTH))
+    if not len(references):
+        return DEFAULT_LENGTH
+    lengths = (references != PADDING).sum(1).sort().values
+    return max(1, min(int(lengths[math.ceil(LENGTH_SHARE * len(lengths)) - 1]), MAX_LENGTH))
 
 
 def chosen_metric(options: TextOptions) -> Metric | None:
