@@ -157,13 +157,11 @@ def add_guarantee(parser: Parser, usual: str) -> None:
     parser.add_argument("--share-of", metavar="tokens|inputs", help=words)
 
 
-def chosen_rule(chosen: argparse.Namespace, *, with_quality: bool = False) -> BudgetRule:
-    """Return the budget rule that `add_guarantee` asked for. The confidence may be that of a quality alone."""
+def chosen_rule(chosen: argparse.Namespace) -> BudgetRule:
+    """Return the budget rule that `add_guarantee` asked for."""
     from seqdefer.budgets.promises import budget_rule
 
-    guarantee = chosen.guarantee or "nearest"
-    confidence = None if with_quality and guarantee != "confident" else chosen.confidence
-    return budget_rule(guarantee, confidence=confidence, share_of=chosen.share_of)
+    return budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
 
 
 def add_learning(parser: Parser, entry: TaskEntry) -> None:

@@ -60,6 +60,7 @@ from seqdefer.model.folders import (
     read_pairing,
     read_quality,
     read_timing,
+    require_own_endpoint,
     task_of,
     unbundled,
     update_digests,
@@ -67,7 +68,7 @@ from seqdefer.model.folders import (
 )
 from seqdefer.model.generation import Decisions, Generation, StreamedToken
 from seqdefer.model.hub import local_folder, upload
-from seqdefer.model.learning import QualityRequest, learn, require_limit, unseen_inputs
+from seqdefer.model.learning import QualityRequest, learn, requested_promises, require_limit, unseen_inputs
 from seqdefer.model.model_card import write_card
 from seqdefer.model.unfitted import UnfittedPair, bind
 from seqdefer.progress import NO_PROGRESS, Clock, Meter, Progress, Silent
@@ -197,10 +198,7 @@ class DeferringModel:
             raise OptionError("this model was not made by from_pair; make one to fit: DeferringModel.from_pair(...)")
         given = {**options, "train": data, "metric": metric}
         entry, chosen, settings = self.unfitted.chosen(given, preset=preset, recipe=recipe)
-        wanted = {} if confidence is None else {"confidence": confidence}
-        quality = None if within is None else QualityRequest(within, **wanted)
-        own = None if quality is not None and guarantee != "confident" else confidence
-        rule = budget_rule(guarantee, confidence=own, share_of=share_of)
+        rule, quality = requested_promises(guarantee, confidence=confidence, share_of=share_of, within=within)
         home = _temporary_folder(self) if folder is None else Path(folder)
         with show_progress(quiet=not progress) as meter:
             return self.fit_task(
@@ -274,10 +272,13 @@ class DeferringModel:
         """Load a folder, or a repository OWNER/NAME of the Hugging Face Hub at a `revision`, and the pair it names.
 
         `predictor` and `expert`, names or loaded models with their `tokenizer`, say where the pair is now; another pair
-        is refused. `budgets=False` leaves the calibration unread, because it is about to be measured again."""
+        is refused. An endpoint that a repository names as its expert must be named here, too: it will read your inputs.
+        `budgets=False` leaves the calibration unread, because it is about to be measured again."""
         folder = local_folder(source, revision=revision, token=token)
         pairing = read_pairing(folder)
         entry, changes = bind(task_of(pairing), {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
+        if folder != Path(source).expanduser():
+            require_own_endpoint(pairing, expert)
         pairing = replace(pairing, options={**unbundled(pairing.options, folder), **changes})
         served = load_served(entry, pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)

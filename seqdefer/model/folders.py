@@ -155,6 +155,16 @@ def _read(kind: type[Record], path: Path, action: str) -> Record:
         raise CheckpointError(f"{error}; {action}") from error
 
 
+def require_own_endpoint(pairing: Pairing, expert: Any) -> None:
+    """Raise where someone else's model would send inputs to an address that the user did not name."""
+    named = str(pairing.options.get("expert") or "")
+    if "://" in named and expert is None:
+        raise OptionError(
+            f"this model would send your inputs to the expert at {named:.200}; if you want that, name it: expert= in "
+            "Python, --expert on the command line"
+        )
+
+
 def task_of(pairing: Pairing) -> TaskEntry:
     """Return the task of a pairing."""
     return load_task(pairing.task)
@@ -213,10 +223,7 @@ def _bundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def unbundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return options with the folders of bundled models, wherever the model is now."""
-    return {
-        name: str(folder.resolve() / value.removeprefix(BUNDLE)) if str(value).startswith(BUNDLE) else value
-        for name, value in options.items()
-    }
+    return {name: str(folder.resolve() / name) if value == BUNDLE + name else value for name, value in options.items()}
 
 
 def pairing_of(task: str, options: Any, served: Served, recipe: str = "", data: str = "") -> Pairing:

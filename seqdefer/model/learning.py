@@ -13,8 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, check_confidence
+from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, ShareOf, budget_rule, check_confidence
 from seqdefer.budgets.quality import check_within
+from seqdefer.budgets.rules import BudgetRule
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.experiment import Experiment
@@ -52,6 +53,18 @@ class QualityRequest:
     def __post_init__(self) -> None:
         check_within(self.within)
         check_confidence(self.confidence)
+
+
+def requested_promises(
+    guarantee: str, *, confidence: float | None, share_of: ShareOf | None, within: float | None
+) -> tuple[BudgetRule, QualityRequest | None]:
+    """Return the rule that chooses settings, and the quality to promise, if any. The confidence may be that of a
+    quality alone."""
+    own = None if within is not None and guarantee != "confident" else confidence
+    rule = budget_rule(guarantee, confidence=own, share_of=share_of)
+    if within is None:
+        return rule, None
+    return rule, QualityRequest(within, **({} if confidence is None else {"confidence": confidence}))
 
 
 @dataclass(frozen=True)

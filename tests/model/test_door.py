@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import seqdefer
 from seqdefer import DeferringModel, Metric, cli
 from seqdefer.errors import CheckpointError, DataError, OptionError
 from seqdefer.evaluation.settings import choose_settings
+from seqdefer.model import deferring_model
+from seqdefer.progress import Silent
 from seqdefer.registry import load_task
 from seqdefer.storage.files import read_json
 
@@ -217,6 +220,28 @@ def test_a_bundle_needs_nothing_else(tmp_path: Path) -> None:
 # -- what people see -----------------------------------------------------------------------------------------------
 
 
+def test_progress_is_shown_unless_it_is_not_wanted(model: DeferringModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+
+    class Recorder:
+        @contextmanager
+        def stage(self, name: str, total: int) -> Iterator[Any]:
+            stages.append(name)
+            yield lambda steps: None
+
+    @contextmanager
+    def show(*, quiet: bool) -> Iterator[Any]:
+        yield Silent() if quiet else Recorder()
+
+    monkeypatch.setattr(deferring_model, "show_progress", show)
+    model.calibrate(TEXTS, progress=False)
+    assert not stages
+    model.calibrate(TEXTS)
+    assert stages == ["calibrate budgets"]
+    loaded(length=3).fit(PAIRS, metric="exact_match")
+    assert {"read the documents", "load the models", "fit TokenwiseModel (seed 0)", "time budgets"} <= set(stages)
+
+
 def test_signatures_have_no_lambdas() -> None:
     for name in seqdefer.__all__:
         thing = getattr(seqdefer, name)
@@ -239,6 +264,22 @@ def test_models_and_outputs_say_what_they_are(model: DeferringModel) -> None:
     )
     assert len(lines) == 13
     assert written._repr_html_().count("underline") == sum(written.expert_tokens) + 1  # one in the legend
+
+
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/your-own-pair.md, with tiny models in the folders that it names."""
+    from tests.test_docs import ROOT, run_blocks
+
+    monkeypatch.chdir(tmp_path)
+    for name, (n_layers, seed) in {"small": (1, 1), "large": (2, 6)}.items():
+        tiny("t5", n_layers, seed).save_pretrained(tmp_path / "models" / name)
+        tokenizer().save_pretrained(tmp_path / "models" / name)
+    write_lines(tmp_path / "news.jsonl", DOCUMENTS)
+    names = run_blocks(ROOT / "docs" / "your-own-pair.md")
+    model: DeferringModel = names["model"]
+    assert model.curve is not None
+    assert model.curve.unit == "100 x (1 - ends_alike)"
+    assert model.generate(names["texts"], budget=0.2).outputs == names["written"].outputs
 
 
 def test_the_real_pair(shared_dir: Path, tmp_path: Path) -> None:

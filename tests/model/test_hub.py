@@ -13,6 +13,8 @@ import pytest
 
 from seqdefer import DeferringModel
 from seqdefer.errors import OptionError
+from seqdefer.model import deferring_model
+from seqdefer.model.folders import Pairing, write_pairing
 from seqdefer.model.hub import local_folder, upload
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -97,6 +99,14 @@ def test_readmes_lines_go_up_and_come_down(place: Path) -> None:
     (files,) = state.commits["me/bundled"].values()
     assert {"predictor/model.safetensors", "expert/tokenizer.json"} <= set(files)
     assert json.loads(files["deferral.json"])["options"]["expert"] == "bundle:expert"
+
+
+def test_an_endpoint_of_someone_else_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"predictor": "tiny/small", "expert": "https://elsewhere.example/v1", "expert_model": "m"}
+    write_pairing(tmp_path, Pairing("text", options, "p", "e"))
+    monkeypatch.setattr(deferring_model, "local_folder", lambda *_, **__: tmp_path)
+    with pytest.raises(OptionError, match=r"would send your inputs to .*elsewhere\.example.*--expert on the command"):
+        DeferringModel.from_pretrained("someone/model")
 
 
 def test_what_is_a_folder_and_what_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
