@@ -85,13 +85,6 @@ def test_names_in_the_text_exist(page: Path) -> None:
         resolve(name)
 
 
-@pytest.mark.slow
-def test_quick_start(folder: Path) -> None:
-    """README's own lines need a pair and a Hub: they run in tests/model/test_hub.py."""
-    names = run_blocks(ROOT / "docs" / "quick-start.md")
-    assert 0 < names["rollout"].share < 0.5
-
-
 @pytest.fixture(scope="module")
 def tutorial(folder: Path) -> dict[str, Any]:
     """The names that the tutorial defines; it has called `check_task`."""

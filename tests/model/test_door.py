@@ -266,6 +266,7 @@ def test_models_and_outputs_say_what_they_are(model: DeferringModel) -> None:
     assert written._repr_html_().count("underline") == sum(written.expert_tokens) + 1  # one in the legend
 
 
+@pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning")  # two inputs measure little
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/your-own-pair.md, with tiny models in the folders that it names."""
     from tests.test_docs import ROOT, run_blocks
