@@ -53,6 +53,7 @@ from seqdefer.model.folders import (
     LearnedFrom,
     Pairing,
     bundle_pair,
+    hide_paths,
     load_served,
     read_calibration,
     read_curve,
@@ -316,9 +317,11 @@ class DeferringModel:
         token: str | None = None,
         message: str = "Upload a deferring model",
     ) -> str:
-        """Upload the model to the repository OWNER/NAME of the Hugging Face Hub; return the address of the commit."""
+        """Upload the model to the repository OWNER/NAME of the Hugging Face Hub; return the address of the commit.
+        A pair in folders of this machine needs `bundle`, or whoever loads the model must say where theirs is."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, bundle=bundle)
+            hide_paths(Path(folder))
             return upload(Path(folder), repository, private=private, token=token, message=message)
 
     def save_calibration(self, folder: Path | str) -> None:

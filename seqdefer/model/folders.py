@@ -221,6 +221,16 @@ def _bundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {name: inside.get(str(value), value) for name, value in options.items()}
 
 
+def hide_paths(folder: Path) -> None:
+    """Leave of files and folders of this machine only their names, in a folder for others."""
+    pairing = read_pairing(folder)
+    options = {
+        name: Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
+        for name, value in pairing.options.items()
+    }
+    write_pairing(folder, dataclasses.replace(pairing, options=options))
+
+
 def unbundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return options with the folders of bundled models, wherever the model is now."""
     return {name: str(folder.resolve() / name) if value == BUNDLE + name else value for name, value in options.items()}

@@ -96,6 +96,9 @@ def test_readmes_lines_go_up_and_come_down(place: Path) -> None:
     assert {"README.md", "app.py", "curve.svg", "deferral.json", "rejector/config.json"} <= set(files)
     assert not [name for name in files if name.startswith(("work/", "predictor/"))]
     assert b"base_model:\n- google/flan-t5-small\n- google/flan-t5-base\n" in files["README.md"]
+    for repository in ("me/mine", "me/bundled"):
+        (uploaded,) = state.commits[repository].values()
+        assert not [name for name, content in uploaded.items() if str(place).encode() in content]
     (files,) = state.commits["me/bundled"].values()
     assert {"predictor/model.safetensors", "expert/tokenizer.json"} <= set(files)
     assert json.loads(files["deferral.json"])["options"]["expert"] == "bundle:expert"
