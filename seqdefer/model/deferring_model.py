@@ -52,6 +52,7 @@ from seqdefer.model.folders import (
     WORK_FOLDER,
     LearnedFrom,
     Pairing,
+    absolute,
     bundle_pair,
     hide_paths,
     load_served,
@@ -191,8 +192,8 @@ class DeferringModel:
         data       pairs (text, reference), dictionaries, a datasets.Dataset, a pandas DataFrame, a JSONL file, or the
                    name of a dataset; fields are `document_field` and `summary_field` ("document", "summary")
         metric     a name (rouge1), a function (prediction, reference, input) -> float, or a `Metric`
-        folder     where to work and save, so that what was stopped resumes; without one nothing is kept on disk
-        method     the kind of rejector (TokenwiseModel, or OneTimeModel where the expert only completes)
+        folder     where to work and save, so that what was stopped resumes (a temporary one)
+        method     the kind of rejector (TokenwiseModel, or OneTimeCost where the expert only completes)
         guarantee  with `confidence`, `share_of` and `within`: see `seqdefer fit text --help`
         options    more options of the task, such as `train_documents`, or of learning, such as `architecture`"""
         if self.unfitted is None:
@@ -280,7 +281,8 @@ class DeferringModel:
         entry, changes = bind(task_of(pairing), {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
         if folder != Path(source).expanduser():
             require_own_endpoint(pairing, expert)
-        pairing = replace(pairing, options={**unbundled(pairing.options, folder), **changes})
+        named = {name: absolute(value) for name, value in changes.items()}
+        pairing = replace(pairing, options={**unbundled(pairing.options, folder), **named})
         served = load_served(entry, pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)
         calibration = read_calibration(folder, rejector) if budgets else None

@@ -241,11 +241,11 @@ def pairing_of(task: str, options: Any, served: Served, recipe: str = "", data: 
     plain = dataclasses.asdict(options)
     for field in dataclasses.fields(options):
         if field.metadata.get("is_path"):
-            plain[field.name] = _absolute(plain[field.name])
+            plain[field.name] = absolute(plain[field.name])
     return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint, recipe, data)
 
 
-def _absolute(value: str | None) -> str | None:
+def absolute(value: str | None) -> str | None:
     """Return the absolute path of what exists, also after a prefix (NAME:FOLDER); a name on a hub stays as it is."""
     if not value or os.path.exists(value):  # Path.exists fails where a name is too long
         return str(Path(value).resolve()) if value else value
