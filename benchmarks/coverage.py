@@ -31,8 +31,8 @@ from seqdefer import __version__
 from seqdefer.budgets.promises import Confident, Expected, ShareOf
 from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.budgets.spending import Spending
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import SeqdeferError, unknown
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import read_json, write_json
 
 BUDGETS = (0.1, 0.2, 0.5)

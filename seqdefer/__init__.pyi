@@ -58,6 +58,7 @@ from .rejectors.token import MLPRejector as MLPRejector
 from .rejectors.token_training import fit_token as fit_token
 from .report.html import write_report as write_report
 from .report.run import run_task as run_task
+from .tasks.common.metrics import Metric as Metric
 from .types import Draft as Draft
 from .types import Examples as Examples
 from .types import HandOffTable as HandOffTable

@@ -251,6 +251,7 @@ class Task(ABC):
     predictor: Predictor[Any]
     expert: Expert
     codec: Codec | None = None  # where users may bring inputs of their own
+    options: Any = None  # those of `TaskEntry.prepare`, with what it left to the data or to the Hub filled in
 
     @abstractmethod
     def split(self, name: SplitName) -> Examples:
@@ -450,6 +451,8 @@ class TaskEntry:
     are enough for the preset `quick`. `training` is set where the predictor can be trained by a command of its own.
     `serve(options, folder, device, meter)` returns the pair without any data, for users' own inputs; `folder` is the
     one that `prepare` had for `seqdefer fit`, wherever it is now. None where there is nothing to serve.
+    `bind(objects)` takes objects in the place of options (loaded models, data in memory, a metric), by the names of the
+    options. It returns the entry that uses them, and the options that stand for them in files.
     """
 
     name: str
@@ -460,6 +463,7 @@ class TaskEntry:
     quick_instances: int = 100
     training: PredictorTraining | None = None
     serve: Callable[[Any, Path, torch.device, Meter], Served] | None = None
+    bind: Callable[[Mapping[str, Any]], tuple[TaskEntry, Mapping[str, Any]]] | None = None
     hyperparameters: InitVar[Any] = None  # of the first version
 
     def __post_init__(self, hyperparameters: Any) -> None:

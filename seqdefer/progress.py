@@ -11,6 +11,19 @@ from typing import Protocol
 Progress = Callable[[int], None]  # receives the number of items finished since the last call
 
 
+class _NoProgress:
+    """Progress that nobody watches. An object, so that signatures show its name."""
+
+    def __call__(self, steps: int) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "NO_PROGRESS"
+
+
+NO_PROGRESS: Progress = _NoProgress()
+
+
 class Meter(Protocol):
     """Where progress is shown. `stage` opens a bar of `total` steps and returns the function that advances it."""
 
@@ -21,7 +34,7 @@ class Silent:
     """A meter that shows nothing."""
 
     def stage(self, name: str, total: int) -> AbstractContextManager[Progress]:
-        return nullcontext(lambda _: None)
+        return nullcontext(NO_PROGRESS)
 
 
 @dataclass

@@ -23,6 +23,7 @@ from seqdefer.hyperparameters import (
 
 RecipeName = Literal["ours", "published"]
 RECIPE_NAMES: tuple[RecipeName, ...] = get_args(RecipeName)
+DEFAULT_PRESET = "quick"  # of commands and of DeferringModel.fit
 IN_WORDS = {"published": "as published", "ours": "ours"}
 
 

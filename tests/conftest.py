@@ -32,7 +32,7 @@ settings.load_profile("seqdefer")
 
 # Optional packages that `make test` does not install. A module that asks for one is part of `make test-all`; so is a
 # module that imports a module of `support` that asks for one.
-OPTIONAL = "transformers|soundfile|onnx|openai|opentelemetry|ray|schemathesis"
+OPTIONAL = "transformers|sacrebleu|soundfile|onnx|openai|opentelemetry|ray|schemathesis"
 EXTRA = re.compile(rf"(importorskip|find_spec)\(\"({OPTIONAL})\b|interpreted_kernels\(\)")
 IMPORT = re.compile(r"^(?:from|import) (\w+)", re.MULTILINE)
 SUPPORT = Path(__file__).parent / "support"

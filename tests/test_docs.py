@@ -85,11 +85,6 @@ def test_names_in_the_text_exist(page: Path) -> None:
         resolve(name)
 
 
-@pytest.mark.slow
-def test_readme(folder: Path) -> None:
-    run_blocks(ROOT / "README.md")
-
-
 @pytest.fixture(scope="module")
 def tutorial(folder: Path) -> dict[str, Any]:
     """The names that the tutorial defines; it has called `check_task`."""

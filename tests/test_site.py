@@ -34,7 +34,7 @@ PAGES_MADE = (
     "tsp-as-published.md",
 )
 GENERATED = [*PAGES_MADE, *(f"images/{name}.svg" for name in DRAWINGS)]
-RUN_ELSEWHERE = {"writing-a-task.md", "theory.md"}  # pages whose code other tests run
+RUN_ELSEWHERE = {"writing-a-task.md", "theory.md", "your-own-pair.md"}  # pages whose code other tests run
 ADDED = {"changelog.md", "contributing.md"}  # by tools/hooks.py
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
 # What a browser loads by itself, in contrast to links.

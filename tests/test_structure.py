@@ -20,7 +20,7 @@ import seqdefer
 # imports whom: there are no circles, among rooms and within each.
 TASKS_IMPORT = {
     "cli.common",  # tools of a task that are commands of their own
-    "cli.progress_bars",
+    "progress_bars",
     "errors",
     "environment",
     "graphs",

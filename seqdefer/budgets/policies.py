@@ -27,7 +27,7 @@ class Threshold(Policy[tuple[Any, Tensor]]):
         rejector: TokenRejector[Any],
         threshold: float | Tensor = 0.0,
         *,
-        watch: Callable[[Proposal], None] = lambda _: None,
+        watch: Callable[[Proposal], None] | None = None,
     ) -> None:
         self.rejector, self.threshold, self.watch = rejector, threshold, watch
 
@@ -40,7 +40,8 @@ class Threshold(Policy[tuple[Any, Tensor]]):
     ) -> tuple[Tensor, Tensor, tuple[Any, Tensor]]:
         inner, thresholds = state
         scores, inner = self.rejector.score(inner, position, proposal)
-        self.watch(proposal)
+        if self.watch is not None:
+            self.watch(proposal)
         return scores, scores >= thresholds, (inner, thresholds)
 
     def select(self, state: tuple[Any, Tensor], rows: Tensor) -> tuple[Any, Tensor]:

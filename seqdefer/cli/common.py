@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError, unknown
+from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError
+from seqdefer.recipes import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from seqdefer.budgets.rules import BudgetRule
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
 
 
-DEFAULT_PRESET = "quick"
 DEFAULTS_NOTE = "Defaults are in parentheses."
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
@@ -135,6 +135,15 @@ def add_common(parser: argparse.ArgumentParser, printed: str | None = None) -> N
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
+def add_model(parser: Parser) -> None:
+    """Add the folder of a fitted model, and where its pair is now."""
+    words = "folder of seqdefer fit, or a repository OWNER/NAME of the Hugging Face Hub"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=words)
+    for role in ("predictor", "expert"):
+        words = f"where the {role} is now: a name on the Hub, a folder or an address (as fitted); another is refused"
+        parser.add_argument(f"--{role}", metavar="TEXT", help=words)
+
+
 def add_guarantee(parser: Parser, usual: str) -> None:
     """Add the options that choose a budget rule; `usual` says what happens without them."""
     words = (
@@ -148,13 +157,11 @@ def add_guarantee(parser: Parser, usual: str) -> None:
     parser.add_argument("--share-of", metavar="tokens|inputs", help=words)
 
 
-def chosen_rule(chosen: argparse.Namespace, *, with_quality: bool = False) -> BudgetRule:
-    """Return the budget rule that `add_guarantee` asked for. The confidence may be that of a quality alone."""
+def chosen_rule(chosen: argparse.Namespace) -> BudgetRule:
+    """Return the budget rule that `add_guarantee` asked for."""
     from seqdefer.budgets.promises import budget_rule
 
-    guarantee = chosen.guarantee or "nearest"
-    confidence = None if with_quality and guarantee != "confident" else chosen.confidence
-    return budget_rule(guarantee, confidence=confidence, share_of=chosen.share_of)
+    return budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
 
 
 def add_learning(parser: Parser, entry: TaskEntry) -> None:
@@ -236,19 +243,9 @@ def _option_type(hint: Any) -> dict[str, Any]:
 
 def chosen_settings(entry: TaskEntry, chosen: argparse.Namespace) -> tuple[Any, ExperimentSettings]:
     """Return the task options and experiment settings of preset and recipe, with those of the command line."""
-    from seqdefer.evaluation.settings import experiment_settings, get_recipe
+    from seqdefer.evaluation.settings import choose_settings
 
-    if chosen.preset not in entry.presets:
-        raise unknown("preset", chosen.preset, entry.presets)
-    given = given_options(chosen)
-    preset = dataclasses.replace(entry.presets[chosen.preset], **get_recipe(entry, chosen.recipe).options)
-    # An option of the task is not one of the experiment, even if both have that name.
-    own = {field.name: given.pop(field.name) for field in dataclasses.fields(preset) if field.name in given}
-    defaults = experiment_settings(
-        entry, chosen.preset, chosen.draft_architecture, chosen.architecture, chosen.recipe
-    )  # fmt: skip
-    settings: ExperimentSettings = override(defaults, given)
-    return dataclasses.replace(preset, **own), settings
+    return choose_settings(entry, given_options(chosen), preset=chosen.preset, recipe=chosen.recipe)
 
 
 def run_folder(entry: TaskEntry, chosen: argparse.Namespace) -> Path:

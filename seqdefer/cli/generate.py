@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, one_line
-from seqdefer.cli.progress_bars import show_progress
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, add_model, one_line
 from seqdefer.errors import OptionError
+from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import Codec
@@ -30,7 +30,8 @@ def generate(arguments: list[str]) -> int:
         raise OptionError("--budget and --threshold exclude each other; give one of them")
     budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
     with show_progress(quiet=chosen.quiet) as meter:
-        model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter)
+        pair = {"predictor": chosen.predictor, "expert": chosen.expert}
+        model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
         inputs = [_read(text, model.served.codec) for text in chosen.inputs]
         _warn_about_files(chosen, inputs)
         written = model.generate(inputs, budget, threshold=chosen.threshold)
@@ -52,7 +53,7 @@ def _parser(default_budget: float) -> Parser:
         "brackets where there are no colours.",
         epilog=DEFAULTS_NOTE,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
+    add_model(parser)
     words = "input of the model: a text, a word, a sound file, cities as JSON; - reads one from standard input"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
     words = f"share of tokens for the expert ({default_budget})"

@@ -25,8 +25,8 @@ from seqdefer.cli.common import (
     task_parser,
     work_in,
 )
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
+from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry

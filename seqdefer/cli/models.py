@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shlex
@@ -27,14 +26,13 @@ from seqdefer.cli.common import (
     work_in,
 )
 from seqdefer.cli.labelling import add_executor, chosen_executor
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
+from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
     from seqdefer.budgets.rules import Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
-    from seqdefer.model.fitting import QualityRequest
 
 MAX_INPUTS_MIB = 32  # of the files that calibrate reads; JSON takes 20 times as much memory when it is parsed
 FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
@@ -42,19 +40,23 @@ FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage 
 
 def fit(arguments: list[str]) -> int:
     from seqdefer.model.deferring_model import DEFAULT_BUDGET
-    from seqdefer.model.fitting import fit_model, require_served
+    from seqdefer.model.fitting import fit_model
+    from seqdefer.model.learning import requested_promises, require_served
 
     entry = task_of("fit", arguments, needs="serve")
     require_served(entry)
     chosen = _fit_parser(entry).parse_args(arguments[1:])
     options, settings = chosen_settings(entry, chosen)
     folder = chosen.out or Path("models") / f"{entry.name}{recipe_suffix(chosen)}"
+    rule, quality = requested_promises(
+        chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of, within=chosen.within
+    )
     how = {
         "method": chosen.method,
         "device": chosen.device,
         "labelling": chosen_executor(chosen),
-        "rule": chosen_rule(chosen, with_quality=chosen.within is not None),
-        "quality": _chosen_quality(chosen),
+        "rule": rule,
+        "quality": quality,
     }
     with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
@@ -72,14 +74,6 @@ def fit(arguments: list[str]) -> int:
     print(f"\nuse it: seqdefer generate {name} {hint} --budget {DEFAULT_BUDGET}", file=sys.stderr)
     print(f"or: seqdefer serve {name}", file=sys.stderr)
     return 0
-
-
-def _chosen_quality(chosen: argparse.Namespace) -> QualityRequest | None:
-    from seqdefer.model.fitting import QualityRequest
-
-    if chosen.within is None:
-        return None
-    return QualityRequest(chosen.within, **({} if chosen.confidence is None else {"confidence": chosen.confidence}))
 
 
 def _fit_parser(entry: TaskEntry) -> Parser:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, names
 from seqdefer.cli.labelling import add_executor, chosen_executor
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import writable_folder
 
 EXAMPLES = f"""\

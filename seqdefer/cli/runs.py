@@ -22,7 +22,7 @@ from seqdefer.cli.common import (
     work_in,
 )
 from seqdefer.cli.labelling import add_executor, chosen_executor
-from seqdefer.cli.progress_bars import show_progress
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import writable_folder
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import logging
 import os
 from pathlib import Path
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_options, given_options
-from seqdefer.cli.progress_bars import show_progress
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_model, add_options, given_options
+from seqdefer.progress_bars import show_progress
 
 DESCRIPTION = """\
 Answer /v1/completions, /v1/chat/completions and /v1/models like OpenAI,
@@ -85,7 +85,8 @@ def serve(arguments: list[str]) -> int:
         server.require_key(listening, has_key=has_key, allow_anyone=settings.allow_anyone)
         address = server.address_of(listening)
         with server.answer_probes(listening, limits), show_progress(quiet=is_quiet) as meter:
-            model = DeferringModel.from_pretrained(chosen.folder, device=settings.device, meter=meter)
+            pair = {"predictor": chosen.predictor, "expert": chosen.expert}
+            model = DeferringModel.from_pretrained(chosen.folder, **pair, device=settings.device, meter=meter)
             model.require_promise(promised)
         server.serve(
             model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
@@ -105,7 +106,7 @@ def _parser() -> Parser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
+    add_model(parser)
     words = "TOML file of settings: the options below, with _ instead of - (none)"
     parser.add_argument("--config", type=Path, metavar="PATH", help=words)
     add_options(parser, "server", "serve", ServerSettings())

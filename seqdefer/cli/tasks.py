@@ -15,8 +15,8 @@ from seqdefer.cli.common import (
     override,
     task_of,
 )
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import writable_folder
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from seqdefer.engine.interleaved import HandOff, interleave, stack_positions
 from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert, Predictor
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rows import run_turn
 from seqdefer.types import EXPERT, Draft, Examples, Rollout, Sequences, SequenceSpec
 
@@ -80,7 +80,7 @@ def draft(
     spec: SequenceSpec,
     *,
     batch_size: int | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> Draft:
     """Write with the predictor alone, and keep everything a rejector may look at; on the CPU."""
     parts = []

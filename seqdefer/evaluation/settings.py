@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from seqdefer.errors import ContractError, OptionError, unknown
 from seqdefer.hyperparameters import STRATEGIES, TREE_KINDS, Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.methods.registry import get_method
-from seqdefer.recipes import LearningSettings, Recipe
+from seqdefer.recipes import DEFAULT_PRESET, LearningSettings, Recipe
 from seqdefer.rejectors.checkpoints import draft_networks, token_networks
 from seqdefer.rejectors.losses import get_phi, get_psi
 
@@ -80,6 +81,24 @@ def experiment_settings(
     if preset != "quick":
         return settings
     return replace(settings, seeds=3, instances=entry.quick_instances)
+
+
+def choose_settings(
+    entry: TaskEntry, given: Mapping[str, Any], *, preset: str = DEFAULT_PRESET, recipe: str = "ours"
+) -> tuple[Any, ExperimentSettings]:
+    """Return the options of a task and the settings of an experiment: those of preset and recipe, replaced by `given`.
+
+    Commands and `DeferringModel.fit` start here, so that both have the same defaults. Names that are neither an option
+    nor a setting are left alone."""
+    if preset not in entry.presets:
+        raise unknown("preset", preset, entry.presets)
+    start, given = replace(entry.presets[preset], **get_recipe(entry, recipe).options), dict(given)
+    # An option of the task is not one of the experiment, even if both have that name.
+    own = {one.name: given.pop(one.name) for one in fields(start) if one.name in given}
+    networks = (given.get("draft_architecture"), given.get("architecture"))
+    settings = experiment_settings(entry, preset, *networks, recipe)
+    known = {one.name: given[one.name] for one in fields(settings) if one.name in given}
+    return replace(start, **own), replace(settings, **known)
 
 
 def recipe_changes(entry: TaskEntry, options: Any, settings: ExperimentSettings) -> tuple[str, ...]:

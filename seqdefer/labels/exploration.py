@@ -14,14 +14,14 @@ from torch import Tensor
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import Task
 from seqdefer.labels.trees import END, DecisionTrees, join_trees
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.types import Examples
 
 SKIPPED_ROWS = 4096  # examples whose coins are drawn and dropped at once
 
 
 def explore_trees(
-    task: Task, examples: Examples, rollouts: int, *, seed: int = 0, progress: Progress = lambda _: None
+    task: Task, examples: Examples, rollouts: int, *, seed: int = 0, progress: Progress = NO_PROGRESS
 ) -> DecisionTrees:
     """Return closed trees of the nodes that `rollouts` rollouts per example visit."""
     trees = grow_along(task, examples, draw_decisions(0, len(examples), rollouts, task.spec.length, seed), progress)
@@ -44,7 +44,7 @@ def grow_along(
     task: Task,
     examples: Examples,
     defer: Tensor,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
     *,
     reads_first: bool = False,
 ) -> DecisionTrees:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seqdefer.interfaces import DraftExpert, NextTokenExpert, Task
 from seqdefer.labels.branches import branch_out
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences
 
 
@@ -40,7 +40,7 @@ def hand_off_table(
     kept: Sequence[int] | None = None,
     shortcut: bool = True,
     batch_size: int | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[HandOffTable, Calls]:
     """Return loss and deferred tokens of the hand-offs in `kept` (default: all of 0..L-1) and of no hand-off.
     `shortcut=False` runs the expert for every entry."""

@@ -32,7 +32,7 @@ from seqdefer.interfaces import NextTokenExpert, Predictor, Task
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.nodes import NodeTable
 from seqdefer.labels.pair_statistics import compare_distributions, models_with_log_probs
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.types import Examples, PairStatistics, Proposal, Sequences
 
 END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; not grown yet
@@ -78,7 +78,7 @@ class DecisionTrees:
         *,
         grown: Mapping[str, Tensor] | None = None,
         reads_first: bool = False,
-        progress: Progress = lambda _: None,
+        progress: Progress = NO_PROGRESS,
     ) -> None:
         """`grown`: the `tensors()` of trees of the same examples, to use instead of calling the models. They have
         pair statistics if they were made with `reads_first`."""
@@ -462,7 +462,7 @@ def enumerate_trees(
     *,
     batch_size: int | None = None,
     reads_first: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> DecisionTrees:
     """Return trees with all their nodes, made level by level from live states: no prefix is replayed.
 

@@ -1,17 +1,23 @@
-"""A fitted rejector at work: give inputs and a budget, get sequences and who wrote each token.
+"""A pair at work: fit a rejector for it, give inputs and a budget, get sequences and who wrote each token.
 
-    model = DeferringModel.from_pretrained("models/news")
+    model = DeferringModel.from_pair("google/flan-t5-small", "google/flan-t5-base", prefix="summarize: ")
+    model.fit("news.jsonl", metric="rougeL")
     written = model.generate(["A long article ..."], budget=0.2)
     print(written.outputs[0], written.sources[0], written.expert_tokens[0])
+    model.save_pretrained("models/news")
+    model = DeferringModel.from_pretrained("models/news")
 
-`seqdefer.model.folders` says what the folder holds. The pair itself is named there, not copied; another is refused.
+`seqdefer.model.folders` says what the folder holds. The pair is named there, or bundled; another is refused.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
+import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +29,15 @@ import torch
 from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
 from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule
 from seqdefer.budgets.quality import QualityPromise, promise_quality
-from seqdefer.budgets.rules import BudgetRule, Setting, realised_shares
+from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, realised_shares
 from seqdefer.budgets.spending import Spending
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.interfaces import Served, Task, TokenRejector
+from seqdefer.evaluation.settings import ExperimentSettings
+from seqdefer.interfaces import Served, Task, TaskEntry, TokenRejector
+from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.labelled import CalibrationData, LabelledData
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.deferral import UnjudgedTask, deferral_of, n_set_aside
+from seqdefer.methods.deferral import DeferralRunner, UnjudgedTask, deferral_of, n_set_aside
 from seqdefer.methods.plans import BATCH_SIZE, Plan, PlanResult
 from seqdefer.methods.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.model.folders import (
@@ -39,9 +47,14 @@ from seqdefer.model.folders import (
     PAIRING_FILE,
     QUALITY_FILE,
     REJECTOR_FOLDER,
+    ROLES,
     TIMING_FILE,
+    WORK_FOLDER,
     LearnedFrom,
     Pairing,
+    absolute,
+    bundle_pair,
+    hide_paths,
     load_served,
     read_calibration,
     read_curve,
@@ -49,12 +62,22 @@ from seqdefer.model.folders import (
     read_pairing,
     read_quality,
     read_timing,
+    require_own_endpoint,
+    task_of,
+    unbundled,
     update_digests,
     write_pairing,
 )
 from seqdefer.model.generation import Decisions, Generation, StreamedToken
-from seqdefer.progress import Meter, Progress, Silent
+from seqdefer.model.hub import local_folder, upload
+from seqdefer.model.learning import QualityRequest, learn, requested_promises, require_limit, unseen_inputs
+from seqdefer.model.model_card import write_card
+from seqdefer.model.unfitted import UnfittedPair, bind
+from seqdefer.progress import NO_PROGRESS, Clock, Meter, Progress, Silent
+from seqdefer.progress_bars import show_progress
+from seqdefer.recipes import DEFAULT_PRESET
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
+from seqdefer.report.notebook import model_html
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import to_plain
 from seqdefer.types import Examples, Sequences
@@ -68,23 +91,49 @@ class BudgetWarning(UserWarning):
 
 
 class DeferringModel:
-    """A pair, a rejector and the budgets it was calibrated for."""
+    """A pair, a rejector and the budgets it was calibrated for. `from_pair` makes one that waits for `fit`."""
 
     def __init__(
         self,
-        served: Served,
-        rejector: Rejector,
+        served: Served | None = None,
+        rejector: Rejector | None = None,
         calibration: Calibration | None = None,
         pairing: Pairing | None = None,
         curve: LossCurve | None = None,
         timing: Timing | None = None,
         learned_from: LearnedFrom | None = None,
         quality: QualityPromise | None = None,
+        *,
+        unfitted: UnfittedPair | None = None,
     ) -> None:
-        _check(served, rejector)
-        self.served, self.rejector, self.calibration, self.pairing = served, rejector, calibration, pairing
+        self.calibration, self.pairing, self.unfitted = calibration, pairing, unfitted
         self.curve, self.timing, self.learned_from, self.quality = curve, timing, learned_from, quality
-        self.deferral = deferral_of(rejector)
+        self._fitted: tuple[Served, Rejector, DeferralRunner] | None = None
+        if served is not None and rejector is not None:
+            self._join(served, rejector)
+
+    def _join(self, served: Served, rejector: Rejector) -> None:
+        _check(served, rejector)
+        self._fitted = (served, rejector, deferral_of(rejector))
+
+    def _require_fitted(self) -> tuple[Served, Rejector, DeferralRunner]:
+        if self._fitted is None:
+            raise OptionError("this model is not fitted yet; fit it: model.fit(data)")
+        return self._fitted
+
+    @property
+    def served(self) -> Served:
+        """The pair, and how it reads inputs."""
+        return self._require_fitted()[0]
+
+    @property
+    def rejector(self) -> Rejector:
+        return self._require_fitted()[1]
+
+    @property
+    def deferral(self) -> DeferralRunner:
+        """How its kind of rejector decides."""
+        return self._require_fitted()[2]
 
     @property
     def task(self) -> str:
@@ -100,25 +149,150 @@ class DeferringModel:
         """The name of the method that made its rejector, "" where that is not known."""
         return str(self.rejector.notes.get("method", ""))
 
+    def __repr__(self) -> str:
+        if self._fitted is None:
+            predictor, expert = ("?", "?") if self.unfitted is None else self.unfitted.names
+            return f"DeferringModel({predictor} -> {expert}, not fitted: call fit(data))"
+        predictor, expert = (_name_of(getattr(self.served, role)) for role in ROLES)
+        budgets = "no budgets" if self.calibration is None else f"budgets from {self.calibration.inputs} inputs"
+        return f"DeferringModel({predictor} -> {expert}, {self.method or 'a rejector'}, {budgets})"
+
+    def _repr_html_(self) -> str:
+        return str(model_html(repr(self), self.curve))
+
+    # -- fitting ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pair(
+        cls, predictor: Any, expert: Any, tokenizer: Any = None, *, device: str = "auto", **options: Any
+    ) -> Self:
+        """Return a model of your own pair, to be fitted. Models are names on the Hugging Face Hub, folders, or loaded
+        models with their tokenizer, which are frozen in place; an expert may also be an endpoint, https://HOST/v1.
+        `options` are those of `seqdefer fit text`, with _ instead of -: prefix, suffix, length, expert_model, ..."""
+        return cls(unfitted=UnfittedPair.of(predictor, expert, tokenizer, options, device))
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        metric: Any = None,
+        folder: Path | str | None = None,
+        method: str | None = None,
+        guarantee: str = "nearest",
+        confidence: float | None = None,
+        share_of: ShareOf | None = None,
+        within: float | None = None,
+        preset: str = DEFAULT_PRESET,
+        recipe: str = "ours",
+        progress: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Fit a rejector and measure its budgets, as `seqdefer fit text` does, with the same defaults.
+
+        data       pairs (text, reference), dictionaries, a datasets.Dataset, a pandas DataFrame, a JSONL file, or the
+                   name of a dataset; fields are `document_field` and `summary_field` ("document", "summary")
+        metric     a name (rouge1), a function (prediction, reference, input) -> float, or a `Metric`
+        folder     where to work and save, so that what was stopped resumes (a temporary one)
+        method     the kind of rejector (TokenwiseModel, or OneTimeCost where the expert only completes)
+        guarantee  with `confidence`, `share_of` and `within`: see `seqdefer fit text --help`
+        options    more options of the task, such as `train_documents`, or of learning, such as `architecture`"""
+        if self.unfitted is None:
+            raise OptionError("this model was not made by from_pair; make one to fit: DeferringModel.from_pair(...)")
+        given = {**options, "train": data, "metric": metric}
+        entry, chosen, settings = self.unfitted.chosen(given, preset=preset, recipe=recipe)
+        rule, quality = requested_promises(guarantee, confidence=confidence, share_of=share_of, within=within)
+        home = _temporary_folder(self) if folder is None else Path(folder)
+        with show_progress(quiet=not progress) as meter:
+            return self.fit_task(
+                entry, chosen, settings, home, method=method, device=self.unfitted.device, rule=rule, quality=quality,
+                meter=meter,
+            )  # fmt: skip
+
+    def fit_task(
+        self,
+        entry: TaskEntry,
+        options: Any,
+        settings: ExperimentSettings,
+        folder: Path,
+        *,
+        method: str | None = None,
+        device: str = "auto",
+        meter: Meter | None = None,
+        labelling: ExecutorSettings | None = None,
+        rule: BudgetRule = NEAREST,
+        quality: QualityRequest | None = None,
+    ) -> Self:
+        """Fit, calibrate and save a task's own pair. Nothing is reported on, so all data is for learning; except for
+        guarantees, which rest on the test split: of what is spent, or of quality."""
+        promises, clock = isinstance(rule, PromisingRule) or quality is not None, Clock(meter or Silent())
+        learned = learn(
+            entry, options, settings, folder / WORK_FOLDER, method=method, device=device, labelling=labelling,
+            keeps_test=promises, quality=quality, clock=clock,
+        )  # fmt: skip
+        self._join(learned.served, learned.rejector)
+        self.pairing, self.learned_from, self.quality, self.timing = learned.pairing, learned.learned_from, None, None
+        with clock.stage("calibrate budgets", len(learned.validation)) as advance:
+            known: dict[str, Any] = {"labelled": learned.labelled, "trees": learned.trees}
+            self.calibrate_on(learned.validation, judge=learned.task, **known, progress=advance)
+        if promises:
+            self.save_pretrained(folder)  # a promise that cannot be made raises, and must not lose the fit
+            self._promise_on(
+                unseen_inputs(learned.task, learned.learned_from.inputs), learned.task, rule, quality, clock
+            )
+        with clock.stage("time budgets", len(TIMED_BUDGETS)) as advance:
+            self.time(learned.validation, progress=advance)
+        self.save_pretrained(folder)
+        return self
+
+    def _promise_on(
+        self, inputs: Examples, judge: Task, rule: BudgetRule, quality: QualityRequest | None, clock: Clock
+    ) -> None:
+        data = self.calibration_data(inputs)
+        with clock.stage("promise", len(data.examples)) as advance:
+            spending = self.spending_on(data, judge=judge, progress=advance)
+        if isinstance(rule, PromisingRule):
+            self.promise(spending, rule)
+        if quality is not None:
+            self.promise_quality(spending, judge, within=quality.within, confidence=quality.confidence)
+
     # -- files -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_pretrained(
-        cls, folder: Path | str, *, device: str = "auto", meter: Meter | None = None, budgets: bool = True
+        cls,
+        source: Path | str,
+        *,
+        predictor: Any = None,
+        expert: Any = None,
+        tokenizer: Any = None,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+        meter: Meter | None = None,
+        budgets: bool = True,
     ) -> Self:
-        """Load the pair that the folder names, and refuse another. `budgets=False` leaves the calibration unread,
-        because it is about to be measured again."""
-        folder = Path(folder)
+        """Load a folder, or a repository OWNER/NAME of the Hugging Face Hub at a `revision`, and the pair it names.
+
+        `predictor` and `expert`, names or loaded models with their `tokenizer`, say where the pair is now; another pair
+        is refused. An endpoint that a repository names as its expert must be named here, too: it will read your inputs.
+        `budgets=False` leaves the calibration unread, because it is about to be measured again."""
+        folder = local_folder(source, revision=revision, token=token)
         pairing = read_pairing(folder)
-        served = load_served(pairing, folder, device, meter or Silent())
+        entry, changes = bind(task_of(pairing), {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
+        if folder != Path(source).expanduser():
+            require_own_endpoint(pairing, expert)
+        named = {name: absolute(value) for name, value in changes.items()}
+        pairing = replace(pairing, options={**unbundled(pairing.options, folder), **named})
+        served = load_served(entry, pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)
         calibration = read_calibration(folder, rejector) if budgets else None
         curve, timing = read_curve(folder, rejector), read_timing(folder, rejector)
         learned_from, quality = read_learned_from(folder, rejector), read_quality(folder, rejector)
         return cls(served, rejector, calibration, pairing, curve, timing, learned_from, quality)
 
-    def save_pretrained(self, folder: Path | str) -> Path:
-        """Write the folder, deferral.json last: where it exists, the rest is complete."""
+    def save_pretrained(self, folder: Path | str, *, bundle: bool = False) -> Path:
+        """Write the folder, deferral.json last: where it exists, the rest is complete. It names the pair, or holds it
+        with `bundle`, and has a model card and a demo (README.md, app.py)."""
         folder = Path(folder)
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
@@ -131,8 +305,26 @@ class DeferringModel:
         for name, record in records.items():
             if record is not None:
                 write_json(folder / name, to_plain(record))
-        write_pairing(folder, self.pairing)
+        pairing = bundle_pair(folder, self.pairing, self.served) if bundle else self.pairing
+        write_card(folder, pairing, self.calibration, self.curve, self.method)
+        write_pairing(folder, pairing)
         return folder
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        bundle: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+        message: str = "Upload a deferring model",
+    ) -> str:
+        """Upload the model to the repository OWNER/NAME of the Hugging Face Hub; return the address of the commit.
+        A pair in folders of this machine needs `bundle`, or whoever loads the model must say where theirs is."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, bundle=bundle)
+            hide_paths(Path(folder))
+            return upload(Path(folder), repository, private=private, token=token, message=message)
 
     def save_calibration(self, folder: Path | str) -> None:
         """Write the budgets and what they take, into a folder that has the rest."""
@@ -151,16 +343,17 @@ class DeferringModel:
         guarantee: str = "nearest",
         confidence: float | None = None,
         share_of: ShareOf | None = None,
-        progress: Progress = lambda _: None,
+        progress: bool = True,
     ) -> Calibration:
         """Measure what each setting spends on inputs like these, and use it from now on; `save_calibration` stores it.
 
         `guarantee` is `nearest` (none), `expected` or `confident`, the last with a `confidence` (0.9): see
         `seqdefer.budgets.promises`. It needs inputs that the rejector was not fitted on."""
         rule, examples = budget_rule(guarantee, confidence=confidence, share_of=share_of), self._encode(inputs)
-        if isinstance(rule, PromisingRule):
-            return self.promise(self.spending_on(self.calibration_data(examples), progress=progress), rule)
-        return self.calibrate_on(examples, progress=progress)
+        with show_progress(quiet=not progress) as meter, meter.stage("calibrate budgets", len(examples)) as advance:
+            if isinstance(rule, PromisingRule):
+                return self.promise(self.spending_on(self.calibration_data(examples), progress=advance), rule)
+            return self.calibrate_on(examples, progress=advance)
 
     def calibration_data(self, examples: Examples) -> CalibrationData:
         """Return encoded inputs as those that a guarantee may rest on; refuse what the rejector was fitted on."""
@@ -172,7 +365,7 @@ class DeferringModel:
         return CalibrationData.of(examples, () if self.learned_from is None else self.learned_from.inputs)
 
     def spending_on(
-        self, data: CalibrationData, *, judge: Task | None = None, progress: Progress = lambda _: None
+        self, data: CalibrationData, *, judge: Task | None = None, progress: Progress = NO_PROGRESS
     ) -> Spending:
         """Tell what every setting does to inputs that a guarantee may rest on, with losses where their task judges."""
         require_inputs(data.examples)
@@ -212,7 +405,7 @@ class DeferringModel:
         judge: Task | None = None,
         labelled: LabelledData | None = None,
         trees: DecisionTrees | None = None,
-        progress: Progress = lambda _: None,
+        progress: Progress = NO_PROGRESS,
     ) -> Calibration:
         """Calibrate on encoded inputs, which may be labelled already, or have trees. With their task as `judge`,
         measure what the budgets buy, too."""
@@ -226,7 +419,7 @@ class DeferringModel:
             self.curve = loss_curve(spending, unit=judge.loss_unit, inputs=n, rejector=name)
         return self.calibration
 
-    def time(self, examples: Examples, *, at_once: int = BATCH_SIZE, progress: Progress = lambda _: None) -> None:
+    def time(self, examples: Examples, *, at_once: int = BATCH_SIZE, progress: Progress = NO_PROGRESS) -> None:
         """Measure what budgets take on this machine, on encoded inputs; `save_calibration` stores it. A remote expert
         is not called for this."""
         assert self.calibration is not None
@@ -238,6 +431,7 @@ class DeferringModel:
 
     def setting(self, budget: float) -> Setting:
         """Return what decides at a budget and what that spends; warn where that is not about the budget."""
+        self._require_fitted()
         if self.calibration is None:
             raise OptionError(
                 "the budgets of this model were not measured; do that with inputs like yours: seqdefer calibrate DIR "
@@ -248,7 +442,7 @@ class DeferringModel:
         return self.calibration.for_budget(budget)
 
     def check(
-        self, inputs: Sequence[Any], budgets: Sequence[float] = CHECKED_BUDGETS, *, progress: Progress = lambda _: None
+        self, inputs: Sequence[Any], budgets: Sequence[float] = CHECKED_BUDGETS, *, progress: Progress = NO_PROGRESS
     ) -> tuple[Setting, ...]:
         """Return what budgets spend on other inputs than those of the calibration: settings, with the shares seen
         here."""
@@ -274,7 +468,7 @@ class DeferringModel:
     ) -> Generation:
         """Write sequences for all inputs, the expert about `budget` of their tokens; or by a threshold you name."""
         rollout = self._run(inputs, self._threshold(budget, threshold), batch_size).rollout
-        return Generation(self._outputs(rollout.sequences), rollout, self.served.authors)
+        return Generation(self._outputs(rollout.sequences), rollout, self.served.authors, self.served.codec)
 
     def decide(
         self,
@@ -341,16 +535,6 @@ class DeferringModel:
         return [self.served.codec.decode(tokens[:length]) for tokens, length in rows]
 
 
-def require_limit(judge: Task) -> float:
-    """Return the largest loss of a task, or raise where it has none."""
-    if judge.max_loss is None:
-        raise OptionError(
-            f"the loss of task {judge.name!r} ({judge.loss_unit}) has no upper limit, so nothing can be promised about "
-            "its expectation; promise what is spent instead: --guarantee"
-        )
-    return judge.max_loss
-
-
 def require_inputs(examples: Examples) -> None:
     """Raise where there is too little to measure anything with."""
     if len(examples) < 2:
@@ -363,6 +547,17 @@ def _callers_level() -> int:
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _name_of(model: Any) -> str:
+    return str(getattr(model, "name", "") or type(model).__name__)
+
+
+def _temporary_folder(owner: object) -> Path:
+    """Return a folder that is removed with its owner."""
+    folder = Path(tempfile.mkdtemp(prefix="seqdefer-"))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _check(served: Served, rejector: Rejector) -> None:

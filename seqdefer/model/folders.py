@@ -7,6 +7,8 @@ curve.json         what the budgets bought on validation data; only where `seqde
 timing.json        what the budgets took on the machine that measured them
 quality.json       the setting that a fit promised a quality for, where it was asked to
 learned_from.json  names of the inputs that the rejector was fitted on: no guarantee may rest on these
+README.md, app.py  the model card, and a demo for a Space of the Hugging Face Hub
+predictor/ expert/ the pair, where it was bundled
 work/              labels, and the models of tasks that train their own
 """
 
@@ -18,13 +20,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.environment import choose_device
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.interfaces import Served
+from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.methods.timing import Timing
 from seqdefer.progress import Meter
 from seqdefer.registry import load_task
@@ -37,6 +39,8 @@ CURVE_FILE, TIMING_FILE, INPUTS_FILE = "curve.json", "timing.json", "learned_fro
 QUALITY_FILE = "quality.json"
 DIGESTS = "digests"  # a field of deferral.json: SHA-256 by name; no two machines take the same time
 DIGESTED_FILES = (CALIBRATION_FILE, CURVE_FILE, INPUTS_FILE, QUALITY_FILE)
+BUNDLE = "bundle:"  # before the name of a folder within that of the model
+ROLES = ("predictor", "expert")
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
 Record = TypeVar("Record")
 OwnRecord = TypeVar("OwnRecord", LossCurve, Timing, "LearnedFrom", QualityPromise)
@@ -51,6 +55,7 @@ class Pairing:
     predictor: str  # fingerprint
     expert: str  # fingerprint, "" where it has none
     recipe: str = ""  # how its rejector was made, "" where that is not known
+    data: str = ""  # what it was fitted on, in words
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ def read_pairing(folder: Path) -> Pairing:
 
 def write_pairing(folder: Path, pairing: Pairing) -> None:
     """Write deferral.json, with digests of the records that are there."""
+    pairing = dataclasses.replace(pairing, options=_bundled(pairing.options, folder))
     write_json(folder / PAIRING_FILE, {**to_plain(pairing), DIGESTS: _digests(folder)})
 
 
@@ -149,9 +155,23 @@ def _read(kind: type[Record], path: Path, action: str) -> Record:
         raise CheckpointError(f"{error}; {action}") from error
 
 
-def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Served:
-    """Load the pair that `folder` names, and refuse another."""
-    entry = load_task(pairing.task)
+def require_own_endpoint(pairing: Pairing, expert: Any) -> None:
+    """Raise where someone else's model would send inputs to an address that the user did not name."""
+    named = str(pairing.options.get("expert") or "")
+    if "://" in named and expert is None:
+        raise OptionError(
+            f"this model would send your inputs to the expert at {named:.200}; if you want that, name it: expert= in "
+            "Python, --expert on the command line"
+        )
+
+
+def task_of(pairing: Pairing) -> TaskEntry:
+    """Return the task of a pairing."""
+    return load_task(pairing.task)
+
+
+def load_served(entry: TaskEntry, pairing: Pairing, folder: Path, device: str, meter: Meter) -> Served:
+    """Load the pair that a pairing names, and refuse another than the one that `folder` was fitted with."""
     if entry.serve is None:
         raise OptionError(f"task {pairing.task!r} has no pair to serve")
     kind = type(next(iter(entry.presets.values())))
@@ -161,26 +181,71 @@ def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Se
         reason = f"the options of task {pairing.task!r} are not those of this version: {error}"
         raise CheckpointError(f"{folder / PAIRING_FILE}: {reason}; fit it again") from error
     served = entry.serve(options, folder / WORK_FOLDER, choose_device(device), meter)
-    for role in ("predictor", "expert"):
+    for role in ROLES:
         found, wanted = getattr(served, role).fingerprint, getattr(pairing, role)
         if found != wanted:
             raise CheckpointError(
                 f"{folder} was fitted with {role} {wanted}, and what it names is now {found}; put that {role} back, or "
-                "fit again"
+                f"fit again, or say where it is: --{role} of seqdefer generate and serve, {role}= in Python"
             )
     return served
 
 
-def pairing_of(task: str, options: Any, served: Served, recipe: str = "") -> Pairing:
+@runtime_checkable
+class Bundled(Protocol):
+    """A predictor or an expert that can be part of a folder."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write all that the task loads it from."""
+
+
+def bundle_pair(folder: Path, pairing: Pairing, served: Served) -> Pairing:
+    """Write the models of a pair into the folder; return the pairing that names them there. An expert that runs
+    elsewhere stays where it is."""
+    options = dict(pairing.options)
+    inside = {role: str(folder.resolve() / role) for role in ROLES if role in options}
+    for role, place in inside.items():
+        model = getattr(served, role)
+        if isinstance(model, Bundled):
+            if options[role] != place:  # it was loaded from there, and must not be written while it is read
+                model.save_pretrained(Path(place))
+            options[role] = place
+    if all(options[role] != place for role, place in inside.items()):
+        raise OptionError(f"the pair of task {pairing.task!r} cannot be bundled; leave bundle out")
+    return dataclasses.replace(pairing, options=options)
+
+
+def _bundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return options that name what lies in the folder itself without its path: the folder may move."""
+    inside = {str(folder.resolve() / role): BUNDLE + role for role in ROLES}
+    return {name: inside.get(str(value), value) for name, value in options.items()}
+
+
+def hide_paths(folder: Path) -> None:
+    """Leave of files and folders of this machine only their names, in a folder for others."""
+    pairing = read_pairing(folder)
+    options = {
+        name: Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
+        for name, value in pairing.options.items()
+    }
+    write_pairing(folder, dataclasses.replace(pairing, options=options))
+
+
+def unbundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return options with the folders of bundled models, wherever the model is now."""
+    return {name: str(folder.resolve() / name) if value == BUNDLE + name else value for name, value in options.items()}
+
+
+def pairing_of(task: str, options: Any, served: Served, recipe: str = "", data: str = "") -> Pairing:
     """Describe a pair. Files and folders get absolute paths: the model may be used from elsewhere."""
     plain = dataclasses.asdict(options)
     for field in dataclasses.fields(options):
         if field.metadata.get("is_path"):
-            plain[field.name] = _absolute(plain[field.name])
-    return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint, recipe)
+            plain[field.name] = absolute(plain[field.name])
+    return Pairing(task, plain, served.predictor.fingerprint, served.expert.fingerprint, recipe, data)
 
 
-def _absolute(value: str | None) -> str | None:
+def absolute(value: str | None) -> str | None:
     """Return the absolute path of what exists, also after a prefix (NAME:FOLDER); a name on a hub stays as it is."""
     if not value or os.path.exists(value):  # Path.exists fails where a name is too long
         return str(Path(value).resolve()) if value else value

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from seqdefer.interfaces import Codec
+from seqdefer.report.markup import element
+from seqdefer.report.notebook import generation_html
 from seqdefer.types import Rollout, Sequences
+
+SHOWN_OUTPUTS = 20  # in a notebook or an interpreter
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,24 @@ class Generation:
     outputs: list[Any]  # what the sequences stand for: texts, tours
     rollout: Rollout
     authors: tuple[str, ...] = ("predictor", "expert")
+    codec: Codec | None = None  # that tells what each token adds, to show them
+
+    def __repr__(self) -> str:
+        written = int(self.sequences.lengths.sum())
+        head = f"Generation({len(self.outputs)} outputs, {sum(self.expert_tokens)} of {written} tokens by the expert)"
+        shown = [f"{place}: {output!r:.100}" for place, output in enumerate(self.outputs[:SHOWN_OUTPUTS])]
+        more = len(self.outputs) - len(shown)
+        return "\n  ".join([head, *shown, *([f"... {more} more"] if more else [])])
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """Return the outputs as HTML, the expert's tokens in another colour."""
+        if self.codec is None:
+            return str(element("pre", repr(self)))
+        rows = islice(self.rows(self.codec), SHOWN_OUTPUTS)
+        return str(generation_html(rows, self.share, len(self.outputs)))
 
     @property
     def sequences(self) -> Sequences:

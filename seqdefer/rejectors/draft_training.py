@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import unknown
 from seqdefer.hyperparameters import Settings
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.checkpoints import draft_networks
 from seqdefer.rejectors.draft import SCORING_BATCH, DraftNetwork
@@ -32,7 +32,7 @@ def fit_once(
     seed: int,
     psi: str = "cross_entropy",
     device: torch.device | str = "cpu",
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[DraftNetwork, History]:
     """Fit OneTimeModel: minimise the one-time surrogate over the hand-offs in `grid`; alpha is alpha_1 of the paper."""
     loss_of = get_psi(psi)
@@ -64,7 +64,7 @@ def fit_cost(
     fingerprint: str,
     seed: int,
     device: torch.device | str = "cpu",
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[DraftNetwork, History]:
     """Fit OneTimeCost: estimate the loss of every hand-off in `grid` by least squares. The price of a token is not
     known here; the rule `cost` of `seqdefer.budgets.hand_off_rules` brings it."""
@@ -92,7 +92,7 @@ def fit_whole(
     fingerprint: str,
     seed: int,
     device: torch.device | str = "cpu",
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[DraftNetwork, History]:
     """Fit WholeModelEmbed: learn whether the expert is more accurate than the predictor on the whole sequence."""
 

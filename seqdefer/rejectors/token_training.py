@@ -10,7 +10,7 @@ from torch import Tensor
 from seqdefer.errors import unknown
 from seqdefer.hyperparameters import STRATEGIES, Settings, Strategy
 from seqdefer.labels.trees import END, DecisionTrees
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.losses import Phi, get_phi, token_surrogate
 from seqdefer.rejectors.token import TokenNetwork
@@ -152,7 +152,7 @@ def fit_token(
     strategy: Strategy = "free",
     price: float | None = None,
     reads_first: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> tuple[TokenNetwork, History]:
     """Fit TokenwiseModel: minimise the token surrogate over rollouts that `strategy` steers. Validation rollouts follow
     the rejector, whatever the strategy, or fixed paths where trees are closed. Open trees grow where rollouts lead.

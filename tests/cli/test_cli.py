@@ -16,10 +16,10 @@ import pytest
 from command_line import Capture, fails_with, run
 
 import seqdefer
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.evaluation.results import load_results
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.interfaces import TaskEntry
+from seqdefer.progress_bars import show_progress
 from seqdefer.registry import load_task
 from seqdefer.tasks.weather.task import ENTRY
 
@@ -157,7 +157,7 @@ def test_bad_commands(arguments: list[str], message: str, capsys: Capture) -> No
 
 def test_a_log_shows_long_stages_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 20.0, 31.0, 45.0, 62.0, 70.0, 100.0, 110.0])
-    monkeypatch.setattr("seqdefer.cli.progress_bars.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("seqdefer.progress_bars.time.monotonic", lambda: next(seconds))
     with show_progress(quiet=False) as meter:
         with meter.stage("long work", 8) as advance:
             for _ in range(4):

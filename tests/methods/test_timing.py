@@ -13,6 +13,7 @@ from toy_pair import LetterCodec, Toy
 from seqdefer.budgets.calibration import LossCurve, LossPoint
 from seqdefer.interfaces import Served
 from seqdefer.methods.timing import TIMED_BUDGETS, BudgetTime, Timing, write_alone
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.report.terminal import timing_table
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import blank_prefixes
@@ -58,7 +59,7 @@ def test_a_remote_expert_is_not_called() -> None:
     model = pair.model("TokenwiseModel")
     model.calibrate_on(task.split("validation"), judge=task)
     waiting = type("Waiting", (type(task.expert),), {"waits": True, "complete": None})(task)
-    model.served = replace(model.served, expert=waiting)
+    model = DeferringModel(replace(model.served, expert=waiting), model.rejector, model.calibration)
     model.time(task.split("validation"))
     assert model.timing is None
 

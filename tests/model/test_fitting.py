@@ -26,7 +26,8 @@ from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.labels import exploration, hand_offs
 from seqdefer.methods.registry import all_methods
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.fitting import QualityRequest, fit_model, served_of
+from seqdefer.model.fitting import fit_model
+from seqdefer.model.learning import QualityRequest, served_of
 from seqdefer.registry import load_task
 from seqdefer.rejectors.checkpoints import load_rejector
 

@@ -143,7 +143,10 @@ def spoil(saved: Path, what: str) -> None:
     [
         ("other weights", "belongs to another rejector; measure it again: seqdefer calibrate"),
         ("other predictor", "was fitted with predictor toy-5-6-0, and what it names is now toy-5-6-3; put that predi"),
-        ("other expert", "was fitted with expert abc, and what it names is now ; put that expert back, or fit again"),
+        (
+            "other expert",
+            "was fitted with expert abc, and what it names is now ; put that expert back, or fit again, or say where",
+        ),
         ("other length", "was fitted for predictor toy-5-6-0, not for toy-5-9-0"),
         ("no JSON", "deferral.json is not valid JSON: .*; fit it again: seqdefer fit TASK"),
         ("no field", "deferral.json: field 'options' is missing; fit it again: seqdefer fit TASK"),

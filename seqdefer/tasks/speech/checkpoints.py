@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from seqdefer.cli.common import Parser, run_module
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import CheckpointError, DataError, MissingExtraError, missing_extra, unknown
 from seqdefer.progress import Meter
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import read_json, writable_folder
 from seqdefer.tasks.speech.onnx_weights import read_parameters
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from seqdefer.cli.common import Parser, run_module
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import OptionError
 from seqdefer.progress import Meter
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import fingerprint, writable_folder
 from seqdefer.storage.user_files import check_text, parse_inputs, read_lines
 from seqdefer.tasks.speech.audio import Samples, read_seconds, write_clip

@@ -51,6 +51,14 @@ class Document:
     document: str
     summary: str
 
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], fields: Fields, number: int, place: str) -> Document:
+        """Return the document of a record; `place` names it in errors."""
+        advice = "choose others with --document-field and --summary-field (document_field and summary_field in Python)"
+        values = {field: get_field(record, field, place, advice) for field in (fields.document, fields.summary)}
+        document, summary = (check_filled(value, field, place) for field, value in values.items())
+        return cls(check_id(record.get(fields.id), number, place), document, summary)
+
     def digest(self, seed: str = "") -> bytes:
         """Return a hash of the text, ignoring white space; a seed makes it a random number."""
         text = " ".join(self.document.split())
@@ -101,11 +109,12 @@ def read_corpus(source: Path | str, *, fields: Fields | None = None, split: str 
     fields = fields or Fields()
     path = Path(source)
     if looks_like_file(path):
-        return _without_repeats(path.name, _file_documents(path, fields))
+        return corpus_of(path.name, _file_documents(path, fields))
     return _dataset_corpus(str(source), fields, split)
 
 
-def _without_repeats(name: str, documents: Iterable[Document]) -> Corpus:
+def corpus_of(name: str, documents: Iterable[Document]) -> Corpus:
+    """Return a corpus without repeated documents."""
     different: dict[bytes, Document] = {}
     repeated = 0
     for one in documents:
@@ -130,11 +139,7 @@ def _file_documents(path: Path, fields: Fields) -> Iterator[Document]:
     kind = f"a JSONL file: one object a line {_expected_fields(fields)}"
     for number, line in read_lines(path, kind=kind):
         place = f"{path.name}, line {number}"
-        record = parse_record(line, place)
-        advice = "choose others with --document-field and --summary-field"
-        values = {field: get_field(record, field, place, advice) for field in (fields.document, fields.summary)}
-        document, summary = (check_filled(value, field, place) for field, value in values.items())
-        yield Document(check_id(record.get(fields.id), number, place), document, summary)
+        yield Document.of_record(parse_record(line, place), fields, number, place)
 
 
 def _expected_fields(fields: Fields) -> str:
@@ -155,7 +160,7 @@ def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
     documents = list(_dataset_documents(rows, fields, label))
     if not documents:
         raise DataError(f"{label} has no document with a summary")
-    corpus = _without_repeats(label, documents)
+    corpus = corpus_of(label, documents)
     return replace(corpus, empty=len(rows) - len(documents))
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -49,6 +50,16 @@ def offline_if_unreachable() -> Iterator[bool]:
         yield True
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def cached_commit(name: str, revision: str = "") -> str:
+    """Return the commit of a model in the Hub's cache; "" where it is not there."""
+    find = import_module("huggingface_hub").try_to_load_from_cache
+    try:
+        found = find(name, "config.json", revision=revision or None)
+    except ValueError:  # not the name of a repository
+        return ""
+    return Path(found).parent.name if isinstance(found, str) else ""
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Load checkpoints from the Hub or a folder as `TextModel`s: safetensors only, no remote code, one-line errors.
 
-A source that is a folder or looks like a path is a folder; anything else is a name on the Hub. Without a network,
-checkpoints load from the Hub's cache.
+A source that is a folder or looks like a path is a folder; anything else is a name on the Hub, NAME or NAME@REVISION.
+Without a network, checkpoints load from the Hub's cache.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from seqdefer.errors import CheckpointError, InputError, OptionError, unknown
-from seqdefer.tasks.text.hub import is_hub_reachable
+from seqdefer.tasks.text.hub import cached_commit, is_hub_reachable
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
+REVISION_SIGN = "@"  # between the name of a repository on the Hub and a branch, tag or commit
 DTYPES = ("float32", "bfloat16", "float16")
 CHECKPOINT_FILES = "config.json, model.safetensors, and tokenizer.json with tokenizer_config.json"
 Family = Callable[[Any, Any, str], Any]  # the package, a configuration and a name -> an auto class
@@ -38,7 +39,7 @@ def load_text_model(
 class LoadedCheckpoint:
     """A model of transformers and what came with it."""
 
-    name: str  # as the user gave it
+    name: str  # as the user gave it, with the revision where it is from the Hub
     model: Any
     tokenizer: Any
     options: Mapping[str, Any]  # with which more of it can be loaded by `from_pretrained`
@@ -50,12 +51,13 @@ def load_checkpoint(source: str | Path, family: Family, *, device: torch.device 
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     library, name = transformers(), str(source)
-    is_folder = _is_folder(name)
-    if is_folder:
+    is_local = is_folder(name)
+    if is_local:
         _check_folder(Path(name).expanduser())
-    place = str(Path(name).expanduser()) if is_folder else name
-    options = {"trust_remote_code": False, "local_files_only": is_folder or not is_hub_reachable()}
-    with _quiet(library), _one_line(name, is_folder):
+    place, _, revision = (str(Path(name).expanduser()), "", "") if is_local else name.partition(REVISION_SIGN)
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": is_local or not is_hub_reachable()}
+    options |= {"revision": revision} if revision else {}
+    with quiet_transformers(), _one_line(name, is_local):
         config = library.AutoConfig.from_pretrained(place, **options)
         kind = family(library, config, name)
         tokenizer = library.AutoTokenizer.from_pretrained(place, **options)
@@ -63,10 +65,14 @@ def load_checkpoint(source: str | Path, family: Family, *, device: torch.device 
             place, config=config, use_safetensors=True, dtype=getattr(torch, dtype), output_loading_info=True, **options
         )
     _check_report(report, name)
-    return LoadedCheckpoint(name, model.to(device), tokenizer, options, place)
+    commit = "" if is_local else cached_commit(place, revision)
+    return LoadedCheckpoint(
+        f"{place}{REVISION_SIGN}{commit}" if commit else name, model.to(device), tokenizer, options, place
+    )
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Tell whether the name of a model is that of a folder, not of a repository on the Hub."""
     return Path(name).expanduser().is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
@@ -111,9 +117,9 @@ def _check_report(report: Any, name: str) -> None:
 
 
 @contextmanager
-def _quiet(library: Any) -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Silence the progress bars and logs of transformers and its requests to convert pickled weights."""
-    log = library.utils.logging
+    log = transformers().utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     bot = os.environ.get("DISABLE_SAFETENSORS_CONVERSION")
     log.set_verbosity_error()

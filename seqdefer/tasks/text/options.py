@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.remote.client import Endpoint, check_url, is_url
+from seqdefer.tasks.common.metrics import METRIC_NAMES
 from seqdefer.tasks.common.options import check_ranges, option
+from seqdefer.tasks.text.given import FUNCTION
 from seqdefer.tasks.text.loading import DTYPES
 from seqdefer.tasks.text.pairs import FEATURE_SETS
 from seqdefer.tasks.text.remote import PROMPT, check_prompt
+from seqdefer.tasks.text.token_losses import TOKEN_LOSSES
 
 ROUGE = ("words", "ids")
-TOKEN_LOSSES = ("clipped", "paper")
 RANGES = {
     "length": (1, 4096),
     "input_tokens": (1, 10**6),
@@ -46,16 +48,21 @@ class TextOptions:
     summary_field: str = option("summary", "field of the data that holds the reference")
     prefix: str = option("", "text before each document, such as 'summarize: '")
     suffix: str = option("", "text after each document, such as 'TL;DR:' for decoder-only models")
-    length: int = option(20, "maximum number of tokens to write")
+    length: int | None = option(
+        None, "maximum number of tokens to write; without it, as many as 95 % of the references have"
+    )
     input_tokens: int = option(448, "maximum number of tokens to read of a document")
     max_words: int | None = option(None, "drop documents whose summary has more words")
     shown: str = option(
         "facts", "what rejectors see: facts about token and document, states of the predictor as in the paper, or both"
     )
+    metric: str = option("rouge1", f"quality of a text to learn and report: {', '.join(METRIC_NAMES)}")
     token_loss: str = option(
-        "clipped", "a token is right if the reference has it as often as it is written (clipped), or at all (paper)"
+        "auto",
+        "loss of a token: by the metric (auto); not in the reference as often as written (clipped) or at all (paper), "
+        "its first_error, edits by alignment, or what it adds if the expert completes (to_go)",
     )
-    rouge: str = option("ids", "what ROUGE-1 counts: words or token ids")
+    rouge: str = option("ids", "what rouge1 counts: words or token ids")
     dtype: str = option("float32", "precision of both models: float32, or bfloat16 or float16 to save GPU memory")
     train_documents: int = option(2400, "maximum number of documents to fit rejectors on")
     validation_documents: int = option(600, "maximum number of documents for early stopping and model selection")
@@ -71,7 +78,9 @@ class TextOptions:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self, RANGES)
+        check_ranges(self, {name: range_ for name, range_ in RANGES.items() if getattr(self, name) is not None})
+        if self.metric not in METRIC_NAMES and not self.metric.startswith(FUNCTION):
+            raise unknown("--metric", self.metric, METRIC_NAMES)
         choices = {"rouge": ROUGE, "shown": FEATURE_SETS, "token_loss": TOKEN_LOSSES, "dtype": DTYPES}
         for name, available in choices.items():
             if getattr(self, name) not in available:

@@ -28,7 +28,7 @@ from seqdefer.remote.client import EndpointClient
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.batches import AdaptiveBatch
 from seqdefer.tasks.text.facts import DocumentFacts, ProposedTokens, TokenFacts
-from seqdefer.tasks.text.loading import load_text_model
+from seqdefer.tasks.text.loading import load_text_model, quiet_transformers
 from seqdefer.tasks.text.model_rows import RowsOf
 from seqdefer.tasks.text.models import TextModel, check_vocabulary
 from seqdefer.tasks.text.reading import Reader, Reading
@@ -61,6 +61,12 @@ class _Writer(ABC):
     @property
     def name(self) -> str:
         return self.model.name
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a checkpoint of the model, with its tokenizer."""
+        with quiet_transformers():
+            self.model.model.save_pretrained(folder)
+            self.model.tokenizer.save_pretrained(folder)
 
     @property
     def batch_size(self) -> int:

@@ -1,16 +1,19 @@
 """Text tasks: documents in, short texts out, by any pair of Hugging Face models; `xsum` is the paper's summarization.
 
-The token loss is 1 if the reference does not contain the token, whoever writes it; every reference contains the end.
+The sequence loss is 100 x (1 - ROUGE-1), on words as in the package rouge-score or on token ids, or that of another
+metric (`seqdefer.tasks.common.metrics`). Losses of tokens follow from the metric (`seqdefer.tasks.text.token_losses`).
+For ROUGE-1, a token loses 1 if the reference does not contain it, whoever writes it; every reference contains the end.
 In the paper, a repeated token is right if the reference contains it at all (`paper`). Like ROUGE, the default
 (`clipped`) counts it at most as often as the reference does, so repetition earns no credit.
-The sequence loss is 100 x (1 - ROUGE-1), on words as in the package rouge-score or on token ids.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +30,32 @@ from seqdefer.registry import EXPERTS, find_plugins
 from seqdefer.remote.client import EndpointClient, is_url, require_extra
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import fingerprint
+from seqdefer.tasks.common.cost_to_go import CostToGo
+from seqdefer.tasks.common.metrics import Metric, get_metric
 from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.text.codec import END_SIGN, TextCodec
 from seqdefer.tasks.text.data import Document, Fields, filter_by_words, make_splits, read_corpus
-from seqdefer.tasks.text.loading import load_text_model
+from seqdefer.tasks.text.given import FUNCTION, Given
+from seqdefer.tasks.text.loading import REVISION_SIGN
 from seqdefer.tasks.text.models import TextModel
 from seqdefer.tasks.text.options import TextOptions
-from seqdefer.tasks.text.pairs import MixedPair, TextPair, TextPredictor, load_pair
+from seqdefer.tasks.text.pairs import MixedPair, TextPair, TextPredictor
 from seqdefer.tasks.text.passes import PADDING
 from seqdefer.tasks.text.remote import ExpertCallsWarning
-from seqdefer.tasks.text.rouge import References, in_reference, rouge1_of_ids
+from seqdefer.tasks.text.rouge import References, rouge1_of_ids
+from seqdefer.tasks.text.token_losses import BY_REFERENCE, masked_tokens
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
+TextMeasure = Callable[[Sequence[str], Sequence[int]], Tensor]  # of texts, and of the documents they belong to
+NOTHING_GIVEN = Given()
 MAX_DRAWN_LETTERS = 300  # of a document in the report
 # Bytes of cached encoder states per model: labelling reads the same documents again and again.
 ENCODER_CACHE_BYTES = {"cpu": 2**30, "cuda": 2**33}
 GPU_MEMORY_SHARE = 8  # the cache takes at most 1/8 of a GPU's free memory
+DEFAULT_LENGTH = 20  # tokens, where no data says how many; the paper's
+LENGTH_SHARE = 0.95  # of references that a length must hold
+MAX_LENGTH = 256  # that data may ask for: labels of longer texts take long, so users ask for them
 
 
 class TextTask(Task):
@@ -60,71 +72,93 @@ class TextTask(Task):
         pair: TextPair | MixedPair,
         parts: Mapping[SplitName, Sequence[Document]],
         source: str = "",
+        metric: Metric | None = None,
     ) -> None:
-        self.name, self.options, self.source = name, options, source
+        """`metric`: a function in the place of `options.metric`. Without `options.length`, references decide."""
+        self.name, self.source = name, source
         self.predictor, self.expert = pair.predictor, pair.expert
-        self.token_rule = options.token_loss
-        self.has_published_figures = options.length == 20  # areas under curves of other lengths do not compare
-        self.max_loss = 100.0
-        self.loss_unit = f"100 x (1 - ROUGE-1{' on token ids' if options.rouge == 'ids' else ''})"
-        self.spec = SequenceSpec(options.length, pair.predictor.end)
         self.tokenizer = pair.predictor.model.tokenizer
         # An example's id is its index here. The test comes first, so that its labels stay when train grows.
         self.documents = [one for part in reversed(PARTS) for one in parts[part]]
         self.references = References([one.summary for one in self.documents])
-        self.codec = codec_of(options, pair)
+        targets = self._encode_references(pair)
+        n_test = len(parts["test"])
+        self.options = replace(options, length=options.length or length_of(targets[n_test:]))
+        self.spec = SequenceSpec(self.options.length or DEFAULT_LENGTH, pair.predictor.end)
+        self._measure_by(metric or chosen_metric(options))
+        # Areas under curves of other lengths do not compare.
+        self.has_published_figures = self.spec.length == DEFAULT_LENGTH and self.metric is None
+        self.codec = codec_of(self.options, pair)
+        inputs, self.n_truncated = self.codec.read([one.document for one in self.documents], stacklevel=4)
         self.parts: dict[SplitName, Examples] = {}
         first = 0
-        inputs, targets = self._encode(pair)
         for part in reversed(PARTS):
             ids = torch.arange(first, first + len(parts[part]))
             self.parts[part] = Examples(inputs[ids], targets[ids], ids)
             first += len(ids)
 
-    def _encode(self, pair: TextPair | MixedPair) -> tuple[Tensor, Tensor]:
-        """Return inputs (n, S) and references (n, R), padded with PADDING."""
-        texts = [one.document for one in self.documents]
-        inputs, self.n_truncated = self.codec.read(texts, stacklevel=5)
-        end = [] if self.spec.end is None else [self.spec.end]
+    def _measure_by(self, metric: Metric | None) -> None:
+        """Set what is reported and learned; None is ROUGE-1."""
+        self.metric = metric
+        by_metric = "clipped" if metric is None else metric.token_loss
+        self.token_rule = by_metric if self.options.token_loss == "auto" else self.options.token_loss
+        self.max_loss = 100.0 if metric is None else metric.max_loss
+        counted = " on token ids" if self.options.rouge == "ids" else ""
+        self.loss_unit = f"100 x (1 - ROUGE-1{counted})" if metric is None else metric.unit
+        self.to_go = CostToGo(self.expert, self.spec, self.sequence_loss)
+
+    def _encode_references(self, pair: TextPair | MixedPair) -> Tensor:
+        """Return references (n, R), padded with PADDING."""
+        end = [] if pair.predictor.end is None else [pair.predictor.end]
         # A decoder-only model continues a prompt, so its first word begins with a space.
         space = "" if pair.predictor.model.is_encoder_decoder else " "
         ids = self.tokenizer([space + one.summary for one in self.documents], add_special_tokens=False, verbose=False)
         targets = [torch.tensor([*row, *end], dtype=torch.long) for row in ids["input_ids"]]
-        return inputs, pad_sequence(targets, batch_first=True, padding_value=PADDING)
+        return pad_sequence(targets, batch_first=True, padding_value=PADDING)
 
     def split(self, name: SplitName) -> Examples:
         return self.parts[name]
 
     def sequence_loss(self, examples: Examples, sequences: Sequences) -> Tensor:
+        if self.metric is not None:
+            return self._losses_of_texts(examples, sequences, self._metric_losses).float()
         if self.options.rouge == "ids":
             references = Sequences(examples.targets, (examples.targets != PADDING).sum(1))
             special = [] if self.spec.end is None else [self.spec.end]
             scores = rouge1_of_ids(sequences, references, special)
         else:
-            scores = self._rouge_of_words(examples, sequences)
+            scores = self._losses_of_texts(examples, sequences, self.references.score)
         return 100 * (1 - scores).float()
 
-    def _rouge_of_words(self, examples: Examples, sequences: Sequences) -> Tensor:
-        """Return ROUGE-1 on words. Sweeps and hand-offs repeat texts, so each distinct one is scored once."""
-        keys = torch.cat([examples.ids[:, None].to(sequences.tokens), _masked_tokens(sequences)], 1)
+    def _losses_of_texts(self, examples: Examples, sequences: Sequences, measure: TextMeasure) -> Tensor:
+        """Measure what sequences say. Sweeps and hand-offs repeat texts, so each distinct one is measured once."""
+        keys = torch.cat([examples.ids[:, None].to(sequences.tokens), masked_tokens(sequences)], 1)
         distinct, copies = keys.unique(dim=0, return_inverse=True)
         rows = distinct.tolist()
         texts = self.tokenizer.batch_decode(
             [[token for token in row[1:] if token != PADDING] for row in rows], skip_special_tokens=True
         )
-        scores = self.references.score(texts, [row[0] for row in rows])
-        return scores.to(sequences.tokens.device)[copies]
+        measured = measure(texts, [row[0] for row in rows])
+        return measured.to(sequences.tokens.device)[copies]
+
+    def _metric_losses(self, texts: Sequence[str], rows: Sequence[int]) -> Tensor:
+        assert self.metric is not None
+        documents = [self.documents[row] for row in rows]
+        references, inputs = [one.summary for one in documents], [one.document for one in documents]
+        return torch.tensor(self.metric.losses(texts, references, inputs), dtype=torch.float64)
 
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:
-        if self.options.token_loss == "paper":
-            return (~in_reference(tokens, examples.targets)).float()
-        wanted = (examples.targets == tokens[:, None]).sum(1)
-        return (wanted <= (_masked_tokens(prefixes) == tokens[:, None]).sum(1)).float()
+        if self.token_rule == "to_go":
+            return self.to_go.token_losses(examples, prefixes, tokens)
+        return BY_REFERENCE[self.token_rule](examples, prefixes, tokens, self.spec)
 
     def loss_key(self, examples: Examples) -> str:
-        if self.options.rouge == "ids":
-            return ""
-        return fingerprint(*(self.documents[place].summary for place in examples.ids.tolist()))
+        documents = [self.documents[place] for place in examples.ids.tolist()]
+        if self.metric is not None:
+            texts = [text for one in documents for text in (one.document, one.summary)]
+            return fingerprint(self.metric.key, self.loss_unit, *texts)
+        own = [self.loss_unit] if self.token_rule == "to_go" else []
+        return fingerprint(*own, *(one.summary for one in documents)) if own or self.options.rouge != "ids" else ""
 
     def describe(self) -> dict[str, str]:
         cut = f", {self.n_truncated} cut at {self.codec.max_tokens} tokens" if self.n_truncated else ""
@@ -154,28 +188,45 @@ class TextTask(Task):
         n = int(rollout.sequences.lengths[row])
         pieces = self.codec.pieces(rollout.sequences.tokens[row, :n].tolist())
         authors, scores = rollout.by_expert[row, :n].tolist(), rollout.scores[row, :n].tolist()
-        caption = f"ROUGE-1 {number(100 - loss, 0)}, {sum(authors)} of {n} by the expert"
+        title = "ROUGE-1" if self.metric is None else self.metric.title
+        quality = number(loss if self.max_loss is None else 100 - loss, 0)
+        caption = f"{title} {quality}, {sum(authors)} of {n} by the expert"
         return TokenDrawing(pieces, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
-
-
-def _masked_tokens(sequences: Sequences) -> Tensor:
-    """Return tokens (B, L) with PADDING after the end."""
-    return sequences.tokens.masked_fill(~sequences.mask(), PADDING)
 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= MAX_DRAWN_LETTERS else f"{text[: MAX_DRAWN_LETTERS - 1]}…"
 
 
+def length_of(references: Tensor) -> int:
+    """Return how many tokens hold nearly all references (n, R), MAX_LENGTH at most."""
+    if not len(references):
+        return DEFAULT_LENGTH
+    lengths = (references != PADDING).sum(1).sort().values
+    return max(1, min(int(lengths[math.ceil(LENGTH_SHARE * len(lengths)) - 1]), MAX_LENGTH))
+
+
+def chosen_metric(options: TextOptions) -> Metric | None:
+    """Return the metric that the options name, None for ROUGE-1."""
+    if options.metric.startswith(FUNCTION):
+        raise OptionError(f"--metric {options.metric} is a function of Python; give the function itself")
+    return None if options.metric == "rouge1" else get_metric(options.metric)
+
+
 # -- preparing -----------------------------------------------------------------------------------------------------
 
 
-def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter) -> TextTask:
+def prepare(
+    name: str, options: TextOptions, device: torch.device, meter: Meter, given: Given = NOTHING_GIVEN
+) -> TextTask:
     """Read and split the documents and load the models."""
-    _require(options, "predictor", "expert", "train")
+    _require(options, "predictor", "expert", "train", given=given)
+    if given.metric is None:
+        chosen_metric(options)  # what is wrong with it is said before models are loaded
     with meter.stage("read the documents", 1) as advance:
         fields = Fields(options.document_field, options.summary_field)
-        train = read_corpus(options.train, fields=fields, split="train")
+        is_given = given.train is not None
+        train = given.corpus(fields) if is_given else read_corpus(options.train, fields=fields, split="train")
         test = None if options.test is None else read_corpus(options.test, fields=fields, split="test")
         if options.max_words is not None:
             train = filter_by_words(train, options.max_words)
@@ -187,19 +238,28 @@ def prepare(name: str, options: TextOptions, device: torch.device, meter: Meter)
         }
         splits = make_splits(train, test, counts, options.seed)
         advance(1)
-    _warn_about_calls(options, splits.parts)
-    return TextTask(name, options, _load(options, device, meter), splits.parts, splits.source)
+    pair = _load(options, device, meter, given)
+    task = TextTask(name, _pinned(options, pair), pair, splits.parts, splits.source, given.metric)
+    _warn_about_calls(task.options, splits.parts)
+    return task
+
+
+def _pinned(options: TextOptions, pair: TextPair | MixedPair) -> TextOptions:
+    """Name models of the Hub with the revision that was loaded."""
+    named = zip(("predictor", "expert"), pair.models, strict=False)
+    pinned: dict[str, Any] = {role: model.name for role, model in named if REVISION_SIGN in model.name}
+    return replace(options, **pinned)
 
 
 def _warn_about_calls(options: TextOptions, parts: Mapping[SplitName, Sequence[Document]]) -> None:
     if not is_url(options.expert):
         return
-    n_documents = len(parts["train"]) + len(parts["validation"])
-    what = f"{options.length} hand-offs of {n_documents:,} documents"
+    n_documents, length = len(parts["train"]) + len(parts["validation"]), options.length or DEFAULT_LENGTH
+    what = f"{length} hand-offs of {n_documents:,} documents"
     if options.expert_by_token:
         what += "; rollouts, for TokenwiseModel, have as many tokens each, and a call each unless read in chunks"
     warnings.warn(
-        f"labelling may call {options.expert} {n_documents * options.length:,} times ({what}), and seqdefer run labels "
+        f"labelling may call {options.expert} {n_documents * length:,} times ({what}), and seqdefer run labels "
         "the test documents, too; answers are stored; lower --train-documents and --validation-documents to make fewer "
         "calls",
         ExpertCallsWarning,
@@ -207,9 +267,9 @@ def _warn_about_calls(options: TextOptions, parts: Mapping[SplitName, Sequence[D
     )
 
 
-def _require(options: TextOptions, *names: str) -> None:
+def _require(options: TextOptions, *names: str, given: Given) -> None:
     for name in names:
-        if not getattr(options, name):
+        if not getattr(options, name) and getattr(given, name) is None:
             raise OptionError(f"--{name} is missing; give {'a model' if name != 'train' else 'documents'}")
 
 
@@ -218,35 +278,39 @@ def codec_of(options: TextOptions, pair: TextPair | MixedPair) -> TextCodec:
         pair,
         prefix=options.prefix,
         suffix=options.suffix,
-        length=options.length,
+        length=options.length or DEFAULT_LENGTH,
         input_tokens=options.input_tokens,
         field=options.document_field,
     )
 
 
-def serve(options: TextOptions, folder: Path, device: torch.device, meter: Meter) -> Served:
+def serve(
+    options: TextOptions, folder: Path, device: torch.device, meter: Meter, *, given: Given = NOTHING_GIVEN
+) -> Served:
     """Load the pair alone, to serve users' texts."""
-    _require(options, "predictor", "expert")
-    pair = _load(options, device, meter)
-    spec = SequenceSpec(options.length, pair.predictor.end)
+    _require(options, "predictor", "expert", given=given)
+    pair = _load(options, device, meter, given)
+    spec = SequenceSpec(options.length or DEFAULT_LENGTH, pair.predictor.end)
     return Served(pair.predictor, pair.expert, spec, codec_of(options, pair))
 
 
-def _load(options: TextOptions, device: torch.device, meter: Meter) -> TextPair | MixedPair:
+def _load(options: TextOptions, device: torch.device, meter: Meter, given: Given) -> TextPair | MixedPair:
     plugin = find_plugins(EXPERTS).get(f"text.{options.expert}")
     if is_url(options.expert):
         require_extra()
     with meter.stage("load the models", 1) as advance:
         how: dict[str, Any] = {"device": device, "dtype": options.dtype, "cache_bytes": _encoder_cache_bytes(device)}
+        small = given.text_model("predictor", options.predictor, **how)
         pair: TextPair | MixedPair
         if is_url(options.expert):
-            pair = _remote_pair(load_text_model(options.predictor, **how), options)
-        elif plugin is not None:
-            predictor = TextPredictor(load_text_model(options.predictor, **how), shown=options.shown)
+            pair = _remote_pair(small, options)
+        elif plugin is not None and given.expert is None:
+            predictor = TextPredictor(small, shown=options.shown)
             expert: Expert = plugin.load()(options, predictor, device)
             pair = MixedPair(predictor, expert)
         else:
-            pair = load_pair(options.predictor, options.expert, shown=options.shown, **how)
+            how["device"] = small.device  # where a loaded model already is
+            pair = TextPair.of(small, given.text_model("expert", options.expert, **how), options.shown)
         advance(1)
     return pair
 
@@ -269,8 +333,17 @@ def _prepare_xsum(options: TextOptions, folder: Path, device: torch.device, mete
     return prepare("xsum", options, device, meter)
 
 
-def _prepare_text(options: TextOptions, folder: Path, device: torch.device, meter: Meter) -> TextTask:
-    return prepare("text", options, device, meter)
+def _prepare_text(
+    options: TextOptions, folder: Path, device: torch.device, meter: Meter, *, given: Given = NOTHING_GIVEN
+) -> TextTask:
+    return prepare("text", options, device, meter, given)
+
+
+def bind(objects: Mapping[str, Any]) -> tuple[TaskEntry, dict[str, str]]:
+    """Return the task `text` for objects in the place of options, and the options that stand for them."""
+    given = Given.of(objects)
+    entry = replace(TEXT, prepare=partial(_prepare_text, given=given), serve=partial(serve, given=given))
+    return entry, given.names()
 
 
 def _small(options: TextOptions) -> TextOptions:
@@ -284,6 +357,7 @@ _XSUM = TextOptions(
     train="EdinburghNLP/xsum/train",
     test="EdinburghNLP/xsum/test",
     prefix="summarize: ",
+    length=DEFAULT_LENGTH,
 )
 
 # By token, plain facts and a perceptron (ours); the paper's LSTM on states is a choice.
@@ -325,4 +399,5 @@ TEXT = TaskEntry(
     recipes=RECIPES,
     quick_instances=20,
     serve=serve,
+    bind=bind,
 )

@@ -37,7 +37,10 @@ def test_required_options(place: Path, tmp_path: Path, capsys: Capture) -> None:
     [
         (["--rouge", "2"], "unknown --rouge '2'; available: ids, words"),
         (["--shown", "all"], "unknown --shown 'all'; available: both, facts, states"),
-        (["--token-loss", "0/1"], "unknown --token-loss '0/1'; available: clipped, paper"),
+        (
+            ["--token-loss", "0/1"],
+            "unknown --token-loss '0/1'; available: alignment, auto, clipped, first_error, paper, to_go",
+        ),
         (["--dtype", "int4"], "unknown --dtype 'int4'; available: bfloat16, float16, float32"),
         (["--max-words", "0"], "--max-words is 0; it must be at least 1"),
         (["--train", "./nowhere.jsonl"], "cannot read nowhere.jsonl: No such file or directory; give a JSONL file"),

@@ -355,6 +355,18 @@ def test_fit_calibrate_and_generate(
 
 
 @ignore_call_warnings
+def test_python_takes_an_endpoint_for_the_expert(place: Path, endpoint: str) -> None:
+    options = {"expert_model": "toy", "expert_retries": 0, "length": 4, "input_tokens": 40, "device": "cpu"}
+    model = DeferringModel.from_pair(tiny("gpt2", 1, 3), endpoint, pieces("bytes"), **options)
+    sizes = {"train_documents": 6, "validation_documents": 3}
+    model.fit(place / "train.jsonl", metric="exact_match", progress=False, **sizes)
+    assert model.method == "OneTimeCost"
+    assert {source for row in model.generate(TEXTS[:2], 1.0).sources for source in row} == {"expert"}
+    with pytest.raises(OptionError, match="--expert-model is missing"):
+        DeferringModel.from_pair(tiny("gpt2", 1, 3), endpoint, pieces("bytes"))
+
+
+@ignore_call_warnings
 def test_by_token(place: Path, endpoint: str, tmp_path: Path, capsys: Capture) -> None:
     out, options = tmp_path / "model", ["--length", "3", "--train-documents", "6", "--validation-documents", "3"]
     error = refused(capsys, *fit(place, out, endpoint, *options, "--method", "TokenwiseModel"))

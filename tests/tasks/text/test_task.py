@@ -121,7 +121,7 @@ def test_presets() -> None:
 
 def test_the_papers_figures_are_for_twenty_tokens() -> None:
     documents, pair = random_documents(3), pair_of("t5")
-    assert task_of(pair, documents).has_published_figures
+    assert task_of(pair, documents, length=20).has_published_figures
     assert not task_of(pair, documents, length=14).has_published_figures
 
 
