@@ -93,17 +93,20 @@ def draw(panels: list[Mapping[str, Any]], data: Mapping[str, Series], title: str
 
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from PIL import Image  # comes with matplotlib
 
     rows = max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in panels)
-    figure = pyplot.figure(figsize=(13, 0.26 * rows + 0.6))
-    grid = figure.add_gridspec(rows, 24, left=0.04, right=0.99, top=0.955, bottom=0.025, hspace=4.0, wspace=3.0)
-    figure.suptitle(title, x=0.04, ha="left", fontsize=12)
-    figure.text(0.99, 0.985, NOTE, ha="right", va="top", fontsize=6.5, color="gray")
+    rows += 2  # for the title
+    figure = pyplot.figure(figsize=(13, 0.27 * rows))
+    figure.suptitle(title, x=0.02, y=0.995, ha="left", fontsize=12)
+    figure.text(0.99, 0.99, NOTE, ha="right", va="top", fontsize=7, color="gray")
     for panel in panels:
-        place = panel["gridPos"]
-        cells = grid[place["y"] : place["y"] + place["h"], place["x"] : place["x"] + place["w"]]
-        _draw_panel(figure.add_subplot(cells), panel, data[panel["title"]])
-    figure.savefig(out, dpi=75, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        x, y, width, height = (panel["gridPos"][name] for name in "xywh")
+        place = ((x + 0.8) / 24, 1 - (y + height + 1) / rows, (width - 1.2) / 24, (height - 2.4) / rows)
+        _draw_panel(figure.add_axes(place), panel, data[panel["title"]])
+    figure.savefig(out, dpi=75)
+    with Image.open(out) as drawn:
+        drawn.convert("P", palette=Image.Palette.ADAPTIVE, colors=48).save(out, optimize=True)
 
 
 def _draw_panel(axes: Any, panel: Mapping[str, Any], series: Series) -> None:

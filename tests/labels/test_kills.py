@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import killed_runs
 import pytest
 from labelling_toy import HAND_OFFS, TREES, Gate, end_of, files_in, is_gone, label_toy, started, until
+from records import record_result
 
 from seqdefer.labels.executors.processes import LostWorkerWarning
 
@@ -88,7 +88,7 @@ def test_workers_ignore_ctrl_c(tmp_path: Path) -> None:
     assert (status, errors.count("Traceback")) == (0, 0)
 
 
-def test_kills_at_random_moments_lose_nothing(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     """Runs are killed and resumed until they are finished; `SEQDEFER_TEST_KILLS=1000` kills more."""
     assert isinstance(killed_runs.__file__, str)
     command = [sys.executable, killed_runs.__file__, str(KILLS), str(tmp_path)]
@@ -96,6 +96,6 @@ def test_kills_at_random_moments_lose_nothing(tmp_path: Path, record_property: C
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own}, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    record_property("killed runs", found)
+    record_result("service-kills", found)
     assert found["kills"] == KILLS
     assert found["finished"] > 0

@@ -9,12 +9,13 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fuzzing import Fuzz
+from records import record_result
 from servers import IGNORE_BUDGETS, RunningServer, running, speech_model, toy_model
 
 from seqdefer.model.deferring_model import DeferringModel
@@ -26,10 +27,9 @@ pytestmark = [pytest.mark.slow, IGNORE_BUDGETS]
 N = int(os.environ.get("SEQDEFER_TEST_FUZZ", "1000"))
 LIMITS = Limits(head_seconds=0.5, request_seconds=10, grace_seconds=0.5)
 BEGUN = re.compile(r"^seqdefer_queue_seconds_count\{.*\} (\S+)", re.MULTILINE)
-Record = Callable[[str, object], None]
 
 
-def check(model: DeferringModel, folder: Path, n: int, clips: Sequence[bytes], record: Record) -> None:
+def check(name: str, model: DeferringModel, folder: Path, n: int, clips: Sequence[bytes] = ()) -> None:
     """Send requests, and check their statuses and what they leave behind."""
     path = folder / "keys.json"
     key, capped = add_key(path, "fuzz"), add_key(path, "capped", requests_per_minute=60, expert_tokens_per_day=200)
@@ -40,8 +40,7 @@ def check(model: DeferringModel, folder: Path, n: int, clips: Sequence[bytes], r
         check_nothing_is_left(server)
         shown = server.get("/metrics", headers={"authorization": f"Bearer {key}"}).text
     reached = sum(float(number) for number in BEGUN.findall(shown))
-    record("statuses", dict(sorted(statuses.items())))
-    record("reached the models", reached)
+    record_result(f"service-fuzz-{name}", {"statuses": statuses, "reached": int(reached)})
     assert sum(statuses.values()) == n
     assert not [status for status in statuses if status.startswith("5")], statuses
     assert statuses["none"] < n / 10
@@ -62,12 +61,12 @@ def no_errors_are_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not [record for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
 
 
-def test_no_request_breaks_the_server(tmp_path: Path, record_property: Record) -> None:
-    check(toy_model(), tmp_path, N - N // 10, (), record_property)
+def test_no_request_breaks_the_server(tmp_path: Path) -> None:
+    check("requests", toy_model(), tmp_path, N - N // 10)
 
 
-def test_no_upload_breaks_the_server(tmp_path: Path, record_property: Record) -> None:
+def test_no_upload_breaks_the_server(tmp_path: Path) -> None:
     model = speech_model()  # skips without the extra 'speech'
     from tests.server.test_transcriptions import sounds
 
-    check(model, tmp_path, N // 10, sounds(4), record_property)
+    check("uploads", model, tmp_path, N // 10, sounds(4))
