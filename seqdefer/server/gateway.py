@@ -168,11 +168,12 @@ class Gateway:
             return None
         scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         found = self.keys.find(key.strip(b" "))
+        bearer = {"www-authenticate": "Bearer"}
         if scheme.lower() != b"bearer" or found is None:
             message = "wrong or missing API key; send it as: Authorization: Bearer KEY"
-            raise APIError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            raise APIError(401, message, code="invalid_api_key", headers=bearer)
         if scope["path"] == METRICS and not self.keys.may_read_metrics(found):
-            raise APIError(403, f"{METRICS} is for the key of --api-key alone", code="operator_only")
+            raise APIError(401, f"{METRICS} takes the key of --api-key alone", code="operator_only", headers=bearer)
         return found
 
     def _max_bytes(self, path: str) -> int:

@@ -185,7 +185,7 @@ def test_metrics_are_for_the_operator(tmp_path: Path) -> None:
     key = add_key(path, "alice")
     with running(toy_model(), keys=path, api_key="operator") as server:
         refused = server.get("/metrics", headers=bearer(key))
-        assert check_error(refused, 403, "--api-key")["code"] == "operator_only"
+        assert check_error(refused, 401, "--api-key")["code"] == "operator_only"
         assert "alice" not in refused.text
         assert server.get("/v1/models", headers=bearer(key)).status_code == 200
         assert server.get("/metrics", headers=bearer("operator")).status_code == 200
