@@ -26,8 +26,8 @@ SEQDEFER_TEST_KILLS=1000 pytest tests/labels/test_kills.py -k random_moments
 
 ## Load
 
-A real `seqdefer serve` with a small text pair of random weights ({pair}). Clients are in another process; each sends
-its next request when it has an answer. Half of the requests are streams; budgets are 0, 0.2, 0.5 and 1. Memory, threads
+A real `seqdefer serve` with a small text pair of random weights ({pair}).
+Clients are in another process; each sends its next request when it has an answer. Half of the requests are streams; budgets are 0, 0.2, 0.5 and 1. Memory, threads
 and descriptors are those before the load, the most during it, and those after it.
 
 {load}
@@ -48,8 +48,8 @@ of the same server:
 {slower}
 
 Requests that need no expert come first: those that may ask it, and those that are degraded while the breaker is open,
-are other batches, which get half of the time that the first take. What is left is the work that all requests share: the
-parsing of requests and the calls of the expert run in the same interpreter.
+are other batches, which get half of the time that the first take. Against the same clients alone they are still slower:
+they share the interpreter with the parsing of all requests and with the calls of the expert.
 
 {soak_source}
 

@@ -118,9 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder, prepared(Path(folder), chosen.device) as parts:
         found = measure(*parts, chosen)
-    command = " ".join(["python -m benchmarks.service.soak", *arguments])
     options = {name: getattr(chosen, name) for name in ("seconds", "quiet_seconds", "every", "down")}
-    write_json(chosen.out, provenance(command, chosen, begun) | options | found)
+    write_json(chosen.out, provenance("benchmarks.service.soak", arguments, chosen, begun) | options | found)
     print_table(found["rows"], COLUMNS)
     print(f"{found['deaths']} deaths; the p99 at budget 0 is {found['slower']} times that of the quiet phases")
     return int(any(row["errors"] or row["wrong"] for row in found["rows"]))
