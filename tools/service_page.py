@@ -27,8 +27,9 @@ SEQDEFER_TEST_KILLS=1000 pytest tests/labels/test_kills.py -k random_moments
 ## Load
 
 A real `seqdefer serve` with a small text pair of random weights ({pair}).
-Clients are in another process; each sends its next request when it has an answer. Half of the requests are streams; budgets are 0, 0.2, 0.5 and 1. Memory, threads
-and descriptors are those before the load, the most during it, and those after it.
+Clients are in another process; each sends its next request when it has an answer. Half of the requests are streams;
+budgets are 0, 0.2, 0.5 and 1. Memory, threads and descriptors are those before the load, the most during it, and those
+after it.
 
 {load}
 
