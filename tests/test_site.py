@@ -29,6 +29,7 @@ PAGES_MADE = (
     "guarantees.md",
     "recipes.md",
     "results.md",
+    "service.md",
     "settings.md",
     "speed.md",
     "tsp-as-published.md",

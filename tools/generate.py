@@ -21,6 +21,7 @@ from fidelity_page import fidelity_page
 from guarantees_page import coverage_figure, guarantees_page
 from pictures import PICTURES
 from recipes_page import recipes_page
+from service_page import service_page
 from settings_page import settings_page
 from speed_page import speed_page
 from tsp_as_published_page import tsp_as_published_page
@@ -85,6 +86,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "guarantees.md": lambda: guarantees_page(DOCS / "results"),
     "recipes.md": recipes_page,
     "results.md": lambda: results_page(DOCS / "results"),
+    "service.md": lambda: service_page(DOCS / "results"),
     "settings.md": settings_page,
     "speed.md": lambda: speed_page(DOCS / "results"),
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),

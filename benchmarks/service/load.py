@@ -64,8 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), chosen)
-    command = " ".join(["python -m benchmarks.service.load", *arguments])
-    write_json(chosen.out, provenance(command, chosen, begun) | {"seconds": chosen.seconds, "rows": rows})
+    write_json(
+        chosen.out,
+        provenance("benchmarks.service.load", arguments, chosen, begun) | {"seconds": chosen.seconds, "rows": rows},
+    )
     print_table(rows, COLUMNS)
     return int(any(row["errors"] or row["wrong"] for row in rows))
 

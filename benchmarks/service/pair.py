@@ -6,11 +6,12 @@ input to get a text of its own, so that answers that are mixed up are noticed.
 
 from __future__ import annotations
 
+import io
 import json
 import random
-import subprocess
-import sys
+import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.service.clients import Case
 from benchmarks.service.expert import END, MODEL, WORDS
+from seqdefer import cli
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.interfaces import Policy
 from seqdefer.model.deferring_model import DeferringModel
@@ -45,14 +47,17 @@ def make_pair(folder: Path, device: str, expert_url: str = "") -> Path:
         else []
     )
     command = [
-        sys.executable, "-m", "seqdefer", "fit", "text", "--predictor", str(folder / "predictor"),
+        "fit", "text", "--predictor", str(folder / "predictor"),
         "--expert", expert_url or str(folder / "expert"), *remote, "--train", str(folder / "train.jsonl"),
         "--length", str(LENGTH), "--train-documents", "32", "--validation-documents", "16",
         "--method", "TokenwiseModel", "--device", device, "--quiet", "--out", str(folder / NAME),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the pair was not fitted: {done.stderr.strip()[-500:]}")
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        status = cli.main(command)
+    if status:
+        raise RuntimeError(f"the pair was not fitted: {printed.getvalue().strip()[-500:]}")
     return folder / NAME
 
 

@@ -32,6 +32,11 @@ def free_port() -> int:
         return port
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def until(holds: Callable[[], bool], seconds: float, what: str) -> None:
     """Wait until something holds. Raises RuntimeError after some seconds."""
     end = time.monotonic() + seconds
@@ -146,16 +151,12 @@ class ExpertProcess:
 
     def start(self) -> None:
         self._process = subprocess.Popen([sys.executable, "-m", "benchmarks.service.expert", str(self.port)])
-        until(self._listens, START_SECONDS, "the start of the expert")
+        until(lambda: is_listening(self.port), START_SECONDS, "the start of the expert")
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
-
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     @contextmanager
     def dying(self, every: float, down: float) -> Iterator[list[float]]:

@@ -37,11 +37,12 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def provenance(command: str, chosen: argparse.Namespace, begun: float) -> dict[str, Any]:
-    """Return what the results depend on."""
+def provenance(module: str, arguments: list[str], chosen: argparse.Namespace, begun: float) -> dict[str, Any]:
+    """Return what the results depend on. The command is shown without --out, which does not affect them."""
+    shown = [one for place, one in enumerate(arguments) if "--out" not in (one, *arguments[max(place - 1, 0) : place])]
     return {
         "version": __version__,
-        "command": command,
+        "command": " ".join(["python -m", module, *shown]),
         "machine": {**machine(torch.device(chosen.device)), "threads": str(chosen.threads)},
         "pair": {"width": WIDTH, "layers": LAYERS, "tokens": LENGTH},
         "took_seconds": round(time.perf_counter() - begun, 1),

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +86,21 @@ def _slower(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {phase: round(p99["dying"] / quiet, 2) for phase, quiet in p99.items() if phase != "dying"}
 
 
-def run(folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Make a pair, its answers and a server, and measure."""
+@contextmanager
+def prepared(folder: Path, device: str) -> Iterator[tuple[ServeProcess, ExpertProcess, dict[str, list[Group]]]]:
+    """Make a pair, its answers, an expert and a server; the context is these and the clients of each phase."""
     expert = ExpertProcess()
     expert.start()
     try:
         log("making and fitting a pair")
-        fitted = make_pair(folder, chosen.device, expert.url)
+        fitted = make_pair(folder, device, expert.url)
         with quiet(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", BudgetWarning)
-            model, prompts = DeferringModel.from_pretrained(fitted, device=chosen.device), documents(N_PROMPTS, seed=2)
+            model, prompts = DeferringModel.from_pretrained(fitted, device=device), documents(N_PROMPTS, seed=2)
             free = cases_of(model, prompts, 0.0)
             asking = [one for budget in ASKING_BUDGETS for one in cases_of(model, prompts, budget, may_fail=True)]
-        with serve(fitted, chosen.device) as server:
-            return measure(server, expert, groups_of(free, asking), chosen)
+        with serve(fitted, device) as server:
+            yield server, expert, groups_of(free, asking)
     finally:
         expert.kill()
 
@@ -114,11 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--down", type=float, default=5.0, metavar="X", help="seconds until it is started again (5)")
     chosen, begun = parser.parse_args(arguments), time.perf_counter()
     use_threads(chosen.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        found = run(Path(folder), chosen)
-    command = " ".join(["python -m benchmarks.service.soak", *arguments])
+    with tempfile.TemporaryDirectory() as folder, prepared(Path(folder), chosen.device) as parts:
+        found = measure(*parts, chosen)
     options = {name: getattr(chosen, name) for name in ("seconds", "quiet_seconds", "every", "down")}
-    write_json(chosen.out, provenance(command, chosen, begun) | options | found)
+    write_json(chosen.out, provenance("benchmarks.service.soak", arguments, chosen, begun) | options | found)
     print_table(found["rows"], COLUMNS)
     print(f"{found['deaths']} deaths; the p99 at budget 0 is {found['slower']} times that of the quiet phases")
     return int(any(row["errors"] or row["wrong"] for row in found["rows"]))

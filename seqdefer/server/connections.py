@@ -92,12 +92,19 @@ def connection_class(limits: Limits) -> type[Any]:
 
         def send_400_response(self, msg: str) -> None:
             log.info("a request was not valid HTTP")
+            if self.cycle is not None:  # the application can no longer answer it
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self._write_400(msg)
+            self.transport.close()
+
+        def _write_400(self, msg: str) -> None:
             body = to_json(APIError(400, f"not a valid HTTP request: {msg}").body())
             size = str(len(body)).encode()
             headers = [(b"content-type", b"application/json"), (b"content-length", size), (b"connection", b"close")]
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
 
         def drop(self) -> None:
             """Close at once, without a response."""

@@ -28,7 +28,7 @@ Send = Callable[[ASGIMessage], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PAGE_PREFIX = "/page/"
-USAGE = "/v1/usage"
+USAGE, METRICS = "/v1/usage", "/metrics"
 PUBLIC_PATHS = ("/live", "/ready", "/health", "/", "/docs")  # these and the page's files need no API key
 KNOWN_PATHS = (
     *PROBES, "/openapi.json", "/v1/models", "/v1/completions", "/v1/chat/completions", TRANSCRIPTIONS,
@@ -168,9 +168,12 @@ class Gateway:
             return None
         scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
         found = self.keys.find(key.strip(b" "))
+        bearer = {"www-authenticate": "Bearer"}
         if scheme.lower() != b"bearer" or found is None:
             message = "wrong or missing API key; send it as: Authorization: Bearer KEY"
-            raise APIError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            raise APIError(401, message, code="invalid_api_key", headers=bearer)
+        if scope["path"] == METRICS and not self.keys.may_read_metrics(found):
+            raise APIError(401, f"{METRICS} takes the key of --api-key alone", code="operator_only", headers=bearer)
         return found
 
     def _max_bytes(self, path: str) -> int:

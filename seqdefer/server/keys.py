@@ -132,6 +132,10 @@ class KeyRing:
                 found = one
         return found
 
+    def may_read_metrics(self, key: APIKey) -> bool:
+        """Tell whether a key may read the metrics, which name all keys: where --api-key is set, that one alone."""
+        return not self.fixed or key in self.fixed
+
     def _reread(self) -> None:
         """Take over a changed file; keep the keys of the last one that could be read."""
         if self.path is None or (version := _version(self.path)) == self._version:

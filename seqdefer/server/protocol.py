@@ -74,7 +74,7 @@ def _as_stops(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-def _check_greedy(value: float | None) -> float | None:
+def check_greedy(value: float | None) -> float | None:
     if value:
         raise ValueError(f"{value:g} asks for samples; both models write their likeliest token: leave it out or give 0")
     return value
@@ -153,7 +153,7 @@ Stops = Annotated[
     WithJsonSchema(STOP_SCHEMA),
 ]
 Greedy = Annotated[
-    Annotated[float, Field(ge=0.0, le=2.0)] | None, AfterValidator(_check_greedy), WithJsonSchema(GREEDY_SCHEMA)
+    Annotated[float, Field(ge=0.0, le=2.0)] | None, AfterValidator(check_greedy), WithJsonSchema(GREEDY_SCHEMA)
 ]
 Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})]
 Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum": list(UNSET_VALUES)})]

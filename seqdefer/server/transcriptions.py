@@ -28,7 +28,7 @@ from seqdefer.server.openapi import (
     no_extra,
     stream_responses,
 )
-from seqdefer.server.protocol import MAX_FIELDS, Asking, Unsupported, name_pattern
+from seqdefer.server.protocol import MAX_FIELDS, Asking, Unsupported, check_greedy, name_pattern
 from seqdefer.server.responses import Transcript, token_details
 
 FORM = "multipart/form-data"
@@ -36,12 +36,6 @@ FORM_HINT = f"send {FORM} with the fields file and model"
 
 
 # -- requests ------------------------------------------------------------------------------------------------------
-
-
-def _check_greedy(value: float) -> float:
-    if value != 0:
-        raise ValueError("decoding is greedy; leave it out or give 0")
-    return value
 
 
 class TranscriptionRequest(Asking):
@@ -53,7 +47,7 @@ class TranscriptionRequest(Asking):
     budget: float | None = Field(None, ge=0.0, le=1.0, alias="deferral[budget]")
     language: str | None = None
     response_format: Literal["json", "text", "verbose_json"] = "json"
-    temperature: Annotated[float, AfterValidator(_check_greedy), WithJsonSchema({"const": 0})] = 0.0
+    temperature: Annotated[float, AfterValidator(check_greedy), WithJsonSchema({"const": 0})] = 0.0
     stream: bool = False
     prompt: Unsupported = None
     chunking_strategy: Literal["auto"] | None = None  # a clip is one chunk

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
-import random
 import signal
+import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+import killed_runs
 import pytest
 from labelling_toy import HAND_OFFS, TREES, Gate, end_of, files_in, is_gone, label_toy, started, until
+from records import record_result
 
 from seqdefer.labels.executors.processes import LostWorkerWarning
 
-KILLS = int(os.environ.get("SEQDEFER_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("SEQDEFER_TEST_KILLS", "20"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
@@ -88,31 +88,14 @@ def test_workers_ignore_ctrl_c(tmp_path: Path) -> None:
     assert (status, errors.count("Traceback")) == (0, 0)
 
 
-def test_kills_at_random_moments_lose_nothing(
-    toy_labels: dict[str, bytes], tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """A run is killed and resumed until it is finished, then another begins; `SEQDEFER_TEST_KILLS=1000` kills more."""
-    started, moments = time.monotonic(), random.Random(0)
-    label_toy(tmp_path / "fresh")
-    seconds = time.monotonic() - started
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["labelling_toy"])
-    killed = finished = 0
-    while killed < KILLS or not finished:
-        out, kept = tmp_path / f"run-{finished}", dict[str, bytes]()
-        while True:
-            process = processes.Process(target=label_toy, args=(out,))
-            process.start()
-            process.join(moments.uniform(0, seconds) if killed < KILLS else None)
-            process.kill()
-            process.join()
-            labels = files_in(out / "labels") if (out / "labels").exists() else {}
-            assert kept.items() <= labels.items() <= toy_labels.items()  # what was finished stays as it was
-            kept = labels
-            if process.exitcode == 0:
-                break
-            assert process.exitcode == -signal.SIGKILL
-            killed += 1
-        assert kept == toy_labels
-        finished += 1
-    record_property("kills and finished runs", (killed, finished))
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    """Runs are killed and resumed until they are finished; `SEQDEFER_TEST_KILLS=1000` kills more."""
+    assert isinstance(killed_runs.__file__, str)
+    command = [sys.executable, killed_runs.__file__, str(KILLS), str(tmp_path)]
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own}, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    record_result("service-kills", found)
+    assert found["kills"] == KILLS
+    assert found["finished"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -51,6 +52,23 @@ def test_large_bodies_are_refused(server: RunningServer) -> None:
 def connect(server: RunningServer) -> socket.socket:
     host, port = server.address.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_broken_chunks_log_no_traceback(is_answered: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: two answers to one request, the second on a connection that had been given up."""
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    with running(toy_model(), api_key="secret") as server, connect(server) as client:
+        client.sendall(head if is_answered else head + b"no chunk\r\n")
+        received = client.recv(65536)
+        if is_answered:  # that the key is missing
+            client.sendall(b"no chunk\r\n")
+        while part := client.recv(65536):
+            received += part
+        assert received.count(b"HTTP/1.1 ") == 1
+        assert received.startswith(b"HTTP/1.1 401" if is_answered else b"HTTP/1.1 400")
+        assert server.get("/health").status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def drip(client: socket.socket, head: bytes) -> bytes:

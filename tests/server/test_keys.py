@@ -179,6 +179,20 @@ def test_spend_cap(tmp_path: Path) -> None:
         assert ask(server, key).status_code == 200  # a higher cap takes effect
 
 
+def test_metrics_are_for_the_operator(tmp_path: Path) -> None:
+    """They name all keys. With a file of keys alone, any of them will do."""
+    path = tmp_path / "keys.json"
+    key = add_key(path, "alice")
+    with running(toy_model(), keys=path, api_key="operator") as server:
+        refused = server.get("/metrics", headers=bearer(key))
+        assert check_error(refused, 401, "--api-key")["code"] == "operator_only"
+        assert "alice" not in refused.text
+        assert server.get("/v1/models", headers=bearer(key)).status_code == 200
+        assert server.get("/metrics", headers=bearer("operator")).status_code == 200
+    with running(toy_model(), keys=path) as server:
+        assert server.get("/metrics", headers=bearer(key)).status_code == 200
+
+
 def test_spend_cap_holds_for_requests_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     key, cap = add_key(path, "alice", expert_tokens_per_day=2 * LENGTH), 2 * LENGTH

@@ -188,7 +188,7 @@ def test_bad_clips_get_one_line(
     ("fields", "param", "message"),
     [
         ({"language": "de"}, "language", "this model writes 'en'"),
-        ({"temperature": "0.7"}, "temperature", "decoding is greedy"),
+        ({"temperature": "0.7"}, "temperature", "asks for samples"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"response_format": "srt"}, "response_format", "'json', 'text' or 'verbose_json'"),
         ({"response_format": "verbose_json", "stream": "true"}, None, "leave out response_format or stream"),
