@@ -162,6 +162,12 @@ class ScoredHandOffs:
         """Return how the choices change as the setting falls."""
         return self.rule.path(self.scores, self.grid, self.lengths)
 
+    def first_settings(self) -> Floats:
+        """Return the highest setting at which each draft is handed off, -inf where none is. (n,)"""
+        path, first = self.path(), np.full(len(self), -np.inf)
+        np.maximum.at(first, path.rows, path.settings)
+        return first
+
     def by_position(self) -> Floats:
         """Return the scores compared with that of no deferral, where the hand-offs would be; 0 elsewhere. (n, L)"""
         *kept, length = self.grid.tolist()

@@ -102,19 +102,21 @@ class TokenDeferral(DeferralRunner):
             for rows in (order[:first], *order[first:].split(TREES_AT_ONCE))
             if len(rows)
         )
-        thresholds, swept = None, []
+        thresholds, parts_swept = None, []
         for part in parts:
             if thresholds is None:
                 thresholds = _between(sweep_tokens(self.rejector, part).thresholds)
                 if set_aside:
                     progress(len(part))
                     continue
-            swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
+            parts_swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
             progress(len(part))
         assert thresholds is not None
-        joined = join_sweeps(swept)
+        joined = join_sweeps(parts_swept)
         columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
-        return TokenSpending(TokenSweep(*columns), task.spec.length, has_fixed_settings=set_aside)
+        first_scores = None if joined.first_scores is None else joined.first_scores.cpu()
+        swept = TokenSweep(*columns, first_scores=first_scores)
+        return TokenSpending(swept, task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
         if self.rejector.reads_first:
