@@ -5,7 +5,7 @@
 
 Each is a gambler who bets against a hypothesis, with money that cannot grow in expectation while the hypothesis holds.
 The wealth is the evidence: starting from 1, it ever reaches 1 / alpha with probability alpha at most (Ville), however
-long the stream is. Bets begin at every input t with 1 / (t (t + 1)) of the first money: so a change after t quiet inputs
+long the stream is. Bets begin at every input t, with 1 / (t (t + 1)) of the first money: a change after t quiet inputs
 must earn t (t + 1) times as much, which takes only logarithmically longer.
 
 spent. The expected share of each input, given those before it, is at most a limit: the budget, where that was promised
@@ -16,8 +16,8 @@ because requests ask for different budgets:
 
 scores. Inputs served are exchangeable with those of the calibration. The rank of a score among all before it, those of
 the calibration first, is then uniform and independent of earlier ranks, however few inputs the calibration had (Vovk et
-al., conformal test martingales). The score must not depend on the budget: it is the highest setting at which an input is
-deferred, at its first token where tokens are decided one by one. For p in [0, 1], with equal scores in random order:
+al., conformal test martingales). The score must not depend on the budget: it is the highest setting at which an input
+is deferred; at token level, at which its first token is. For p in [0, 1], with equal scores in random order:
 
     1 + e (1 - 2 p)              higher or lower scores, -1 < e < 1
     1 + e (3 (1 - 2 p)^2 - 1)    more or less varied ones, -1/2 < e < 1

@@ -10,14 +10,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from seqdefer.budgets.rules import Setting
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.batches import InputsRead, Token, WriteRequest
+from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest
+from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.protocol import (
@@ -57,6 +60,7 @@ class Service:
     scheduler: Scheduler
     name: str
     default_budget: float
+    monitor: TrafficMonitor
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -127,8 +131,16 @@ class Service:
             remarks.append(shortfall)
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
         transcript.promise = None if promise is None else promise.in_words(budget)
+        transcript.drift = self.monitor.warning
         asked = WriteRequest(inputs, setting.threshold, limit, **options)
-        return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
+        active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
+        if asked.may_defer:
+            active.on_close = partial(self._watch, asked, setting, transcript)
+        return active
+
+    def _watch(self, request: WriteRequest, setting: Setting, transcript: Transcript) -> None:
+        for index, tokens in enumerate(transcript.tokens):
+            self.monitor.note(request, setting, tokens, transcript.drafts.get(index))
 
 
 class ActiveRequest:
@@ -148,6 +160,7 @@ class ActiveRequest:
         self._idle = 0.0  # seconds that `has_next` waited in vain
         self._is_open = True
         self.outcome = CLIENT_LEFT  # of its stream, until it ends otherwise
+        self.on_close: Callable[[], None] = lambda: None  # called once, when nothing more is read
 
     async def next_token(self) -> Token | None:
         """Return the next token, or None after the last."""
@@ -172,7 +185,7 @@ class ActiveRequest:
     async def _read(self) -> Token | None:
         try:
             async for event in self._events:
-                assert isinstance(event, InputsRead | Token)
+                assert isinstance(event, InputsRead | Drafted | Token)
                 self.transcript.add(event)
                 if isinstance(event, Token):
                     return event
@@ -196,6 +209,7 @@ class ActiveRequest:
                 self._pending.exception()  # else asyncio warns that it was never retrieved
             self.scheduler.cancel(self.ticket)
             self.transcript.record(self.scheduler.metrics)
+            self.on_close()
             written = self._tokens_to_pay()
             self.account.settle(self.most, written)
             for author, n in written.items():

@@ -135,7 +135,9 @@ def test_bounds_are_where_the_tests_begin_to_pass() -> None:
         for row in range(6):
             one = losses[row : row + 1]
             assert (
-                betting_p_values(one, bounds[row] + 1e-6, delta) <= delta < betting_p_values(one, bounds[row] - 1e-6, delta)
+                betting_p_values(one, bounds[row] + 1e-6, delta)
+                <= delta
+                < betting_p_values(one, bounds[row] - 1e-6, delta)
             )
 
 
