@@ -43,7 +43,9 @@ class Calibration:
 
     def limit(self, setting: Setting) -> float | None:
         """Return what the expected share at one of the settings is at most: the budget, where that is promised with a
-        confidence, else the ceiling. None where neither is known."""
+        confidence, else the ceiling. None where neither is known, and for other settings."""
+        if setting not in self.settings:
+            return None
         if self.promise is not None and self.promise.confidence is not None:
             return setting.budget
         return None if self.reference is None else self.reference.ceilings[BUDGETS.index(setting.budget)]

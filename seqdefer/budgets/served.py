@@ -53,8 +53,8 @@ class ServedInput:
 
 
 def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool = False) -> TokenSpending:
-    """Return what settings spend on inputs that were served. With `promises`, some inputs choose the settings and are not
-    counted, and counts are never below the truth: see above."""
+    """Return what settings spend on inputs that were served. With `promises`, some inputs choose the settings and are
+    not counted, and counts are never below the truth: see above."""
     is_token_level = bool(rows and rows[0].scores)
     if promises and is_token_level:
         raise OptionError(

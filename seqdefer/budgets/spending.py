@@ -139,7 +139,7 @@ class TokenSpending(Spending):
         sweep, places = self.sweep, torch.from_numpy(rows)
         columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
         first_scores = None if sweep.first_scores is None else sweep.first_scores[places]
-        selected = TokenSweep(sweep.thresholds, *columns, first_scores=first_scores)
+        selected = TokenSweep(sweep.thresholds, *columns, None, first_scores)
         return TokenSpending(selected, self._length, has_fixed_settings=self.has_fixed_settings)
 
 

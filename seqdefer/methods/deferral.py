@@ -115,7 +115,7 @@ class TokenDeferral(DeferralRunner):
         joined = join_sweeps(parts_swept)
         columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
         first_scores = None if joined.first_scores is None else joined.first_scores.cpu()
-        swept = TokenSweep(*columns, first_scores=first_scores)
+        swept = TokenSweep(*columns, None, first_scores)
         return TokenSpending(swept, task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:

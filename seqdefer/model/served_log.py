@@ -4,8 +4,8 @@
     log.write(row)                                     # on disk, as far as the system is concerned, when this returns
     rows, n_skipped = read_served(Path("served.jsonl"), rejector="5f2c...")
 
-FILE and FILE.1, the lines before it, have at most `max_mib` together. A process that is killed loses no line but the one
-it was writing; what is left of it is skipped.
+FILE, and FILE.1 with the lines before it, have at most `max_mib` together. A process that is killed loses no line but
+the one that it was writing; what is left of that is skipped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ class ServedLog:
             raise OptionError(f"--served-log-mib is {max_mib}; it must be at least 1")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+                with path.open("a") as file:  # after a process that was killed
+                    file.write("\n")
             self._handler = _Rotating(path, maxBytes=max_mib * MIB // 2, backupCount=1, encoding="utf-8")
-            if path.stat().st_size and not path.read_bytes().endswith(b"\n"):  # of a process that was killed
-                self._handler.stream.write("\n")
         except OSError as error:
-            raise OptionError(f"cannot write {path}: {error.strerror}; choose another file with --served-log") from error
+            raise OptionError(
+                f"cannot write {path}: {error.strerror}; choose another file with --served-log"
+            ) from error
         self._handler.setFormatter(logging.Formatter("%(message)s"))
 
     def write(self, row: ServedInput) -> None:

@@ -90,7 +90,11 @@ class TrafficMonitor:
         if self.tests and limit is not None:
             self._spending.observe(self.calibration.spent(setting, deferred, written, self.length), limit)
         share = self.shares.setdefault(setting.budget, ServedShare())
-        share.inputs, share.deferred, share.written = share.inputs + 1, share.deferred + deferred, share.written + written
+        share.inputs, share.deferred, share.written = (
+            share.inputs + 1,
+            share.deferred + deferred,
+            share.written + written,
+        )
         if self.served_log is not None:
             self.served_log.write(self._row(setting, written, deferred, tokens, draft))
 

@@ -217,7 +217,7 @@ class Scores(TypedDict):
 
 @no_extra
 class BudgetSetting(TypedDict):
-    """`limit`: what the expected share of an input is at most, as far as the calibration can tell; null if it cannot."""
+    """`limit`: the most that the expected share of an input is, by the calibration; null if it cannot tell."""
 
     budget: float
     share: float
@@ -271,6 +271,21 @@ class BudgetPromise(TypedDict):
 
 
 @no_extra
+class QualityDetails(TypedDict):
+    """The promise whose setting requests get that name no budget: an expected loss of at most `within` above that of
+    the expert. `share`, `loss` and `expert_loss` were seen on the inputs that were tested."""
+
+    within: float
+    unit: str
+    confidence: float
+    inputs: int
+    share: float
+    loss: float
+    expert_loss: float
+    words: str
+
+
+@no_extra
 class DriftTest(TypedDict):
     """Evidence of 50 or more is an alarm, which stays: `alarm_at` is the number of inputs then."""
 
@@ -320,6 +335,7 @@ class DeferralModel(TypedDict):
     budget: float
     calibrated_on: int
     promise: BudgetPromise | None
+    quality: QualityDetails | None
     settings: list[BudgetSetting]
     drift: DriftState | None
     served: list[ServedBudget]

@@ -17,6 +17,7 @@ from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import Setting
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest
@@ -45,6 +46,7 @@ NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, s
 DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = CompletionRequest | ChatRequest | CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
+_Chosen = tuple[Setting, str | None, str | None]  # a setting, what is promised about it, and why it spends too little
 
 log = logging.getLogger("seqdefer.server")
 
@@ -61,6 +63,7 @@ class Service:
     name: str
     default_budget: float
     monitor: TrafficMonitor
+    quality: QualityPromise | None = None  # whose setting requests get that name no budget
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -124,19 +127,29 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        budget = requested_budget(body, self.name, self.default_budget)
-        assert self.model.calibration is not None
-        setting, promise = self.model.calibration.for_budget(budget), self.model.calibration.promise
-        if (shortfall := self.model.calibration.shortfall(budget)) is not None:
-            remarks.append(shortfall)
+        budget = requested_budget(body, self.name)
+        if budget is None and self.quality is not None:
+            found: _Chosen = (self.quality.setting, self.quality.in_words(), None)
+            budget = self.quality.share
+        else:
+            budget = self.default_budget if budget is None else budget
+            found = self._for_budget(budget)
+        setting, promise, shortfall = found
+        remarks += [] if shortfall is None else [shortfall]
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
-        transcript.promise = None if promise is None else promise.in_words(budget)
+        transcript.promise = promise
         transcript.drift = self.monitor.warning
         asked = WriteRequest(inputs, setting.threshold, limit, **options)
         active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
         if asked.may_defer:
             active.on_close = partial(self._watch, asked, setting, transcript)
         return active
+
+    def _for_budget(self, budget: float) -> _Chosen:
+        calibration = self.model.calibration
+        assert calibration is not None
+        promise = None if calibration.promise is None else calibration.promise.in_words(budget)
+        return calibration.for_budget(budget), promise, calibration.shortfall(budget)
 
     def _watch(self, request: WriteRequest, setting: Setting, transcript: Transcript) -> None:
         for index, tokens in enumerate(transcript.tokens):

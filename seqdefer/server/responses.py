@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 from seqdefer.budgets.calibration import LossCurve
 from seqdefer.budgets.drift import DELTA, Evidence
 from seqdefer.budgets.promises import Promise
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.plans import ScoredDraft
 from seqdefer.methods.timing import Timing
@@ -38,6 +39,7 @@ from seqdefer.server.openapi import (
     DriftState,
     DriftTest,
     Model,
+    QualityDetails,
     Scores,
     ServedBudget,
     TokenDetails,
@@ -314,9 +316,21 @@ def model_response(name: str, created: int) -> Model:
     return {"id": name, "object": "model", "created": created, "owned_by": "seqdefer"}
 
 
-def deferral_response(
-    model: DeferringModel, name: str, default_budget: float, monitor: TrafficMonitor
-) -> DeferralModel:
+class Described(Protocol):
+    """What /v1/deferral tells about."""
+
+    name: str
+    default_budget: float
+    monitor: TrafficMonitor
+    quality: QualityPromise | None
+
+    @property
+    def model(self) -> DeferringModel: ...
+
+
+def deferral_response(service: Described) -> DeferralModel:
+    """Describe the served model, its budgets, and how they were kept so far."""
+    model, monitor, quality, budget = service.model, service.monitor, service.quality, service.default_budget
     assert model.calibration is not None
     codec, calibration = model.served.codec, model.calibration
     settings: list[BudgetSetting] = [
@@ -329,16 +343,17 @@ def deferral_response(
     ]
     return {
         "object": "deferral.model",
-        "id": name,
+        "id": service.name,
         "kind": codec.kind,
         "by": "token" if isinstance(model.rejector, TokenRejector) else "one-time",
         "length": model.served.spec.length,
         "size": codec.size,
         "hint": codec.hint,
         "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
-        "budget": default_budget,
+        "budget": budget if quality is None else quality.share,
         "calibrated_on": calibration.inputs,
-        "promise": _promise(calibration.promise, default_budget),
+        "promise": _promise(calibration.promise, budget),
+        "quality": _quality(quality),
         "settings": settings,
         "drift": _drift(monitor),
         "served": served,
@@ -357,6 +372,21 @@ def _promise(promise: Promise | None, budget: float) -> BudgetPromise | None:
         "inputs": promise.inputs,
         "bound": promise.bound,
         "words": promise.in_words(budget),
+    }
+
+
+def _quality(promise: QualityPromise | None) -> QualityDetails | None:
+    if promise is None:
+        return None
+    return {
+        "within": promise.within,
+        "unit": promise.unit,
+        "confidence": promise.confidence,
+        "inputs": promise.inputs,
+        "share": promise.share,
+        "loss": promise.loss,
+        "expert_loss": promise.expert_loss,
+        "words": promise.in_words(),
     }
 
 
