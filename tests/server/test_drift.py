@@ -187,7 +187,7 @@ def test_a_killed_server_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:
 
 def test_logs_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     path = tmp_path / "served.jsonl"
-    with pytest.raises(InputError, match="no log .*--served-log"):
+    with pytest.raises(InputError, match=r"no log .*--served-log"):
         read_served(path, "r", most=9)
     log = ServedLog(path, 1)
     log.write(row(1))
