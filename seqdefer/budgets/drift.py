@@ -65,12 +65,13 @@ def drift_reference(spending: Spending, places: Sequence[int]) -> DriftReference
 
 def share_ceilings(spending: Spending, places: Sequence[int]) -> Floats:
     """Return what the expected shares of an input are below at some settings; of all settings at once, except with
-    probability CEILING_DELTA."""
+    probability CEILING_DELTA. To never defer spends nothing."""
     different = sorted(set(places))
     seen = spending.at(different)
     order = np.random.default_rng(0).permutation(spending.inputs)  # files are often sorted
     bounds = betting_bounds((seen.deferred / seen.written)[:, order], CEILING_DELTA / len(spending.settings))
-    return np.asarray(bounds[np.searchsorted(different, places)])
+    ceilings = np.where(spending.settings[different] == np.inf, 0.0, bounds)
+    return np.asarray(ceilings[np.searchsorted(different, places)])
 
 
 def round_score(score: float) -> float:

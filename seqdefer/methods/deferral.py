@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
@@ -40,6 +41,10 @@ class DeferralRunner(ABC):
     @abstractmethod
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         """Return what every setting does to the instances `rows` of labelled data."""
+
+    @abstractmethod
+    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
+        """Tell what every setting spends on the same instances; no model runs but the rejector."""
 
     @abstractmethod
     def spending(
@@ -80,6 +85,12 @@ class TokenDeferral(DeferralRunner):
         swept = sweep_tokens(self.rejector, data.trees, rows)
         passes = None if swept.passes is None else swept.passes.cpu()
         return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes, swept.thresholds.cpu())
+
+    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
+        assert data.trees is not None
+        swept = sweep_tokens(self.rejector, data.trees, rows)
+        columns = (column.cpu() for column in (swept.thresholds, swept.deferred, swept.lengths, swept.loss))
+        return TokenSpending(TokenSweep(*columns), data.trees.task.spec.length)
 
     @torch.no_grad()
     def spending(
@@ -134,8 +145,14 @@ class HandOffDeferral(DeferralRunner):
         self.rejector = rejector
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
+        return hand_off_sweep(*self._scored(data, rows))
+
+    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
+        return HandOffSpending(*self._scored(data, rows))
+
+    def _scored(self, data: LabelledData, rows: Tensor) -> tuple[ScoredHandOffs, HandOffTable]:
         table = data.table.select(rows)
-        return hand_off_sweep(scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table)
+        return scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table
 
     @torch.no_grad()
     def spending(
