@@ -45,7 +45,9 @@ from seqdefer.types import Examples
 BUDGETS = (0.1, 0.2, 0.5)
 CALIBRATED = 300  # inputs
 QUIET, SHIFT, AFTER = 1000, 500, 1500  # inputs of a quiet stream; before and after a shift
+STEP = 25
 STREAMS = 1000
+EXCESS, EXCESS_LIMIT, EXCESS_STREAMS = (1.25, 1.5, 2.0), 0.2, 200  # spending above a limit, by coins
 IN_ORDER = 50  # calibrations whose streams keep the order of time
 LOGGED = 300  # inputs of a log that calibrates again
 ASIDE = 32  # inputs that choose the thresholds
@@ -76,6 +78,8 @@ class DriftRow:
     found: float  # share of shifted streams with an alarm after the shift
     median: float | None  # inputs from the shift to the alarm, of those found
     late: float | None  # 90 % of them are earlier
+    quiet_by: tuple[float, ...]  # share of quiet streams with an alarm, whatever its reason, after every STEP inputs
+    shifted_by: tuple[float, ...]  # the same of shifted streams
 
 
 class Stream:
@@ -168,7 +172,32 @@ def study(seasons: Mapping[str, Season], calibrated: str, served: str, streams: 
             found=len(delays) / streams,
             median=float(np.median(delays)) if has_delays else None,
             late=float(np.quantile(delays, 0.9)) if has_delays else None,
+            quiet_by=_alarmed_by(np.array(quiet)[:, place], QUIET),
+            shifted_by=_alarmed_by(np.array(shifted)[:, place], SHIFT + AFTER),
         )  # fmt: skip
+
+
+def _alarmed_by(alarms: Integers, length: int) -> tuple[float, ...]:
+    return tuple(float(((alarms > 0) & (alarms <= n)).mean()) for n in range(0, length + 1, STEP))
+
+
+def exceed(streams: int) -> list[dict[str, float | None]]:
+    """Tell how long it takes to find that inputs, deferred whole or not at all, spend more than their limit."""
+    found = []
+    for factor in EXCESS:
+        delays = []
+        for seed in range(streams):
+            rng, test = np.random.default_rng(seed), SpendingTest()
+            chances = EXCESS_LIMIT * np.where(np.arange(SHIFT + AFTER) < SHIFT, 1.0, factor)
+            for share in rng.random(len(chances)) < chances:
+                test.observe(float(share), EXCESS_LIMIT)
+            delays.append((test.evidence.alarm_at or 0) - SHIFT)
+        late = [delay for delay in delays if delay > 0]
+        median = float(np.median(late)) if late else None
+        found.append(
+            {"limit": EXCESS_LIMIT, "spent": EXCESS_LIMIT * factor, "found": len(late) / streams, "median": median}
+        )
+    return found
 
 
 def in_order(seasons: Mapping[str, Season], streams: int) -> list[dict[str, Any]]:
@@ -254,6 +283,9 @@ def _record(task: Task, rejector: TokenRejector[Any], seasons: Mapping[str, Seas
         "budgets": BUDGETS,
         "seasons": {name: len(one.examples) for name, one in seasons.items()},
         "rows": rows,
+        "step": STEP,
+        "logged": LOGGED,
+        "exceed": exceed(min(EXCESS_STREAMS, streams)),
         "in_order": in_order(seasons, min(IN_ORDER, streams)),
         "recalibrated": recalibrate(task, rejector, seasons),
     }

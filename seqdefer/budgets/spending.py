@@ -137,9 +137,9 @@ class TokenSpending(Spending):
 
     def select(self, rows: Integers) -> TokenSpending:
         sweep, places = self.sweep, torch.from_numpy(rows)
-        columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
+        deferred, lengths, loss = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
         first_scores = None if sweep.first_scores is None else sweep.first_scores[places]
-        selected = TokenSweep(sweep.thresholds, *columns, None, first_scores)
+        selected = TokenSweep(sweep.thresholds, deferred, lengths, loss, first_scores=first_scores)
         return TokenSpending(selected, self._length, has_fixed_settings=self.has_fixed_settings)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -89,8 +90,7 @@ class TokenDeferral(DeferralRunner):
     def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
         assert data.trees is not None
         swept = sweep_tokens(self.rejector, data.trees, rows)
-        columns = (column.cpu() for column in (swept.thresholds, swept.deferred, swept.lengths, swept.loss))
-        return TokenSpending(TokenSweep(*columns), data.trees.task.spec.length)
+        return TokenSpending(_on_cpu(swept), data.trees.task.spec.length)
 
     @torch.no_grad()
     def spending(
@@ -123,11 +123,8 @@ class TokenDeferral(DeferralRunner):
             parts_swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
             progress(len(part))
         assert thresholds is not None
-        joined = join_sweeps(parts_swept)
-        columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
-        first_scores = None if joined.first_scores is None else joined.first_scores.cpu()
-        swept = TokenSweep(*columns, None, first_scores)
-        return TokenSpending(swept, task.spec.length, has_fixed_settings=set_aside)
+        joined = replace(join_sweeps(parts_swept), thresholds=thresholds)
+        return TokenSpending(_on_cpu(joined), task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
         if self.rejector.reads_first:
@@ -198,6 +195,15 @@ def n_set_aside(n: int) -> int:
 
 def _length(table: HandOffTable) -> int:
     return table.loss.shape[1] - 1
+
+
+def _on_cpu(swept: TokenSweep) -> TokenSweep:
+    """Return what budget rules read of a sweep, on the CPU."""
+    thresholds, deferred, lengths, loss = (
+        column.cpu() for column in (swept.thresholds, swept.deferred, swept.lengths, swept.loss)
+    )
+    first_scores = None if swept.first_scores is None else swept.first_scores.cpu()
+    return TokenSweep(thresholds, deferred, lengths, loss, first_scores=first_scores)
 
 
 def _between(scores: Tensor) -> Tensor:

@@ -63,13 +63,15 @@ def _axes() -> list[Markup]:
     for tick in TICKS:
         parts.append(element("path", d=f"M{LEFT} {_y(tick)}H{WIDTH - RIGHT}", stroke=RULE, fill="none"))
         text = f"{100 * tick:.0f}"
-        font = {"font_size": 13, "fill": SOFT}
-        parts.append(element("text", text, x=LEFT - 8, y=_y(tick) + 4, text_anchor="end", **font))
-        parts.append(element("text", text, x=_x(tick), y=HEIGHT - BOTTOM + 19, text_anchor="middle", **font))
-    title = f"Budget, {NBSP}% of an input's tokens; upwards, the share spent"
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(element("text", title, x=middle, y=HEIGHT - 8, text_anchor="middle", font_size=13, fill=SOFT))
+        parts.append(_label(text, LEFT - 8, _y(tick) + 4, "end"))
+        parts.append(_label(text, _x(tick), HEIGHT - BOTTOM + 19))
+    title = f"Budget, %{NBSP}of an input's tokens; upwards, the share spent"
+    parts.append(_label(title, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8))
     return parts
+
+
+def _label(text: str, x: float, y: float, anchor: str = "middle") -> Markup:
+    return element("text", text, x=x, y=y, text_anchor=anchor, font_size=13, fill=SOFT)
 
 
 def _table(check: PromiseCheck) -> Markup:
