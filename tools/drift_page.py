@@ -79,7 +79,8 @@ the line it was writing, which is skipped later. `--served-log-mib` (64) bounds 
   longest sequence. So guarantees work, on the condition that the rejector was not fitted on what was served; a log has
   no inputs to check that with.
 - **Token level**: what other settings would have spent is estimated from logged scores, because other decisions change
-  the text that follows. It is exact at thresholds that were served. `--guarantee` is refused: it needs `--data`.
+  the text that follows. Counts are exact for inputs that were served at that threshold. `--guarantee` is refused: it
+  needs `--data`.
 
 ## Seasons
 
@@ -95,6 +96,9 @@ replacement. A quiet stream goes on with {{quiet:,}} inputs of the same season; 
 TABLE_NOTE = """\
 "Promised" limits are budgets with a confidence of {confidence:g}, "measured" ones are upper bounds. An alarm of a quiet
 stream is false if the hypothesis is true; where a calibration was unlucky and its promise does not hold, it is right.
+{streams:,} streams tell a rate of {tolerated:g} % to {error:.1f} points (one standard error). Shifted streams with an \
+alarm before
+the change are not counted as found.
 """
 
 
@@ -106,7 +110,9 @@ def drift_page(folder: Path) -> str:
     introduction = INTRODUCTION.format(
         **words, **study["seasons"], budgets=f"{', '.join(budgets[:-1])} or {budgets[-1]}"
     )
-    parts = [introduction, _table_of_rows(study), TABLE_NOTE.format(**study), _seasons_in_words(study)]
+    error = 100 * (TEST_DELTA * (1 - TEST_DELTA) / study["streams"]) ** 0.5
+    note = TABLE_NOTE.format(**study, tolerated=100 * TEST_DELTA, error=error)
+    parts = [introduction, _table_of_rows(study), note, _seasons_in_words(study)]
     parts += [_excess(study), _in_order(study), _recalibrated(study)]
     parts.append(
         "`python -m benchmarks.drift --data jena_2020.csv.gz` makes these figures "

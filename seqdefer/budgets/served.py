@@ -5,8 +5,9 @@
 
 Each input was served at one setting. What others would have spent follows from its scores:
 
-token level   tokens are deferred where their logged scores reach the setting. That is exact at the setting that was
-              served. Elsewhere it is an estimate: another author would have changed the prefix, and so later scores.
+token level   tokens are deferred where their logged scores reach the setting. That is exact at the setting that it
+              was served at. Elsewhere it is an estimate: another author would have changed the prefix, and so the
+              scores after it.
 one-time      the hand-off at every setting is known, as the draft was scored before anyone took over. What the expert
               would then have written is known where that was served, and where nothing is handed off. Elsewhere it is
               what the draft has left or, for a promise, as much as a sequence can have: never less than the truth.
