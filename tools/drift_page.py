@@ -62,6 +62,8 @@ alert on more: evidence of 1,000 is a false alarm in one of a thousand servers. 
 - **A finite calibration.** `scores` uses ranks among all scores so far, those of the calibration first. They are
   uniform under the hypothesis, however few inputs were calibrated. The price: scores served after a change count, too,
   so that a small calibration may be outvoted before an alarm sounds.
+- **What `fit` calibrates on.** Without a guarantee these are the validation inputs, which chose the rejector: their
+  scores may differ a little from those of fresh inputs. For a test that is exact, calibrate on inputs of your own.
 - **What counts.** All inputs count for `scores`. For `spent`, only answers that were written to their end count: not
   those with `stop`, with a smaller `max_tokens`, or with a failed expert.
 - **Exchangeable** means that order tells nothing. Daily rhythms, repeated questions, health checks with one input and

@@ -87,6 +87,10 @@ class Evidence:
         self.alarm_at: int | None = None  # the number of inputs at the first alarm, which stays
         self._reserve, self._at_stake = 1.0, np.zeros(n_bets)
 
+    @property
+    def has_alarm(self) -> bool:
+        return self.alarm_at is not None
+
     def add(self, factors: Floats) -> None:
         """Multiply what is at stake in each kind of bet."""
         self.inputs += 1

@@ -58,6 +58,11 @@ class ScoredDraft:
     length: int
     hand_offs: Sequence[tuple[float, int]]
 
+    @property
+    def first_setting(self) -> float:
+        """The highest setting at which it is handed off."""
+        return self.hand_offs[0][0] if self.hand_offs else -math.inf
+
 
 @dataclass(eq=False)
 class PlanRow:

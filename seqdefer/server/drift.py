@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from seqdefer.budgets.calibration import Calibration
 from seqdefer.budgets.drift import Evidence, ScoreTest, SpendingTest
@@ -53,13 +54,13 @@ class TrafficMonitor:
             self._spending, self._scores = SpendingTest(), ScoreTest(reference.scores)
             self.tests = {"spent": self._spending.evidence, "scores": self._scores.evidence}
         for name, evidence in self.tests.items():
-            metrics.gauge("seqdefer_drift_evidence", lambda one=evidence: one.value, {"test": name})  # type: ignore[misc]
-            metrics.gauge("seqdefer_drift_alarm", lambda one=evidence: one.alarm_at is not None, {"test": name})  # type: ignore[misc]
+            metrics.gauge("seqdefer_drift_evidence", partial(getattr, evidence, "value"), {"test": name})
+            metrics.gauge("seqdefer_drift_alarm", partial(getattr, evidence, "has_alarm"), {"test": name})
 
     @property
     def warning(self) -> str | None:
         """What answers say after an alarm."""
-        found = [f"{WORDS[name]} (since input {one.alarm_at})" for name, one in self.tests.items() if one.alarm_at]
+        found = [f"{WORDS[name]} (since input {one.alarm_at})" for name, one in self.tests.items() if one.has_alarm]
         if not found:
             return None
         return f"what is served is no longer like the calibration: {' and '.join(found)}; calibrate again"
@@ -72,9 +73,7 @@ class TrafficMonitor:
             return
         before = self.warning
         if self.tests:
-            hand_offs = () if draft is None else draft.hand_offs
-            score = tokens[0].score if draft is None else max((setting for setting, _ in hand_offs), default=-1e90)
-            self._scores.observe(score)
+            self._scores.observe(tokens[0].score if draft is None else draft.first_setting)
         if self._is_whole(request, tokens):
             self._note_whole(setting, tokens, draft)
         if self.warning != before:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,28 @@ def test_a_killed_server_leaves_a_log_that_can_be_read(tmp_path: Path) -> None:
     again.write(row(7))
     again.close()
     assert read_served(path, "r", most=9) == ([row(0), row(1), row(7)], 1)
+
+
+def test_a_process_that_is_killed_while_it_writes_loses_one_line_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "served.jsonl"
+    program = (
+        "from pathlib import Path\n"
+        "from seqdefer.budgets.served import ServedInput\n"
+        "from seqdefer.model.served_log import ServedLog\n"
+        f"log = ServedLog(Path({str(path)!r}), 64)\n"
+        "for place in range(10**6):\n"
+        "    log.write(ServedInput('', 'r', 0.2, 0.5, place, 0, (0.1,) * 200))\n"
+    )
+    writing = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        until(lambda: path.exists() and path.stat().st_size > 200_000, seconds=60)
+    finally:
+        writing.kill()
+        writing.wait()
+    rows, n_skipped = read_served(path, "r", most=10**6)
+    assert [row.written for row in rows] == list(range(len(rows)))
+    assert len(rows) > 100
+    assert n_skipped <= 1
 
 
 def test_logs_that_cannot_be_used_say_why(tmp_path: Path) -> None:
