@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from seqdefer.evaluation.results import PromiseCheck, PromisedBudget, Results
 from seqdefer.report.markup import NBSP, Markup, element, number, scrolling, section
-from seqdefer.report.style import INK, LIGHT, RULE, SOFT
 
+INK, SOFT, RULE, BAND = "var(--ink)", "var(--soft)", "var(--rule)", "var(--token-0)"  # of the page, light or dark
 WIDTH, HEIGHT = 560, 330
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 48
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -36,13 +36,12 @@ def _y(share: float) -> float:
 
 
 def _drawing(check: PromiseCheck) -> Markup:
-    colour = LIGHT["token"][0]
     edge = "".join(f"L{_x(one.budget)} {_y(one.bound)}" for one in check.budgets)
     dots = [part for one in check.budgets for part in _dot(one)]
     return element(
         "svg",
         *_axes(),
-        element("path", d=f"M{_x(0)} {_y(0)}{edge}L{_x(1)} {_y(0)}Z", fill=colour, fill_opacity=0.15),
+        element("path", d=f"M{_x(0)} {_y(0)}{edge}L{_x(1)} {_y(0)}Z", fill=BAND, fill_opacity=0.15),
         element("path", d=f"M{_x(0)} {_y(0)}L{_x(1)} {_y(1)}", fill="none", stroke=SOFT, stroke_dasharray="5 4"),
         *dots,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
