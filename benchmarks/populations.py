@@ -29,6 +29,7 @@ from seqdefer.interfaces import Task
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.progress import Clock, Meter
 from seqdefer.registry import load_task
+from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
 from seqdefer.types import HandOffTable
 
@@ -78,7 +79,8 @@ def measure(subject: Subject, folder: Path, *, meter: Meter, device: str = "cpu"
     return Population(subject, _spending(read_tensors(file)), _unit(file), made_by)
 
 
-def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[Task, Spending]:
+def fit_subject(subject: Subject, folder: Path, clock: Clock, device: str = "cpu") -> tuple[Task, Rejector]:
+    """Fit the rejector of a subject, or load it from the folder."""
     entry = load_task(subject.task)
     options = replace(entry.presets["quick"], **subject.options)
     task = entry.prepare(options, folder, choose_device(device), clock)
@@ -87,7 +89,11 @@ def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[T
     )
     experiment = Experiment(task, settings, folder, clock)
     splits = experiment.splits
-    rejector = experiment.fit(splits.train, splits.validation, seed=0)[subject.method]
+    return task, experiment.fit(splits.train, splits.validation, seed=0)[subject.method]
+
+
+def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[Task, Spending]:
+    task, rejector = fit_subject(subject, folder, clock, device)
     every = task.split("test")
     rows = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[: subject.inputs]
     with clock.stage("sweep the population", len(rows)) as advance:

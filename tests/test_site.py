@@ -21,10 +21,11 @@ from tests.test_docs import ROOT, python_blocks, run_blocks
 
 DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # data, not pages
-DRAWINGS = ("coverage", "granularities", "curve", "decision-tree")
+DRAWINGS = ("coverage", "drift", "granularities", "curve", "decision-tree")
 PAGES_MADE = (
     "benchmarks.md",
     "commands.md",
+    "drift.md",
     "fidelity.md",
     "guarantees.md",
     "recipes.md",

@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks_page import benchmarks_page
+from drift_page import drift_figure, drift_page
 from fidelity_page import fidelity_page
 from guarantees_page import coverage_figure, guarantees_page
 from pictures import PICTURES
@@ -82,6 +83,7 @@ def _own_entry_points(group: str) -> list[EntryPoint]:
 GENERATED: dict[str, Callable[[], str]] = {
     "benchmarks.md": lambda: benchmarks_page(DOCS / "results"),
     "commands.md": commands_page,
+    "drift.md": lambda: drift_page(DOCS / "results"),
     "fidelity.md": fidelity_page,
     "guarantees.md": lambda: guarantees_page(DOCS / "results"),
     "recipes.md": recipes_page,
@@ -90,6 +92,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "speed.md": lambda: speed_page(DOCS / "results"),
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),
+    "images/drift.svg": lambda: drift_figure(DOCS / "results"),
     "images/coverage.svg": lambda: coverage_figure(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},
 }

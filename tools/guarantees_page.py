@@ -66,6 +66,9 @@ assert setting.share < 0.25
   deferred whole or not at all, the two are close, and either may be the tighter one. The test is fixed in advance: the
   better of two, chosen by the data, would be no test.
 - `calibration.json` records the rule, the test (`bound`), the inputs counted and the confidence.
+- The report of `seqdefer run` lets half of the test inputs promise budgets. It draws the bound as a band over the
+  budget, and what the other half spent. The page of a server draws limits and what was served. A server tests whether
+  inputs still are like those of the calibration: [Drift](drift.md).
 """
 
 QUALITY = """\
@@ -77,6 +80,7 @@ setting that spends the least among those whose expected loss is at most X above
 ```sh
 seqdefer fit xsum --within 1 --confidence 0.9 --out models/news  # at most 1 ROUGE point below the expert, 90 % sure
 seqdefer generate models/news --threshold T                      # as fit printed it, and in quality.json
+seqdefer serve models/news --within 1                            # for requests that name no budget
 ```
 
 Settings are tested from "always" upwards, on the test split with its references, until one fails; thresholds are

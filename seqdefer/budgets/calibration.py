@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seqdefer.budgets.drift import DriftReference, drift_reference
+from seqdefer.budgets.guarantees import token_losses
 from seqdefer.budgets.promises import Promise, PromisingRule
-from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule, Setting, check_budget, nearest_place
+from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule, Setting, check_budget, nearest_place, settings_at
 from seqdefer.budgets.spending import Spending
 from seqdefer.errors import OptionError
 
@@ -28,6 +30,7 @@ class Calibration:
     inputs: int  # that it was measured on
     rejector: str  # fingerprint of the rejector it belongs to
     promise: Promise | None = None  # what the rule that chose the settings guarantees, if anything
+    reference: DriftReference | None = None  # what later inputs are compared with; calibrations of old have none
 
     def for_budget(self, budget: float) -> Setting:
         """Return the setting whose realised share comes nearest to a budget; with a promise, the setting of the
@@ -37,6 +40,22 @@ class Calibration:
             return self.settings[bisect_right(BUDGETS, budget) - 1]
         shares = np.array([one.share for one in self.settings])
         return self.settings[nearest_place(shares, budget)]
+
+    def limit(self, setting: Setting) -> float | None:
+        """Return what the expected share at one of the settings is at most: the budget, where that is promised with a
+        confidence, else the ceiling. None where neither is known, and for other settings."""
+        if setting not in self.settings:
+            return None
+        if self.promise is not None and self.promise.confidence is not None:
+            return setting.budget
+        return None if self.reference is None else self.reference.ceilings[BUDGETS.index(setting.budget)]
+
+    def spent(self, setting: Setting, deferred: int, written: int, length: int) -> float:
+        """Return what an input spent, to compare with the limit. No sequence is longer than `length`."""
+        promise = self.promise
+        if promise is not None and promise.confidence is not None and promise.share_of == "tokens":
+            return float(token_losses(np.array(deferred), np.array(written), setting.budget, length))
+        return deferred / written
 
     def shortfall(self, budget: float) -> str | None:
         """Return in words why a budget is not spent, if it is not."""
@@ -94,7 +113,9 @@ def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRul
             f"{spending.inputs} inputs are too few to promise a budget, even of {EASY_BUDGET:g}: that takes at "
             f"least {least}, and smaller budgets take more"
         )
-    return Calibration(rule.choose_all(spending, BUDGETS), inputs, rejector, promise)
+    places = rule.places(spending, BUDGETS)
+    settings, reference = settings_at(spending, BUDGETS, places), drift_reference(spending, places)
+    return Calibration(settings, inputs, rejector, promise, reference)
 
 
 def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> LossCurve:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from seqdefer.budgets.convex_hull import Floats
 
 Booleans: TypeAlias = NDArray[np.bool_]
-BISECTIONS = 30  # of an upper bound: to 1e-9
+BISECTIONS = 30
 MAX_LEAST_INPUTS = 10_000_000
 
 
@@ -84,19 +84,14 @@ def accepted_settings(passes: Booleans) -> int:
     return len(passes) if passes.all() else int(passes.argmin())
 
 
-def hoeffding_bentkus_bounds(means: Floats, n: int, delta: float) -> Floats:
-    """Return what the expected losses are below with probability 1 - delta. (T,) -> (T,)"""
-
-    def is_below(budgets: Floats) -> Booleans:
-        found = [hoeffding_bentkus_p_values(mean, n, at) for mean, at in zip(means[:, None], budgets, strict=True)]
-        return np.concatenate(found) <= delta
-
-    return _least(is_below, len(means))
-
-
 def betting_bounds(losses: Floats, delta: float) -> Floats:
-    """Return the same from the losses themselves. (T, n) -> (T,)"""
-    return _least(lambda budgets: betting_p_values(losses, budgets[:, None], delta) <= delta, len(losses))
+    """Return what the expected losses are below with probability 1 - delta, to 1e-9. (T, n) -> (T,)"""
+    low, high = np.zeros(len(losses)), np.ones(len(losses))
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        passes = betting_p_values(losses, middle[:, None], delta) <= delta
+        low, high = np.where(passes, low, middle), np.where(passes, middle, high)
+    return high
 
 
 def stakes(losses: Floats, delta: float, *, most: float = 1.0) -> Floats:
@@ -123,16 +118,6 @@ def _binomial_distribution(n: int, p: float) -> Floats:
     k = np.arange(n + 1)
     logs = factorials[n] - factorials - factorials[::-1] + k * math.log(p) + (n - k) * math.log1p(-p)
     return np.minimum(1.0, np.exp(np.logaddexp.accumulate(logs)))
-
-
-def _least(is_below: Callable[[Floats], Booleans], size: int) -> Floats:
-    """Return the least budgets in (0, 1] from which on the tests pass. is_below: (T,) -> bool (T,)"""
-    low, high = np.zeros(size), np.ones(size)
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        passes = is_below(middle)
-        low, high = np.where(passes, low, middle), np.where(passes, middle, high)
-    return high
 
 
 # -- how many inputs -----------------------------------------------------------------------------------------------

@@ -162,6 +162,19 @@ class ScoredHandOffs:
         """Return how the choices change as the setting falls."""
         return self.rule.path(self.scores, self.grid, self.lengths)
 
+    def steps(self) -> list[list[tuple[float, int]]]:
+        """Return for each draft the falling settings at which its hand-off changes, and the tokens kept from there."""
+        path, found = self.path(), [list[tuple[float, int]]() for _ in range(len(self))]
+        for row, setting, after in zip(path.rows.tolist(), path.settings.tolist(), path.after, strict=True):
+            found[row].append((setting, int(self.grid[after])))
+        return found
+
+    def first_settings(self) -> Floats:
+        """Return the highest setting at which each draft is handed off, -inf where none is. (n,)"""
+        path, first = self.path(), np.full(len(self), -np.inf)
+        np.maximum.at(first, path.rows, path.settings)
+        return first
+
     def by_position(self) -> Floats:
         """Return the scores compared with that of no deferral, where the hand-offs would be; 0 elsewhere. (n, L)"""
         *kept, length = self.grid.tolist()

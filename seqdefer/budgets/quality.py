@@ -22,7 +22,7 @@ import numpy as np
 from seqdefer.budgets.convex_hull import Floats
 from seqdefer.budgets.guarantees import Booleans, accepted_settings, betting_p_values, least_inputs
 from seqdefer.budgets.promises import check_confidence
-from seqdefer.budgets.rules import to_finite
+from seqdefer.budgets.rules import Setting, to_finite
 from seqdefer.budgets.spending import Spending
 from seqdefer.errors import OptionError
 
@@ -42,6 +42,11 @@ class QualityPromise:
     confidence: float
     unit: str = ""  # of the loss
     rejector: str = ""  # as in Calibration
+
+    @property
+    def setting(self) -> Setting:
+        """The setting, at the budget that it was seen to spend."""
+        return Setting(self.share, self.threshold, self.share, self.share, self.share)
 
     def in_words(self) -> str:
         """Return what is promised, and on what condition."""

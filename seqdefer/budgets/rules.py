@@ -58,13 +58,21 @@ class BudgetRule(ABC):
 
     def choose_all(self, spending: Spending, budgets: Sequence[float]) -> tuple[Setting, ...]:
         """Return the settings for several budgets."""
-        places = [self.place(spending, check_budget(budget)) for budget in budgets]
-        seen = spending.at(places)
-        shares = realised_shares(seen.deferred, seen.written)
-        return tuple(
-            Setting(budget, to_finite(spending.settings[place]), *map(float, found))
-            for budget, place, *found in zip(budgets, places, *shares, strict=True)
-        )
+        return settings_at(spending, budgets, self.places(spending, budgets))
+
+    def places(self, spending: Spending, budgets: Sequence[float]) -> list[int]:
+        """Return the places of the settings for several budgets."""
+        return [self.place(spending, check_budget(budget)) for budget in budgets]
+
+
+def settings_at(spending: Spending, budgets: Sequence[float], places: Sequence[int]) -> tuple[Setting, ...]:
+    """Return the settings at some places, one for each budget, with what they were seen to spend."""
+    seen = spending.at(places)
+    shares = realised_shares(seen.deferred, seen.written)
+    return tuple(
+        Setting(budget, to_finite(spending.settings[place]), *map(float, found))
+        for budget, place, *found in zip(budgets, places, *shares, strict=True)
+    )
 
 
 class Nearest(BudgetRule):

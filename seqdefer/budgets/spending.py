@@ -61,6 +61,12 @@ class Spending(ABC):
     def expert_loss(self) -> Floats:
         """The loss of each input if the expert writes all of it. (n,)"""
 
+    @property
+    @abstractmethod
+    def first_scores(self) -> Floats | None:
+        """The highest setting at which each input is deferred; at token level, at which its first token is. None where
+        that is not known. (n,)"""
+
     @abstractmethod
     def at(self, places: Sequence[int]) -> Outcomes:
         """Return the outcomes of each input at some of the settings."""
@@ -124,10 +130,16 @@ class TokenSpending(Spending):
     def expert_loss(self) -> Floats:
         return np.asarray(self._outcomes.loss[-1])
 
+    @property
+    def first_scores(self) -> Floats | None:
+        scores = self.sweep.first_scores
+        return None if scores is None else to_floats(scores)
+
     def select(self, rows: Integers) -> TokenSpending:
         sweep, places = self.sweep, torch.from_numpy(rows)
-        columns = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
-        selected = TokenSweep(sweep.thresholds, *columns)
+        deferred, lengths, loss = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
+        first_scores = None if sweep.first_scores is None else sweep.first_scores[places]
+        selected = TokenSweep(sweep.thresholds, deferred, lengths, loss, first_scores=first_scores)
         return TokenSpending(selected, self._length, has_fixed_settings=self.has_fixed_settings)
 
 
@@ -150,6 +162,10 @@ class HandOffSpending(Spending):
                 f"the first hand-off is after {self.scored.grid[0]} tokens; the expert alone needs one at 0"
             )
         return np.asarray(self._loss[:, 0])
+
+    @property
+    def first_scores(self) -> Floats:
+        return self.scored.first_settings()
 
     @cached_property
     def _path(self) -> HandOffPath:

@@ -34,6 +34,7 @@ class TokenSweep:
     lengths: Tensor  # int64 (T, n)
     loss: Tensor  # (T, n) sequence loss
     passes: Tensor | None = None  # int64 (T, n) of the expert: see `budgets.passes`
+    first_scores: Tensor | None = None  # (n,) of the first token, whatever the threshold
 
     @property
     def share(self) -> Tensor:
@@ -48,7 +49,9 @@ def join_sweeps(parts: list[TokenSweep]) -> TokenSweep:
     )
     counted = [part.passes for part in parts if part.passes is not None]
     passes = torch.cat(counted, 1) if len(counted) == len(parts) else None
-    return TokenSweep(parts[0].thresholds, deferred, lengths, loss, passes)
+    scored = [part.first_scores for part in parts if part.first_scores is not None]
+    first_scores = torch.cat(scored) if len(scored) == len(parts) else None
+    return TokenSweep(parts[0].thresholds, deferred, lengths, loss, passes, first_scores)
 
 
 @torch.no_grad()
@@ -134,6 +137,8 @@ def _roll(
         scores, state = score(state, before, position, here)
         known = here
         met.append(scores)
+        if position == 0:
+            first_scores = scores[back.view(shape)[0]]
         defer, differ = (torch.zeros(shape, dtype=torch.bool, device=trees.device) for _ in range(2))
         defer[live] = scores[back] >= thresholds[:, None].expand(shape)[live]
         deferred += defer
@@ -147,4 +152,5 @@ def _roll(
             break
     loss, lengths = trees.outcomes(last.flatten(), last_choice.flatten())
     passes = counter.passes.masked_fill((thresholds == torch.inf)[:, None], 0)  # to never defer, nobody need read
-    return TokenSweep(thresholds, deferred, lengths.view(shape), loss.view(shape), passes), torch.cat(met)
+    swept = TokenSweep(thresholds, deferred, lengths.view(shape), loss.view(shape), passes, first_scores)
+    return swept, torch.cat(met)

@@ -30,7 +30,7 @@ from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
-    from seqdefer.budgets.rules import Setting
+    from seqdefer.budgets.rules import BudgetRule, Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel
 
@@ -109,13 +109,15 @@ def calibrate(arguments: list[str]) -> int:
 
     chosen = _calibrate_parser().parse_args(arguments)
     rule = chosen_rule(chosen)
+    if chosen.from_log is not None and chosen.data is not None:
+        raise OptionError("--data and --from-log both calibrate; give one of them")
     if chosen.inputs < 2:
         raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
     if chosen.batch_size < 1:
         raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
-    if chosen.guarantee is not None and chosen.data is None:
+    if chosen.guarantee is not None and chosen.data is None and chosen.from_log is None:
         raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
-    if chosen.data is None and chosen.check is None:
+    if chosen.data is None and chosen.check is None and chosen.from_log is None:
         raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
     given = {
         path: list(islice(read_lines(path, kind="JSONL or one input a line", max_mib=MAX_INPUTS_MIB), chosen.inputs))
@@ -124,7 +126,7 @@ def calibrate(arguments: list[str]) -> int:
     }
     seen: tuple[Setting, ...] = ()
     with show_progress(quiet=chosen.quiet) as meter:
-        is_new = chosen.data is not None
+        is_new = chosen.data is not None or chosen.from_log is not None
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
         field = chosen.field or model.served.codec.field
         codec = model.served.codec
@@ -132,7 +134,9 @@ def calibrate(arguments: list[str]) -> int:
             path: [codec.local_input(one, path.parent) for one in parse_inputs(lines, path, field)]
             for path, lines in given.items()
         }
-        if is_new:
+        if chosen.from_log is not None:
+            _calibrate_from_log(model, chosen, rule)
+        if chosen.data is not None:
             examples = model.served.codec.encode(inputs[chosen.data])
             with meter.stage("calibrate budgets", len(examples)) as advance:
                 if isinstance(rule, PromisingRule):
@@ -150,6 +154,21 @@ def calibrate(arguments: list[str]) -> int:
     if seen:
         _print_check(seen, model, len(inputs[chosen.check]), as_json=chosen.json)
     return 0
+
+
+def _calibrate_from_log(model: DeferringModel, chosen: argparse.Namespace, rule: BudgetRule) -> None:
+    from seqdefer.model.served_log import read_served
+
+    rows, n_skipped = read_served(chosen.from_log, model.rejector.fingerprint, most=chosen.inputs)
+    found = model.calibrate_from_log(rows, rule)
+    model.save_calibration(chosen.folder)
+    said = f"calibrated on {len(rows)} inputs that were served"
+    said += f"; {n_skipped} incomplete lines were skipped" if n_skipped else ""
+    if model.is_token_level:
+        said += "; shares at other settings than those served are estimates, so check them: --check FILE"
+    if found.promise is not None:
+        said += "; the promise is right only if the rejector was not fitted on these inputs, which a log cannot tell"
+    print(said, file=sys.stderr)
 
 
 def _print_check(seen: tuple[Setting, ...], model: DeferringModel, n: int, *, as_json: bool) -> None:
@@ -198,6 +217,8 @@ def _calibrate_parser() -> Parser:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit; calibration.json goes there")
     words = "inputs, plain or gzip: JSONL (*.jsonl), or any other text with one input per line"
     parser.add_argument("--data", type=Path, metavar="FILE", help=words)
+    words = "log of seqdefer serve --served-log, instead of inputs; FILE.1 is read too, and the newest N lines are used"
+    parser.add_argument("--from-log", type=Path, metavar="FILE", help=words)
     words = "other inputs, in the same form: measure what some budgets spend on them"
     parser.add_argument("--check", type=Path, metavar="FILE", help=words)
     parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")

@@ -58,8 +58,9 @@ log = logging.getLogger("seqdefer.server")
 
 
 def serve(arguments: list[str]) -> int:
-    from seqdefer.budgets.promises import budget_rule
+    from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, budget_rule
     from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.model.served_log import ServedLog
     from seqdefer.server import serve as server
     from seqdefer.server.connections import reserve_descriptors
     from seqdefer.server.keys import KeyRing
@@ -70,12 +71,13 @@ def serve(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
     server.require_extra()
     settings, limits = read_settings(given_options(chosen), os.environ)
-    promised = budget_rule(
-        settings.guarantee or "nearest", confidence=settings.confidence, share_of=settings.share_of
-    )  # fmt: skip
+    guarantee, confidence = settings.guarantee or "nearest", settings.confidence
+    is_of_quality = settings.within is not None and guarantee != "confident"  # then the confidence is not of a budget
+    promised = budget_rule(guarantee, confidence=None if is_of_quality else confidence, share_of=settings.share_of)
     reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
     Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))
+    served_log = None if settings.served_log is None else ServedLog(settings.served_log, settings.served_log_mib)
     has_key = settings.api_key is not None or settings.keys is not None
     name, is_quiet = settings.name or chosen.folder.resolve().name, settings.quiet or settings.log_format == "json"
     with (
@@ -88,9 +90,14 @@ def serve(arguments: list[str]) -> int:
             pair = {"predictor": chosen.predictor, "expert": chosen.expert}
             model = DeferringModel.from_pretrained(chosen.folder, **pair, device=settings.device, meter=meter)
             model.require_promise(promised)
+            quality = None
+            if settings.within is not None:
+                quality = model.require_quality(
+                    settings.within, DEFAULT_CONFIDENCE if confidence is None else confidence
+                )
         server.serve(
             model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
-            budget=settings.budget, host=settings.host,
+            budget=settings.budget, host=settings.host, served_log=served_log, quality=quality,
             ready=lambda: log.info("serving %s at %s/v1; open %s to try it; Ctrl-C ends it", name, address, address),
         )  # fmt: skip
     return 0

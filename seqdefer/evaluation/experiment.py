@@ -39,6 +39,7 @@ from seqdefer.evaluation.curves import (
 )
 from seqdefer.evaluation.examples import draw_examples
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
+from seqdefer.evaluation.promise import check_promise
 from seqdefer.evaluation.published import PAPER
 from seqdefer.evaluation.results import (
     FREE,
@@ -49,6 +50,7 @@ from seqdefer.evaluation.results import (
     PairTiming,
     PaperFigure,
     Point,
+    PromiseCheck,
     Provenance,
     Results,
     SeedResult,
@@ -64,7 +66,14 @@ from seqdefer.labels.labelled import LabelledData, LearningData, require_learnin
 from seqdefer.labels.manifest import describe_options
 from seqdefer.methods.base import FitContext, Method
 from seqdefer.methods.deferral import deferral_of
-from seqdefer.methods.registry import RANK, all_methods, get_method, methods_for, require_applicable
+from seqdefer.methods.registry import (
+    RANK,
+    all_methods,
+    get_method,
+    methods_for,
+    preferred_methods,
+    require_applicable,
+)
 from seqdefer.progress import Clock, Progress
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.rejectors.confidence import Confidence
@@ -127,12 +136,13 @@ class Experiment:
         require_applicable(self.task, self.settings.methods or ())
         self.splits.make_by_engine("test", "train", "validation")
         _ = self.splits.test  # first, to fail early if it is too small
-        runs, oracles, timed = list[Run](), list[dict[str, Curve]](), None
+        runs, oracles, timed, promise = list[Run](), list[dict[str, Curve]](), None, None
         for seed in range(self.settings.seeds):
             rejectors = self.fit(self.splits.train, self.splits.validation, seed)
             run = self.sweep(seed, rejectors)
             runs.append(run)
             oracles.append(self.oracles(seed, run))
+            promise = self.promise(rejectors) if seed == 0 else promise
             if seed == 0 and timing and can_be_timed(self.task):
                 timed = self.time(rejectors, run)
             if seed == 0 and type(self.task).draw is not Task.draw:
@@ -154,7 +164,7 @@ class Experiment:
         seeds = [seed_result(seed, *part, timed if "seconds" in by_cost else None) for seed, part in enumerate(parts)]
         notes = self._notes(self.splits.train, self.splits.validation)
         results = self._results(preset, command, seeds, comparisons, notes)
-        return replace(results, cost_comparisons=by_cost, timing=timed)
+        return replace(results, cost_comparisons=by_cost, timing=timed, promise=promise)
 
     def fit(self, train: LearningData, validation: LearningData, seed: int) -> dict[str, Rejector]:
         """Return the rejectors of a seed by method, from the folder where they are there already."""
@@ -197,6 +207,14 @@ class Experiment:
         examples, file = self.splits.test.examples.select(self.splits.rows(0)), self.folder / TIMING_FILE
         with self.clock.stage("time methods", len(rejectors)) as advance:
             return time_methods(self.task, examples, rejectors, run, file, advance)
+
+    def promise(self, rejectors: Mapping[str, Rejector]) -> PromiseCheck | None:
+        """Let half of all test instances promise budgets of the method that a fit would take, and the others check."""
+        name = next((name for name in preferred_methods(self.task) if name in rejectors), None)
+        if name is None:
+            return None
+        every = torch.arange(len(self.splits.test.examples))
+        return check_promise(name, deferral_of(rejectors[name]).labelled_spending(self.splits.test, every))
 
     def coin(self, seed: int) -> dict[str, Sweep]:
         """Return RandomSpeculative: a coin for each sequence between the predictor alone and lossless speculative

@@ -114,6 +114,28 @@ class PairTiming:
 
 
 @dataclass(frozen=True)
+class PromisedBudget:
+    """What is promised at a budget, and spent: mean shares of the inputs."""
+
+    budget: float
+    bound: float  # what the expected share is below, with the confidence
+    calibrated: float  # spent by the inputs of the calibration
+    spent: float  # by the others
+    error: float  # half of the 95 % interval of `spent`
+
+
+@dataclass(frozen=True)
+class PromiseCheck:
+    """Budgets that some test inputs promised, and what `unseen` others spent."""
+
+    method: str
+    confidence: float
+    inputs: int
+    unseen: int
+    budgets: tuple[PromisedBudget, ...]
+
+
+@dataclass(frozen=True)
 class Units:
     loss: str = "loss"
     deferred: str = "tokens per sequence"
@@ -159,6 +181,7 @@ class Results:
     recipe: str = "ours"
     recipe_changes: tuple[str, ...] = ()  # options that differ from the recipe's
     timing: PairTiming | None = None  # where the pair can be timed
+    promise: PromiseCheck | None = None  # of the method that a fit would take
 
     @property
     def recipe_in_words(self) -> str:

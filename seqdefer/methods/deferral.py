@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
@@ -40,6 +42,10 @@ class DeferralRunner(ABC):
     @abstractmethod
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         """Return what every setting does to the instances `rows` of labelled data."""
+
+    @abstractmethod
+    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
+        """Tell what every setting spends on the same instances; no model runs but the rejector."""
 
     @abstractmethod
     def spending(
@@ -81,6 +87,11 @@ class TokenDeferral(DeferralRunner):
         passes = None if swept.passes is None else swept.passes.cpu()
         return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes, swept.thresholds.cpu())
 
+    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
+        assert data.trees is not None
+        swept = sweep_tokens(self.rejector, data.trees, rows)
+        return TokenSpending(_on_cpu(swept), data.trees.task.spec.length)
+
     @torch.no_grad()
     def spending(
         self,
@@ -102,19 +113,18 @@ class TokenDeferral(DeferralRunner):
             for rows in (order[:first], *order[first:].split(TREES_AT_ONCE))
             if len(rows)
         )
-        thresholds, swept = None, []
+        thresholds, parts_swept = None, []
         for part in parts:
             if thresholds is None:
                 thresholds = _between(sweep_tokens(self.rejector, part).thresholds)
                 if set_aside:
                     progress(len(part))
                     continue
-            swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
+            parts_swept.append(sweep_tokens(self.rejector, part, thresholds=thresholds))
             progress(len(part))
         assert thresholds is not None
-        joined = join_sweeps(swept)
-        columns = (column.cpu() for column in (thresholds, joined.deferred, joined.lengths, joined.loss))
-        return TokenSpending(TokenSweep(*columns), task.spec.length, has_fixed_settings=set_aside)
+        joined = replace(join_sweeps(parts_swept), thresholds=thresholds)
+        return TokenSpending(_on_cpu(joined), task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
         if self.rejector.reads_first:
@@ -132,8 +142,14 @@ class HandOffDeferral(DeferralRunner):
         self.rejector = rejector
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
+        return hand_off_sweep(*self._scored(data, rows))
+
+    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
+        return HandOffSpending(*self._scored(data, rows))
+
+    def _scored(self, data: LabelledData, rows: Tensor) -> tuple[ScoredHandOffs, HandOffTable]:
         table = data.table.select(rows)
-        return hand_off_sweep(scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table)
+        return scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table
 
     @torch.no_grad()
     def spending(
@@ -179,6 +195,15 @@ def n_set_aside(n: int) -> int:
 
 def _length(table: HandOffTable) -> int:
     return table.loss.shape[1] - 1
+
+
+def _on_cpu(swept: TokenSweep) -> TokenSweep:
+    """Return what budget rules read of a sweep, on the CPU."""
+    thresholds, deferred, lengths, loss = (
+        column.cpu() for column in (swept.thresholds, swept.deferred, swept.lengths, swept.loss)
+    )
+    first_scores = None if swept.first_scores is None else swept.first_scores.cpu()
+    return TokenSweep(thresholds, deferred, lengths, loss, first_scores=first_scores)
 
 
 def _between(scores: Tensor) -> Tensor:

@@ -50,6 +50,20 @@ class Pair(Protocol):
     def spec(self) -> SequenceSpec: ...
 
 
+@dataclass(frozen=True)
+class ScoredDraft:
+    """What was known of a one-time row before its hand-off: the length of its draft, and where other settings would
+    hand off (`ScoredHandOffs.steps`)."""
+
+    length: int
+    hand_offs: Sequence[tuple[float, int]]
+
+    @property
+    def first_setting(self) -> float:
+        """The highest setting at which it is handed off."""
+        return self.hand_offs[0][0] if self.hand_offs else -math.inf
+
+
 @dataclass(eq=False)
 class PlanRow:
     """A sequence as far as it is written, and the setting that it is written at."""
@@ -58,6 +72,7 @@ class PlanRow:
     may_defer: bool
     written: RowWritten
     wanted: list[bool] = field(default_factory=list)  # by token: the rejector wants the expert, whoever then wrote
+    draft: ScoredDraft | None = None  # whole and one-time deferral, once it is written
 
     @property
     def is_over(self) -> bool:
@@ -225,7 +240,9 @@ class HandOffPlan(Plan):
             kept if row.may_defer else spec.length for row, kept in zip(batch.rows, batch.kept.tolist(), strict=True)
         ]
         alone = run_turn(self._completing(batch, drafted, torch.full_like(batch.kept, spec.length)), self.answer)
-        for place, row in enumerate(batch.rows):
+        facts = zip(drafted.sequences.lengths.tolist(), scored.steps(), strict=True)
+        for place, (row, fact) in enumerate(zip(batch.rows, facts, strict=True)):
+            row.draft = ScoredDraft(*fact)
             if not row.is_over:
                 self._show(batch, alone, place, kept[place])
 

@@ -27,9 +27,10 @@ import numpy as np
 import torch
 
 from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
-from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule
-from seqdefer.budgets.quality import QualityPromise, promise_quality
+from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule, check_confidence
+from seqdefer.budgets.quality import QualityPromise, check_within, promise_quality
 from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, realised_shares
+from seqdefer.budgets.served import ServedInput, served_spending
 from seqdefer.budgets.spending import Spending
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.evaluation.settings import ExperimentSettings
@@ -398,6 +399,17 @@ class DeferringModel:
                     f"the calibration of this model has {has}; make one: seqdefer calibrate DIR --data FILE {asked}"
                 )
 
+    def require_quality(self, within: float, confidence: float) -> QualityPromise:
+        """Return the quality that is promised, or raise where it is less than this."""
+        check_within(within)
+        found = self.quality
+        if found is None or found.within > within or found.confidence < check_confidence(confidence):
+            has = "no promise of quality" if found is None else f"another promise: {found.in_words()}"
+            raise OptionError(
+                f"this model has {has}; make one: seqdefer fit TASK --within {within:g} --confidence {confidence:g}"
+            )
+        return found
+
     def calibrate_on(
         self,
         examples: Examples,
@@ -417,6 +429,12 @@ class DeferringModel:
         self.calibration = calibrate(spending, inputs=n, rejector=name)
         if judge is not None:
             self.curve = loss_curve(spending, unit=judge.loss_unit, inputs=n, rejector=name)
+        return self.calibration
+
+    def calibrate_from_log(self, rows: Sequence[ServedInput], rule: BudgetRule = NEAREST) -> Calibration:
+        """Calibrate on what was served (`seqdefer.budgets.served` says what that can tell). No model runs."""
+        spending = served_spending(rows, self.served.spec.length, promises=isinstance(rule, PromisingRule))
+        self.calibration = calibrate(spending, inputs=spending.inputs, rejector=self.rejector.fingerprint, rule=rule)
         return self.calibration
 
     def time(self, examples: Examples, *, at_once: int = BATCH_SIZE, progress: Progress = NO_PROGRESS) -> None:

@@ -18,6 +18,7 @@ from seqdefer.report.costs import passes_section, seconds_section
 from seqdefer.report.curve_figure import OPENING_BUDGET, ReportCurves, curves_section, in_percent
 from seqdefer.report.markup import Markup, element, join, percent, section
 from seqdefer.report.panels import Panel
+from seqdefer.report.promise_figure import promise_section
 from seqdefer.report.style import DARK, LIGHT
 from seqdefer.report.svg import STEPS, default_names, extent, fit_axes, mean_curves
 from seqdefer.storage.files import write_text
@@ -42,6 +43,7 @@ def render_report(results: Results, *, panels: Sequence[Panel] = ()) -> str:
         comparisons_section(results.comparisons),
         passes_section(results),
         seconds_section(results),
+        promise_section(results),
         join(section(panel.title, Markup(panel.html)) for panel in panels),
         _notes_section(results.notes),
         _provenance_section(results.provenance),

@@ -12,6 +12,7 @@
     tickets         a submitted request, between the event loop and the thread that owns the models
     tracing         spans of requests and of passes, with the extra 'tracing'
     scheduler       the thread that owns the models, and the queue before it
+    drift           tests of what is served against the calibration
     protocol        requests as JSON
     openapi         the shapes of responses and the errors of routes: /openapi.json
     responses       what the models wrote, as JSON

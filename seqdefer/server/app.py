@@ -28,9 +28,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from seqdefer import __version__
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
+from seqdefer.model.served_log import ServedLog
 from seqdefer.server import openapi
+from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.gateway import USAGE, Gateway
 from seqdefer.server.http import TRANSCRIPTIONS, APIError, Limits
 from seqdefer.server.keys import KeyRing
@@ -73,12 +76,15 @@ def create_app(
     usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
     only_host: str | None = None,
+    served_log: ServedLog | None = None,
+    quality: QualityPromise | None = None,
 ) -> FastAPI:
     """Return the application that serves `model` as `name`.
 
     `budget` is the default of requests that give none. `keys` is a file of API keys, `usage` where to keep
     what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
-    another site could reach the server through DNS rebinding."""
+    another site could reach the server through DNS rebinding. `served_log` gets what was spent, without texts.
+    With `quality`, requests that name no budget get its setting."""
     if model.calibration is None:
         raise OptionError(
             "this model is not calibrated, so requests cannot choose a budget; first run: "
@@ -99,6 +105,8 @@ def create_app(
         saving.cancel()
         ledger.save()
         await asyncio.to_thread(scheduler.close, SHUTDOWN_SECONDS)
+        if served_log is not None:
+            served_log.close()
 
     # No docs_url or redoc_url: these pages would load scripts from other sites. Ours is /docs.
     app = FastAPI(
@@ -117,7 +125,7 @@ def create_app(
     app.add_exception_handler(APIError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
-    service = Service(scheduler, name, budget)
+    service = Service(scheduler, name, budget, TrafficMonitor(model, metrics, served_log), quality)
     _add_routes(app, service)
     _add_probes(app, service)
     _add_transcriptions(app, service, takes_audio=takes_audio)
@@ -137,7 +145,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/deferral", responses=openapi.json_responses(openapi.DeferralModel))
     async def deferral() -> Response:
-        return json_response(deferral_response(service.model, service.name, service.default_budget))
+        return json_response(deferral_response(service))
 
     @app.post("/v1/deferral/complete", responses=openapi.stream_responses(openapi.DeferralCompletion))
     async def complete(body: CompleteRequest, request: Request) -> Response:

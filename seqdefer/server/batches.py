@@ -19,7 +19,7 @@ import torch
 
 from seqdefer.engine.pace import Turn
 from seqdefer.interfaces import Codec, TokenRejector
-from seqdefer.methods.plans import PlanRow
+from seqdefer.methods.plans import PlanRow, ScoredDraft
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.expert_calls import ExpertAccess, ExpertCall
 from seqdefer.server.fallback import Fallback, FallbackCompletions, FallbackRows, reason_of
@@ -68,13 +68,21 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """The draft of one of the inputs, where deferral is by whole drafts; comes before its tokens."""
+
+    index: int
+    draft: ScoredDraft
+
+
+@dataclass(frozen=True)
 class Failed:
     """The last event of a request that failed."""
 
     error: Exception
 
 
-Event = InputsRead | Token | Failed
+Event = InputsRead | Drafted | Token | Failed
 
 
 class Recipient(Protocol):
@@ -312,6 +320,9 @@ class RunningBatch:
         for error in (error for error in errors if error is not None):
             raise error
         events: list[Event] = [] if member.has_delivered else [member.encoded.event]
+        for row in member.rows:
+            if row.n_delivered == 0 and row.plan_row.draft is not None and not row.seen:
+                events.append(Drafted(row.index, row.plan_row.draft))
         events += [token for row in member.rows if row.is_active for token in self._tokens(row)]
         member.has_delivered = True
         member.recipient.deliver(events, made_at)

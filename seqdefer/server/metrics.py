@@ -41,6 +41,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "seqdefer_sequences_waiting": ("Sequences that wait for a remote expert.", ()),
     "seqdefer_queue_length": ("Requests in the queue.", ()),
     "seqdefer_expert_calls": ("Pending calls of a remote expert.", ()),
+    "seqdefer_drift_evidence": ("Evidence of drift, by test: 50 or more is an alarm.", ("test",)),
+    "seqdefer_drift_alarm": ("1 after an alarm of a test of drift, until the server ends.", ("test",)),
     "seqdefer_breaker_state": ("1 for the state of the breaker before a remote expert.", ("state",)),
     "seqdefer_info": (
         "1, with the version, the served model, its task and its method.",

@@ -73,7 +73,8 @@ class Usage(TypedDict):
 @no_extra
 class Deferral(TypedDict):
     """`degraded`: the expert failed, for this `reason`, and the predictor finished. `promise`: what the calibration
-    guarantees at this budget, and on what condition."""
+    guarantees at this budget, and on what condition. `drift`: a warning that inputs are no longer like those of the
+    calibration."""
 
     budget: float
     expected_share: float
@@ -82,6 +83,7 @@ class Deferral(TypedDict):
     reason: NotRequired[str]
     remarks: NotRequired[list[str]]
     promise: NotRequired[str]
+    drift: NotRequired[str]
 
 
 @no_extra
@@ -215,10 +217,13 @@ class Scores(TypedDict):
 
 @no_extra
 class BudgetSetting(TypedDict):
+    """`limit`: the most that the expected share of an input is, by the calibration; null if it cannot tell."""
+
     budget: float
     share: float
     low: float
     high: float
+    limit: float | None
 
 
 @no_extra
@@ -266,6 +271,50 @@ class BudgetPromise(TypedDict):
 
 
 @no_extra
+class QualityDetails(TypedDict):
+    """The promise whose setting requests get that name no budget: an expected loss of at most `within` above that of
+    the expert. `share`, `loss` and `expert_loss` were seen on the inputs that were tested."""
+
+    within: float
+    unit: str
+    confidence: float
+    inputs: int
+    share: float
+    loss: float
+    expert_loss: float
+    words: str
+
+
+@no_extra
+class DriftTest(TypedDict):
+    """Evidence of 50 or more is an alarm, which stays: `alarm_at` is the number of inputs then."""
+
+    inputs: int
+    evidence: float
+    alarm_at: int | None
+
+
+@no_extra
+class DriftState(TypedDict):
+    """Tests of what is served against the calibration; `delta` is the probability that any of them ever sounds while
+    inputs are like those of the calibration."""
+
+    delta: float
+    spent: DriftTest
+    scores: DriftTest
+    warning: str | None
+
+
+@no_extra
+class ServedBudget(TypedDict):
+    """What was spent at a budget since the server started, on inputs that the calibration has not seen."""
+
+    budget: float
+    inputs: int
+    share: float
+
+
+@no_extra
 class AudioInputs(TypedDict):
     max_seconds: float
     language: str | None
@@ -286,7 +335,10 @@ class DeferralModel(TypedDict):
     budget: float
     calibrated_on: int
     promise: BudgetPromise | None
+    quality: QualityDetails | None
     settings: list[BudgetSetting]
+    drift: DriftState | None
+    served: list[ServedBudget]
     curve: DeferralCurve | None
     timing: DeferralTiming | None
 

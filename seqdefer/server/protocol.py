@@ -360,8 +360,8 @@ def name_pattern(name: str) -> str:
     return f"^{literal}({SEPARATOR}{BUDGET_PATTERN})?$"
 
 
-def requested_budget(request: Asking, name: str, default: float) -> float:
-    """Return the budget of `deferral` or of NAME@BUDGET. Raises APIError for another model, or two budgets."""
+def requested_budget(request: Asking, name: str) -> float | None:
+    """Return the budget of `deferral` or of NAME@BUDGET, if any. Raises APIError for another model, or two budgets."""
     model, separator, suffix = request.model.rpartition(SEPARATOR) if request.model != name else (name, "", "")
     if not separator:
         model = request.model
@@ -372,7 +372,7 @@ def requested_budget(request: Asking, name: str, default: float) -> float:
     if in_name is not None and in_field is not None:
         message = f"the model's name gives a budget of {in_name:g}, and deferral one of {in_field:g}; give it once"
         raise APIError(400, message, param="deferral")
-    return next(budget for budget in (in_field, in_name, default) if budget is not None)
+    return in_name if in_field is None else in_field
 
 
 def _parse_budget(text: str) -> float:

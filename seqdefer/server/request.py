@@ -10,14 +10,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from seqdefer.budgets.quality import QualityPromise
+from seqdefer.budgets.rules import Setting
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.batches import InputsRead, Token, WriteRequest
+from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest
+from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.protocol import (
@@ -42,6 +46,7 @@ NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, s
 DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = CompletionRequest | ChatRequest | CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
+_Chosen = tuple[Setting, str | None, str | None]  # a setting, what is promised about it, and why it spends too little
 
 log = logging.getLogger("seqdefer.server")
 
@@ -57,6 +62,8 @@ class Service:
     scheduler: Scheduler
     name: str
     default_budget: float
+    monitor: TrafficMonitor
+    quality: QualityPromise | None = None  # whose setting requests get that name no budget
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -120,15 +127,33 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        budget = requested_budget(body, self.name, self.default_budget)
-        assert self.model.calibration is not None
-        setting, promise = self.model.calibration.for_budget(budget), self.model.calibration.promise
-        if (shortfall := self.model.calibration.shortfall(budget)) is not None:
-            remarks.append(shortfall)
+        budget = requested_budget(body, self.name)
+        if budget is None and self.quality is not None:
+            found: _Chosen = (self.quality.setting, self.quality.in_words(), None)
+            budget = self.quality.share
+        else:
+            budget = self.default_budget if budget is None else budget
+            found = self._for_budget(budget)
+        setting, promise, shortfall = found
+        remarks += [] if shortfall is None else [shortfall]
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
-        transcript.promise = None if promise is None else promise.in_words(budget)
+        transcript.promise = promise
+        transcript.drift = self.monitor.warning
         asked = WriteRequest(inputs, setting.threshold, limit, **options)
-        return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
+        active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
+        if asked.may_defer:
+            active.on_close = partial(self._watch, asked, setting, transcript)
+        return active
+
+    def _for_budget(self, budget: float) -> _Chosen:
+        calibration = self.model.calibration
+        assert calibration is not None
+        promise = None if calibration.promise is None else calibration.promise.in_words(budget)
+        return calibration.for_budget(budget), promise, calibration.shortfall(budget)
+
+    def _watch(self, request: WriteRequest, setting: Setting, transcript: Transcript) -> None:
+        for index, tokens in enumerate(transcript.tokens):
+            self.monitor.note(request, setting, tokens, transcript.drafts.get(index))
 
 
 class ActiveRequest:
@@ -148,6 +173,7 @@ class ActiveRequest:
         self._idle = 0.0  # seconds that `has_next` waited in vain
         self._is_open = True
         self.outcome = CLIENT_LEFT  # of its stream, until it ends otherwise
+        self.on_close: Callable[[], None] = lambda: None  # called once, when nothing more is read
 
     async def next_token(self) -> Token | None:
         """Return the next token, or None after the last."""
@@ -172,7 +198,7 @@ class ActiveRequest:
     async def _read(self) -> Token | None:
         try:
             async for event in self._events:
-                assert isinstance(event, InputsRead | Token)
+                assert isinstance(event, InputsRead | Drafted | Token)
                 self.transcript.add(event)
                 if isinstance(event, Token):
                     return event
@@ -196,6 +222,7 @@ class ActiveRequest:
                 self._pending.exception()  # else asyncio warns that it was never retrieved
             self.scheduler.cancel(self.ticket)
             self.transcript.record(self.scheduler.metrics)
+            self.on_close()
             written = self._tokens_to_pay()
             self.account.settle(self.most, written)
             for author, n in written.items():

@@ -11,11 +11,15 @@ from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
+from seqdefer.budgets.drift import DELTA, Evidence
 from seqdefer.budgets.promises import Promise
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.interfaces import Codec, TokenRejector
+from seqdefer.methods.plans import ScoredDraft
 from seqdefer.methods.timing import Timing
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.batches import InputsRead, Token
+from seqdefer.server.batches import Drafted, InputsRead, Token
+from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.log_probs import TokenLogProb
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.openapi import (
@@ -32,8 +36,12 @@ from seqdefer.server.openapi import (
     DeferralCurve,
     DeferralModel,
     DeferralTiming,
+    DriftState,
+    DriftTest,
     Model,
+    QualityDetails,
     Scores,
+    ServedBudget,
     TokenDetails,
     Usage,
 )
@@ -53,6 +61,8 @@ class Transcript:
     tokens: list[list[Token]]
     input_tokens: int = 0
     promise: str | None = None
+    drift: str | None = None
+    drafts: dict[int, ScoredDraft] = field(default_factory=dict)  # by input; empty at token level
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -60,10 +70,13 @@ class Transcript:
     def empty(cls, n: int, budget: float, expected_share: float, remarks: Sequence[str]) -> Transcript:
         return cls(budget, expected_share, list(remarks), [""] * n, [[] for _ in range(n)])
 
-    def add(self, event: InputsRead | Token) -> None:
+    def add(self, event: InputsRead | Drafted | Token) -> None:
         if isinstance(event, InputsRead):
             self.input_tokens = sum(event.input_tokens)
             self.remarks += event.remarks
+            return
+        if isinstance(event, Drafted):
+            self.drafts[event.index] = event.draft
             return
         self.texts[event.index] += event.text
         self.tokens[event.index].append(event)
@@ -106,6 +119,8 @@ class Transcript:
             summary["remarks"] = self.remarks
         if self.promise is not None:
             summary["promise"] = self.promise
+        if self.drift is not None:
+            summary["drift"] = self.drift
         return summary
 
     def record(self, metrics: Metrics) -> None:
@@ -301,25 +316,47 @@ def model_response(name: str, created: int) -> Model:
     return {"id": name, "object": "model", "created": created, "owned_by": "seqdefer"}
 
 
-def deferral_response(model: DeferringModel, name: str, default_budget: float) -> DeferralModel:
+class Described(Protocol):
+    """What /v1/deferral tells about."""
+
+    name: str
+    default_budget: float
+    monitor: TrafficMonitor
+    quality: QualityPromise | None
+
+    @property
+    def model(self) -> DeferringModel: ...
+
+
+def deferral_response(service: Described) -> DeferralModel:
+    """Describe the served model, its budgets, and how they were kept so far."""
+    model, monitor, quality, budget = service.model, service.monitor, service.quality, service.default_budget
     assert model.calibration is not None
     codec, calibration = model.served.codec, model.calibration
     settings: list[BudgetSetting] = [
-        {"budget": one.budget, "share": one.share, "low": one.low, "high": one.high} for one in calibration.settings
+        {"budget": one.budget, "share": one.share, "low": one.low, "high": one.high, "limit": calibration.limit(one)}
+        for one in calibration.settings
+    ]
+    served: list[ServedBudget] = [
+        {"budget": budget, "inputs": one.inputs, "share": one.deferred / one.written}
+        for budget, one in sorted(monitor.shares.items())
     ]
     return {
         "object": "deferral.model",
-        "id": name,
+        "id": service.name,
         "kind": codec.kind,
         "by": "token" if isinstance(model.rejector, TokenRejector) else "one-time",
         "length": model.served.spec.length,
         "size": codec.size,
         "hint": codec.hint,
         "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
-        "budget": default_budget,
+        "budget": budget if quality is None else quality.share,
         "calibrated_on": calibration.inputs,
-        "promise": _promise(calibration.promise, default_budget),
+        "promise": _promise(calibration.promise, budget),
+        "quality": _quality(quality),
         "settings": settings,
+        "drift": _drift(monitor),
+        "served": served,
         "curve": _curve(model.curve),
         "timing": _timing(model.timing),
     }
@@ -336,6 +373,32 @@ def _promise(promise: Promise | None, budget: float) -> BudgetPromise | None:
         "bound": promise.bound,
         "words": promise.in_words(budget),
     }
+
+
+def _quality(promise: QualityPromise | None) -> QualityDetails | None:
+    if promise is None:
+        return None
+    return {
+        "within": promise.within,
+        "unit": promise.unit,
+        "confidence": promise.confidence,
+        "inputs": promise.inputs,
+        "share": promise.share,
+        "loss": promise.loss,
+        "expert_loss": promise.expert_loss,
+        "words": promise.in_words(),
+    }
+
+
+def _drift(monitor: TrafficMonitor) -> DriftState | None:
+    if not monitor.tests:
+        return None
+    found = {name: _drift_test(evidence) for name, evidence in monitor.tests.items()}
+    return {"delta": DELTA, "spent": found["spent"], "scores": found["scores"], "warning": monitor.warning}
+
+
+def _drift_test(evidence: Evidence) -> DriftTest:
+    return {"inputs": evidence.inputs, "evidence": evidence.value, "alarm_at": evidence.alarm_at}
 
 
 def _curve(curve: LossCurve | None) -> DeferralCurve | None:

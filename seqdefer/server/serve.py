@@ -22,8 +22,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError, missing_extra
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
+from seqdefer.model.served_log import ServedLog
 from seqdefer.server.connections import ACCEPT_AT_ONCE, connection_class, log_failed_accepts, reserve_descriptors
 from seqdefer.server.gateway import is_loopback, loading_app
 from seqdefer.server.http import Limits
@@ -166,6 +168,8 @@ def serve(
     usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
     host: str | None = None,
+    served_log: ServedLog | None = None,
+    quality: QualityPromise | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM. `host` is the name that the socket was opened with."""
@@ -174,8 +178,9 @@ def serve(
     reserve_descriptors(limits)
     only_host = None if api_key is not None or keys is not None else trusted_host(listening, host)
     app = create_app(
-        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, only_host=only_host
-    )
+        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, only_host=only_host,
+        served_log=served_log, quality=quality,
+    )  # fmt: skip
     server = make_server(app, limits)
     app.state.scheduler.on_failure = lambda: setattr(server, "should_exit", True)
     ready()

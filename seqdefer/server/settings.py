@@ -47,11 +47,20 @@ class ServerSettings:
     )
     confidence: float | None = option(None, "of guarantee confident (0.9)")
     share_of: str | None = option(None, "of guarantee: tokens or inputs (tokens)")
+    within: float | None = option(
+        None,
+        "least promise of quality, as of fit --within; requests that name no budget then get its setting (none)",
+    )
     api_key: str | None = option(
         None, "one key that clients must send; SEQDEFER_API_KEY is safer, as lists of processes do not show it (none)"
     )
     keys: Path | None = option(None, "file of several keys with limits, made by seqdefer keys (none)")  # noqa: RUF009
     usage: Path | None = option(None, "file that keeps what keys used (beside --keys)")  # noqa: RUF009
+    served_log: Path | None = option(  # noqa: RUF009
+        None,
+        "file that gets lengths, shares and scores of what is served, never texts, for calibrate --from-log (none)",
+    )
+    served_log_mib: int = option(64, "size of that file, the older half of its lines in FILE.1")
     log_format: str = option("human", f"form of the log on stderr: {' or '.join(FORMATS)}")
     log_level: str = option("info", f"what is logged: {', '.join(LEVELS)}")
     device: str = option("auto", "where to compute: auto, cpu or cuda; auto uses a GPU if there is one")

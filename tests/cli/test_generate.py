@@ -19,10 +19,12 @@ from command_line import Capture, fails_with, run
 from rich.console import Console
 from toy_pair import LetterCodec, Toy, numbers
 
+from seqdefer.budgets.served import ServedInput
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.model import folders
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import Pairing
+from seqdefer.model.served_log import ServedLog
 from seqdefer.report.terminal import written_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -233,6 +235,40 @@ def test_budgets_are_measured_printed_and_stored(name: str, folder: Path, tmp_pa
     model = Toy.of(length=6).model("TokenwiseModel")
     assert model.calibrate(numbers(50)) == kept
     assert err == ""
+
+
+def log_of(folder: Path, path: Path, n: int, budget: float) -> Path:
+    """Write what a server would log for n inputs."""
+    model, log = DeferringModel.from_pretrained(folder), ServedLog(path, 1)
+    rollout = model.generate(numbers(n), budget).rollout
+    lengths, deferred = rollout.sequences.lengths.tolist(), rollout.deferred.tolist()
+    at = model.setting(budget).threshold
+    for length, by_expert, scores in zip(lengths, deferred, rollout.scores.tolist(), strict=True):
+        row = ServedInput("", model.rejector.fingerprint, budget, at, length, by_expert, tuple(scores[:length]))
+        log.write(row)
+    log.close()
+    return path
+
+
+def test_budgets_are_measured_on_a_log(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    log = log_of(folder, tmp_path / "served.jsonl", 60, 0.4)
+    with log.open("a") as file:
+        file.write('{"format": 1, "ti')  # a server was killed
+    assert run("calibrate", folder, "--from-log", log, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["inputs"] == 60
+    assert "calibrated on 60 inputs that were served; 1 incomplete lines were skipped; shares at other" in err
+    kept = DeferringModel.from_pretrained(folder).calibration
+    assert kept is not None
+    assert kept.inputs == 60
+    assert kept.for_budget(0.4).share == pytest.approx(0.4, abs=0.05)
+    assert run("calibrate", folder, "--from-log", log, "--inputs", 20, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["inputs"] == 20
+    error = fails_with(capsys, "calibrate", folder, "--from-log", log, "--guarantee", "expected")
+    assert error.endswith("decisions change the text that follows; a guarantee needs inputs: --data FILE")
+    error = fails_with(capsys, "calibrate", folder, "--from-log", log, "--data", log)
+    assert error == "--data and --from-log both calibrate; give one of them"
+    assert "there is no log" in fails_with(capsys, "calibrate", folder, "--from-log", tmp_path / "none.jsonl")
 
 
 def test_budgets_are_checked_on_other_inputs(folder: Path, tmp_path: Path, capsys: Capture) -> None:

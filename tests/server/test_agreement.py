@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,7 +38,11 @@ class ByteCodec(NumberCodec):
 
 @pytest.fixture(scope="module", params=METHODS)
 def byte_server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    with running(with_parts(toy_model(request.param), codec=ByteCodec())) as started:
+    model = with_parts(toy_model(request.param), codec=ByteCodec())
+    assert model.calibration is not None
+    # Every input is asked for several times, which is drift: answers would differ by a warning.
+    model.calibration = replace(model.calibration, reference=None)
+    with running(model) as started:
         yield started
 
 

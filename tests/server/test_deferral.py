@@ -111,13 +111,17 @@ def check_description(server: RunningServer, **expected: Any) -> None:
     settings = response.pop("settings")
     assert [one["budget"] for one in settings] == list(BUDGETS)
     for found, setting in zip(settings, model.calibration.settings, strict=True):
+        assert found.pop("limit") == model.calibration.limit(setting)
         assert found == {name: getattr(setting, name) for name in ("budget", "share", "low", "high")}
+    drift = response.pop("drift")
+    assert (drift["warning"], drift["scores"]["inputs"]) == (None, sum(one["inputs"] for one in response.pop("served")))
     common = {
         "object": "deferral.model",
         "id": "toy",
         "budget": 0.2,
         "calibrated_on": model.calibration.inputs,
         "promise": None,
+        "quality": None,
     }
     assert response == {**common, **expected}
 

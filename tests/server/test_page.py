@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -274,6 +275,30 @@ def test_losses_are_drawn_if_known(tour_server: RunningServer, browser: Browser)
     for percent, point in ((0, curve.points[0]), (100, curve.points[-1])):
         browser.slide(percent)
         assert browser.text(".value") == f"{point.loss:.2f}"
+
+
+def test_the_promise_and_what_was_served_are_drawn(browser: Browser) -> None:
+    model = toy_model()
+    assert model.calibration is not None
+    with running(model) as server:
+        browser.open(server)
+        assert browser.js("document.querySelectorAll('#promise .served').length") == 0
+        browser.write("7932", 30)
+        until(lambda: browser.js("document.querySelectorAll('#promise .served').length") == 1)
+        served = server.get("/v1/deferral").json()["served"]
+        assert served == [{"budget": 0.3, "inputs": 1, "share": pytest.approx(model.generate(["7932"], 0.3).share)}]
+        band = browser.js("document.querySelector('#promise .band').getAttribute('d')")
+        assert len(re.findall("[ML]", band)) == 101 + 2
+        heights = [float(point.split(" ")[1]) for point in re.split("[ML]", band.rstrip("Z"))[1:]]
+        limits = [model.calibration.limit(one) for one in model.calibration.settings]
+        base, top = heights[-1], heights[limits.index(1.0)]
+        for height, limit in zip(heights, limits, strict=False):
+            assert (base - height) / (base - top) == pytest.approx(limit, abs=0.001)
+        (dot,) = browser.js("[...document.querySelectorAll('#promise .served')].map(one => one.getAttribute('cy'))")
+        assert (base - float(dot)) / (base - top) == pytest.approx(served[0]["share"], abs=0.001)
+        assert "what 1 input spent since the server started" in browser.js(
+            "document.querySelector('#promise-note').textContent"
+        )
 
 
 @pytest.mark.parametrize("percent", [0, 50, 100])

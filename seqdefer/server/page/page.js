@@ -5,6 +5,7 @@ import { CurveView } from "./curve.js";
 import { byId, make, percent, plural, recall, remember } from "./dom.js";
 import { TextInput, TourInput } from "./inputs.js";
 import { History, newRun, statsOf, summaryOf } from "./runs.js";
+import { refreshPromise, showPromise } from "./promise.js";
 import { asCurl, asPython } from "./snippets.js";
 import { SoundInput } from "./sound.js";
 import { pricesOf, showTiming } from "./timing.js";
@@ -41,6 +42,7 @@ class Page {
     byId("facts").textContent = facts.join(" · ");
     byId("curve-title").textContent = this.curve.title;
     byId("curve-note").textContent = this.curve.note;
+    showPromise(model);
     showTiming(model.timing);
     byId("board").hidden = false;
   }
@@ -113,6 +115,7 @@ class Page {
     } finally {
       this.controller = null;
       this.setBusy(false);
+      refreshPromise();
     }
   }
 
@@ -185,7 +188,8 @@ class Page {
 
   showRemarks() {
     const { deferral } = this.shown;
-    const items = (deferral?.remarks ?? []).map((remark) => make("li", { textContent: remark }));
+    const said = [...(deferral?.remarks ?? []), ...(deferral?.drift ? [deferral.drift] : [])];
+    const items = said.map((remark) => make("li", { textContent: remark }));
     if (deferral?.degraded) {
       const failure = `The expert failed, and the predictor finished: ${deferral.reason}`;
       items.unshift(make("li", { className: "failed", textContent: failure }));

@@ -1,0 +1,44 @@
+"""A run puts a promise to the test: half of the test inputs calibrate, the other half is only counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_pair import Toy, numbers
+
+from seqdefer.budgets.promises import Confident
+from seqdefer.evaluation.promise import BUDGETS, check_promise
+from seqdefer.methods.deferral import UnjudgedTask, deferral_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeModel"])
+def test_the_halves_are_what_they_say(method: str) -> None:
+    toy = Toy.of(length=5)
+    examples = toy.served.codec.encode(numbers(201))
+    spending = deferral_of(toy.rejector(method)).spending(UnjudgedTask(toy.served), examples)
+    check = check_promise(method, spending)
+    assert check is not None
+    assert (check.inputs, check.unseen) == (100, 101)
+    order = np.random.default_rng(0).permutation(201)
+    calibrated, unseen = spending.select(order[:100]), spending.select(order[100:])
+    assert [one.budget for one in check.budgets] == list(BUDGETS)
+    for one in check.budgets:
+        setting = Confident(0.9, "inputs").choose(calibrated, one.budget).threshold
+        seen, spent = (part.at_setting(setting if abs(setting) < 1e90 else np.inf * np.sign(setting))
+                       for part in (calibrated, unseen))  # fmt: skip
+        assert one.calibrated == pytest.approx((seen.deferred / seen.written).mean())
+        shares = (spent.deferred / spent.written)[0]
+        assert one.spent == pytest.approx(shares.mean())
+        assert one.error == pytest.approx(1.96 * shares.std() / np.sqrt(101))
+        if 0 < one.budget < 1:
+            assert one.bound <= one.budget + 1e-6  # what was tested at the budget has its bound below it
+    assert check.budgets[0].spent == check.budgets[0].bound == 0
+
+
+def test_few_inputs_promise_nothing() -> None:
+    toy = Toy.of(length=5)
+    examples = toy.served.codec.encode(numbers(19))
+    spending = deferral_of(toy.rejector("OneTimeModel")).spending(UnjudgedTask(toy.served), examples)
+    assert check_promise("OneTimeModel", spending) is None
