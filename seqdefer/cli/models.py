@@ -30,6 +30,8 @@ from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
+    import argparse
+
     from seqdefer.budgets.rules import BudgetRule, Setting
     from seqdefer.interfaces import TaskEntry
     from seqdefer.model.deferring_model import DeferringModel

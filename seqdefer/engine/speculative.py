@@ -183,11 +183,11 @@ class SpeculativeLoop:
         most = min(self.pace.most_steps(), MAX_STEPS_AHEAD, length - furthest)
         progress, beside = _Progress(self, len(begin)), Beside(self._device)
         for step in range(most):
-            guesses = self.predictor.guesses()
-            with nullcontext() if guesses is None else beside.work():
+            guessed = self.predictor.guesses()
+            with nullcontext() if guessed is None else beside.work():
                 proposal, here = self.predictor.propose(), (positions + step).clamp(max=length - 1)
                 scores, defer = self._decide(here, proposal)
-            tokens, is_open = proposal.tokens if guesses is None else guesses, defer
+            tokens, is_open = proposal.tokens if guessed is None else guessed, defer
             if step == 0 and any(row.foreseen is not None for row in self.rows):
                 beside.wait()
                 tokens, is_open = self._foreseen(tokens, defer)
