@@ -33,12 +33,12 @@ from seqdefer.budgets.promises import Confident
 from seqdefer.budgets.rules import NEAREST
 from seqdefer.budgets.served import ServedInput, served_spending
 from seqdefer.budgets.spending import TokenSpending
-from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import SeqdeferError
 from seqdefer.interfaces import Task, TokenRejector
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import deferral_of, sweep_tokens
 from seqdefer.progress import Clock
+from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import fingerprint, write_json
 from seqdefer.types import Examples
 
