@@ -29,6 +29,7 @@ from seqdefer.interfaces import Task
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.progress import Clock, Meter
 from seqdefer.registry import load_task
+from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
 from seqdefer.types import HandOffTable
 
@@ -72,14 +73,15 @@ def measure(subject: Subject, folder: Path, *, meter: Meter, device: str = "cpu"
     made_by = fingerprint(asdict(subject), __version__)
     file = folder / f"{subject.task}-{made_by}.safetensors"
     if not file.exists():
-        fit = fingerprint(asdict(replace(subject, inputs=0)), __version__)
-        task, spending = _sweep(subject, folder / f"{subject.task}-fit-{fit}", Clock(meter), device)
+        task, spending = _sweep(subject, folder, Clock(meter), device)
         write_tensors(file, _columns(spending), {"unit": task.loss_unit})
     return Population(subject, _spending(read_tensors(file)), _unit(file), made_by)
 
 
-def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[Task, Spending]:
-    entry = load_task(subject.task)
+def fitted(subject: Subject, folder: Path, clock: Clock, device: str = "cpu") -> tuple[Task, Rejector]:
+    """Return the task of a subject, and its rejector: fitted, or as an earlier call stored it."""
+    fit = fingerprint(asdict(replace(subject, inputs=0)), __version__)
+    folder, entry = folder / f"{subject.task}-fit-{fit}", load_task(subject.task)
     options = replace(entry.presets["quick"], **subject.options)
     task = entry.prepare(options, folder, choose_device(device), clock)
     settings = replace(
@@ -87,7 +89,11 @@ def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[T
     )
     experiment = Experiment(task, settings, folder, clock)
     splits = experiment.splits
-    rejector = experiment.fit(splits.train, splits.validation, seed=0)[subject.method]
+    return task, experiment.fit(splits.train, splits.validation, seed=0)[subject.method]
+
+
+def _sweep(subject: Subject, folder: Path, clock: Clock, device: str) -> tuple[Task, Spending]:
+    task, rejector = fitted(subject, folder, clock, device)
     every = task.split("test")
     rows = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[: subject.inputs]
     with clock.stage("sweep the population", len(rows)) as advance:

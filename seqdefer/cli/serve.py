@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_options, given_options
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_options, chosen_caps, given_options
 from seqdefer.cli.progress_bars import show_progress
 
 DESCRIPTION = """\
@@ -58,6 +58,7 @@ log = logging.getLogger("seqdefer.server")
 
 
 def serve(arguments: list[str]) -> int:
+    from seqdefer.budgets.prices import read_prices
     from seqdefer.budgets.promises import budget_rule
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.server import serve as server
@@ -73,6 +74,7 @@ def serve(arguments: list[str]) -> int:
     promised = budget_rule(
         settings.guarantee or "nearest", confidence=settings.confidence, share_of=settings.share_of
     )  # fmt: skip
+    caps, prices = chosen_caps(settings), None if settings.prices is None else read_prices(settings.prices)
     reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
     Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))
@@ -87,9 +89,11 @@ def serve(arguments: list[str]) -> int:
         with server.answer_probes(listening, limits), show_progress(quiet=is_quiet) as meter:
             model = DeferringModel.from_pretrained(chosen.folder, device=settings.device, meter=meter)
             model.require_promise(promised)
+            if prices is not None:
+                model.use_prices(prices)
         server.serve(
             model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
-            budget=settings.budget, host=settings.host,
+            budget=settings.budget, caps=caps, host=settings.host,
             ready=lambda: log.info("serving %s at %s/v1; open %s to try it; Ctrl-C ends it", name, address, address),
         )  # fmt: skip
     return 0

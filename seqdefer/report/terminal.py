@@ -151,7 +151,17 @@ def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
     n, switches = row["expert_tokens"] + row["predictor_tokens"], row["switches"]
     how = "coloured" if colours else "in brackets"
     took = f"{row['expert_tokens']} of {n} tokens by the expert ({how}), {switches} switch{'es' * (switches != 1)}"
+    if kept := row.get("capped"):
+        took += f"; the cap kept {kept} token{'s' * (kept != 1)} from the expert"
     yield Text(took, style="dim" if colours else "")
+    if "money" in row:
+        yield Text(money_line(row["money"]), style="dim" if colours else "")
+
+
+def money_line(money: Mapping[str, Any]) -> str:
+    """Return what was spent and saved; a loss is called one."""
+    spent, alone, saved = (f"{abs(money[name]):.3g} {money['currency']}" for name in ("spent", "expert_alone", "saved"))
+    return f"spent {spent}, the expert alone {alone}: {'saved' if money['saved'] >= 0 else 'lost'} {saved}"
 
 
 def _visible(text: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -28,6 +28,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from seqdefer import __version__
+from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.errors import OptionError
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
 from seqdefer.server import openapi
@@ -72,12 +73,13 @@ def create_app(
     keys: Path | None = None,
     usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
+    caps: Sequence[Cap] = (),
     only_host: str | None = None,
 ) -> FastAPI:
     """Return the application that serves `model` as `name`.
 
-    `budget` is the default of requests that give none. `keys` is a file of API keys, `usage` where to keep
-    what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
+    `budget` is the default of requests that give none, and `caps` hold for all. `keys` is a file of API keys, `usage`
+    where to keep what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
     another site could reach the server through DNS rebinding."""
     if model.calibration is None:
         raise OptionError(
@@ -85,6 +87,7 @@ def create_app(
             "seqdefer calibrate DIR --data FILE"
         )
     model.calibration.for_budget(budget)
+    allowances(caps, [0], model.prices)  # raises if a cap in money has no prices
     ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
     ledger = Ledger(usage or (None if keys is None else usage_file(keys)))
     limits, metrics = limits or Limits(), Metrics()
@@ -117,7 +120,7 @@ def create_app(
     app.add_exception_handler(APIError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
-    service = Service(scheduler, name, budget)
+    service = Service(scheduler, name, budget, tuple(caps))
     _add_routes(app, service)
     _add_probes(app, service)
     _add_transcriptions(app, service, takes_audio=takes_audio)
@@ -137,7 +140,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/deferral", responses=openapi.json_responses(openapi.DeferralModel))
     async def deferral() -> Response:
-        return json_response(deferral_response(service.model, service.name, service.default_budget))
+        return json_response(deferral_response(service.model, service.name, service.default_budget, service.caps))
 
     @app.post("/v1/deferral/complete", responses=openapi.stream_responses(openapi.DeferralCompletion))
     async def complete(body: CompleteRequest, request: Request) -> Response:

@@ -16,7 +16,10 @@ from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from seqdefer.budgets.caps import Cap, allowances
+from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.generation import input_tokens
 from seqdefer.server.batches import InputsRead, Token, WriteRequest
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.log_probs import gives_log_probs
@@ -57,6 +60,7 @@ class Service:
     scheduler: Scheduler
     name: str
     default_budget: float
+    caps: tuple[Cap, ...] = ()  # of every request
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -120,15 +124,37 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        budget = requested_budget(body, self.name, self.default_budget)
+        budget, caps = self._budget(body, inputs), self._caps(body)
         assert self.model.calibration is not None
         setting, promise = self.model.calibration.for_budget(budget), self.model.calibration.promise
         if (shortfall := self.model.calibration.shortfall(budget)) is not None:
             remarks.append(shortfall)
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
         transcript.promise = None if promise is None else promise.in_words(budget)
-        asked = WriteRequest(inputs, setting.threshold, limit, **options)
+        transcript.has_cap, transcript.prices = bool(caps), self.model.prices
+        transcript.by_token = self.model.is_token_level
+        asked = WriteRequest(inputs, setting.threshold, limit, caps=caps, **options)
         return ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
+
+    def _budget(self, body: Asking, inputs: Sequence[Any]) -> float:
+        """Return the budget of a request: as given, what its money buys, or the default."""
+        given, money = requested_budget(body, self.name), body.given_money
+        if money is None:
+            return self.default_budget if given is None else given
+        codec = self.model.served.codec
+        try:
+            return self.model.budget_for_money(money, input_tokens(codec, inputs, codec.encode(inputs)))
+        except InputError as error:
+            param = "deferral" if isinstance(error, OptionError) else None
+            raise APIError(400, str(error), param=param) from error
+
+    def _caps(self, body: Asking) -> tuple[Cap, ...]:
+        """Return the caps of a request: the server's, and its own."""
+        if (own := body.given_cap) is None:
+            return self.caps
+        if own.money is not None and self.model.prices is None:
+            raise APIError(400, "a cap in money needs prices, and this server has none", param="deferral")
+        return (*self.caps, own)
 
 
 class ActiveRequest:
@@ -137,7 +163,7 @@ class ActiveRequest:
     def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, state: Any) -> None:
         self.scheduler, self.transcript, self.started = scheduler, transcript, state["started"]
         self.account: Account = state["account"]
-        self.most = len(request.inputs) * request.max_tokens if request.may_defer and transcript.budget else 0
+        self.most = self._most_tokens(request) if request.may_defer and transcript.budget else 0
         self.account.check_spending(self.most)
         self.seconds = scheduler.limits.request_seconds
         self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - self.started)
@@ -148,6 +174,12 @@ class ActiveRequest:
         self._idle = 0.0  # seconds that `has_next` waited in vain
         self._is_open = True
         self.outcome = CLIENT_LEFT  # of its stream, until it ends otherwise
+
+    def _most_tokens(self, request: WriteRequest) -> int:
+        """Return the most tokens that the expert may write for a request."""
+        n, most = len(request.inputs), request.max_tokens
+        allowed = allowances(request.caps, [0] * n, self.scheduler.model.prices)
+        return n * most if allowed is None else sum(one.most_tokens(most) for one in allowed)
 
     async def next_token(self) -> Token | None:
         """Return the next token, or None after the last."""

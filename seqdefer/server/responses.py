@@ -6,11 +6,13 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
+from seqdefer.budgets.caps import Cap
+from seqdefer.budgets.prices import Prices, total
 from seqdefer.budgets.promises import Promise
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.timing import Timing
@@ -23,6 +25,7 @@ from seqdefer.server.openapi import (
     BudgetPromise,
     BudgetSeconds,
     BudgetSetting,
+    CapDetails,
     ChatLogProbs,
     ChatTokenLogProb,
     ChatTopLogProb,
@@ -33,6 +36,7 @@ from seqdefer.server.openapi import (
     DeferralModel,
     DeferralTiming,
     Model,
+    Money,
     Scores,
     TokenDetails,
     Usage,
@@ -51,8 +55,11 @@ class Transcript:
     remarks: list[str]
     texts: list[str]
     tokens: list[list[Token]]
-    input_tokens: int = 0
+    input_lengths: list[int] = field(default_factory=list)
     promise: str | None = None
+    has_cap: bool = False
+    prices: Prices | None = None
+    by_token: bool = True
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -62,11 +69,15 @@ class Transcript:
 
     def add(self, event: InputsRead | Token) -> None:
         if isinstance(event, InputsRead):
-            self.input_tokens = sum(event.input_tokens)
+            self.input_lengths = event.input_tokens
             self.remarks += event.remarks
             return
         self.texts[event.index] += event.text
         self.tokens[event.index].append(event)
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(self.input_lengths)
 
     def finish_reason(self, index: int) -> str | None:
         return self.tokens[index][-1].finish
@@ -106,7 +117,17 @@ class Transcript:
             summary["remarks"] = self.remarks
         if self.promise is not None:
             summary["promise"] = self.promise
+        if self.has_cap:
+            summary["capped"] = sum(token.capped for row in rows for token in row)
+        if self.prices is not None and self.input_lengths:
+            summary["money"] = self._money(self.prices, index)
         return summary
+
+    def _money(self, prices: Prices, index: int | None) -> Money:
+        places = range(len(self.tokens)) if index is None else [index]
+        authors = {place: [int(token.author == "expert") for token in self.tokens[place]] for place in places}
+        bills = [prices.bill(self.input_lengths[place], row, by_token=self.by_token) for place, row in authors.items()]
+        return cast(Money, total(bills).plain())
 
     def record(self, metrics: Metrics) -> None:
         for author in ("predictor", "expert"):
@@ -301,7 +322,9 @@ def model_response(name: str, created: int) -> Model:
     return {"id": name, "object": "model", "created": created, "owned_by": "seqdefer"}
 
 
-def deferral_response(model: DeferringModel, name: str, default_budget: float) -> DeferralModel:
+def deferral_response(
+    model: DeferringModel, name: str, default_budget: float, caps: Sequence[Cap] = ()
+) -> DeferralModel:
     assert model.calibration is not None
     codec, calibration = model.served.codec, model.calibration
     settings: list[BudgetSetting] = [
@@ -322,6 +345,8 @@ def deferral_response(model: DeferringModel, name: str, default_budget: float) -
         "settings": settings,
         "curve": _curve(model.curve),
         "timing": _timing(model.timing),
+        "currency": None if model.prices is None else model.prices.currency,
+        "caps": [cast(CapDetails, asdict(cap)) for cap in caps],
     }
 
 
