@@ -30,10 +30,13 @@ from seqdefer.budgets.calibration import Calibration, calibrate
 from seqdefer.budgets.caps import Cap, CapPolicy, allowances
 from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import SeqdeferError
-from seqdefer.interfaces import Task, TokenRejector
+from seqdefer.interfaces import Codec, Served, Task, TokenRejector
 from seqdefer.methods.deferral import DeferralRunner, deferral_of
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Clock
+from seqdefer.rejectors.confidence import Confidence
 from seqdefer.storage.files import read_json, write_json
+from seqdefer.testing import ToyTask
 from seqdefer.types import Examples
 
 TASKS = ("weather", "pronounce")
@@ -141,6 +144,25 @@ def is_exceeded(body: dict[str, Any], answer: dict[str, Any]) -> bool:
     return most > cap.get("tokens", cap.get("passes"))
 
 
+class _Numbers(Codec):
+    """Codec for numbers as texts."""
+
+    def encode(self, inputs: Sequence[Any]) -> Examples:
+        numbers = torch.tensor([int(one) for one in inputs])
+        return Examples(numbers, numbers[:, None], torch.arange(len(numbers)))
+
+    def decode(self, tokens: Sequence[Any]) -> str:
+        return self.text(tokens)
+
+
+def toy_model() -> DeferringModel:
+    """Return a calibrated pair that takes no time."""
+    task = ToyTask(length=12)
+    model = DeferringModel(Served(task.predictor, task.expert, task.spec, _Numbers()), Confidence("uncertainty"))
+    model.calibrate([str(number) for number in range(200)])
+    return model
+
+
 async def send_all(address: str, name: str, n: int, at_once: int) -> LoadResult:
     """Send n requests, `at_once` at a time, each again if the queue is full."""
     import httpx
@@ -194,7 +216,6 @@ def _compare(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _load(chosen: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.server import toy_model
     from seqdefer.server.app import create_app
     from seqdefer.server.http import Limits
     from seqdefer.server.serve import in_background

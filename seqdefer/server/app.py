@@ -79,8 +79,8 @@ def create_app(
     """Return the application that serves `model` as `name`.
 
     `budget` is the default of requests that give none, and `caps` hold for all. `keys` is a file of API keys, `usage`
-    where to keep what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
-    another site could reach the server through DNS rebinding."""
+    where to keep what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web
+    page of another site could reach the server through DNS rebinding."""
     if model.calibration is None:
         raise OptionError(
             "this model is not calibrated, so requests cannot choose a budget; first run: "
