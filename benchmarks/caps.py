@@ -16,9 +16,10 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,11 +40,15 @@ from seqdefer.storage.files import read_json, write_json
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples
 
+if TYPE_CHECKING:
+    import httpx
+
 TASKS = ("weather", "pronounce")
 BUDGETS = (0.1, 0.2, 0.3, 0.5, 1.0)
 CAPS = (0.1, 0.2, 0.4)  # of the mean length
 INPUTS = 400  # that calibrate
 WRITTEN = 600
+ATTEMPTS = 200  # to send a request
 POLICIES: tuple[CapPolicy, ...] = ("cut-off", "rising")
 
 
@@ -164,7 +169,7 @@ def toy_model() -> DeferringModel:
 
 
 async def send_all(address: str, name: str, n: int, at_once: int) -> LoadResult:
-    """Send n requests, `at_once` at a time, each again if the queue is full."""
+    """Send n requests, `at_once` at a time."""
     import httpx
 
     numbers, found = iter(range(n)), list[tuple[int, bool, bool]]()
@@ -172,12 +177,7 @@ async def send_all(address: str, name: str, n: int, at_once: int) -> LoadResult:
     async def work(client: httpx.AsyncClient) -> None:
         for number in numbers:
             body = request_with_cap(number, name)
-            for _ in range(200):
-                response = await client.post(f"{address}/v1/deferral/complete", json=body)
-                if response.status_code != 429:
-                    break
-                await asyncio.sleep(0.1)
-            answer = response.raise_for_status().json()
+            answer = await _answer(client, f"{address}/v1/deferral/complete", body)
             found.append((len(answer["data"]), answer["deferral"]["capped"] > 0, is_exceeded(body, answer)))
 
     limits = httpx.Limits(max_connections=at_once)
@@ -186,6 +186,19 @@ async def send_all(address: str, name: str, n: int, at_once: int) -> LoadResult:
             group.create_task(work(client))
     sequences, capped, exceeded = (sum(column) for column in zip(*found, strict=True))
     return LoadResult(n, sequences, at_once, capped, exceeded)
+
+
+async def _answer(client: httpx.AsyncClient, address: str, body: dict[str, Any]) -> Any:
+    """Send a request until it is answered: queues may be full, and servers close connections that were idle."""
+    import httpx
+
+    for _ in range(ATTEMPTS - 1):
+        with suppress(httpx.TransportError):
+            response = await client.post(address, json=body)
+            if response.status_code != 429:
+                return response.raise_for_status().json()
+        await asyncio.sleep(0.1)
+    return (await client.post(address, json=body)).raise_for_status().json()
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.types import EXPERT
 
 MILLION = 1e6
 TIMES = ("seconds_per_token", "seconds_per_call")
@@ -125,7 +124,7 @@ class Prices:
     currency: str = "USD"
 
     def bill(self, input_tokens: int, authors: Sequence[int], *, by_token: bool) -> Bill:
-        """Return what one sequence costs, from the author of each token."""
+        """Return what one sequence costs, from the author of each token: 0 is the predictor."""
         n, expert = len(authors), self.expert.charge(input_tokens)
         calls = expert_calls(authors, by_token=by_token)
         return Bill(
@@ -145,6 +144,10 @@ class Prices:
         ]
         return spent[0] + (wanted - math.floor(wanted)) * (spent[1] - spent[0])
 
+    def alone(self, input_tokens: int, length: float) -> float:
+        """Return about what the expert alone costs for a sequence of this length."""
+        return self.expert.charge(input_tokens).of_call(0, max(round(length), 1))
+
     def with_times(self, predictor: float | None, expert: float | None) -> Prices:
         """Return prices that take measured seconds per token where the file has none. Raise where neither has."""
         found = {"predictor": predictor, "expert": expert}
@@ -160,7 +163,7 @@ def total(bills: Sequence[Bill]) -> Bill:
 
 def expert_calls(authors: Sequence[int], *, by_token: bool) -> list[tuple[int, int, int | None]]:
     """Return the expert's calls, as the arguments of `Charge.of_call`."""
-    places = [place for place, author in enumerate(authors) if author == EXPERT]
+    places = [place for place, author in enumerate(authors) if author]
     if by_token:
         return [(place, 1, last) for place, last in zip(places, [None, *places], strict=False)]
     return [(places[0], len(places), None)] if places else []
@@ -169,9 +172,9 @@ def expert_calls(authors: Sequence[int], *, by_token: bool) -> list[tuple[int, i
 def _authors(n: int, count: int, *, by_token: bool) -> list[int]:
     """Return n authors, `count` of them the expert, at even distances or at the end."""
     if not by_token:
-        return [0] * (n - count) + [EXPERT] * count
+        return [0] * (n - count) + [1] * count
     chosen = {math.floor((place + 0.5) * n / count) for place in range(count)}
-    return [EXPERT if place in chosen else 0 for place in range(n)]
+    return [int(place in chosen) for place in range(n)]
 
 
 def _with_time(rates: Rates, name: str, seconds: float | None) -> Rates:

@@ -103,6 +103,17 @@ def timing_table(timing: Timing, curve: LossCurve | None) -> Table:
     return table
 
 
+def money_table(settings: Sequence[Setting], spent: Sequence[float], alone: float, currency: str, tokens: int) -> Table:
+    """Return a table of what a sequence costs at each budget, beside the expert alone."""
+    caption = f"{currency} per sequence, expected, for inputs of {tokens} tokens; the expert alone: {alone:.3g}"
+    table = Table(title="budgets in money", box=box.SIMPLE_HEAD, caption=escape(caption))
+    for heading in ("budget", "spent", "saved"):
+        table.add_column(heading, justify="right")
+    for setting, money in zip(settings, spent, strict=True):
+        table.add_row(f"{setting.budget:.2f}", f"{money:.3g}", f"{alone - money:.3g}")
+    return table
+
+
 def check_table(seen: Sequence[Setting], expected: Sequence[float], inputs: int) -> Table:
     """Return a table of the shares that budgets spend on inputs outside the calibration."""
     table = _budget_table("budgets, checked", "calibrated", f"{inputs} other inputs")

@@ -118,6 +118,8 @@ def check_description(server: RunningServer, **expected: Any) -> None:
         "budget": 0.2,
         "calibrated_on": model.calibration.inputs,
         "promise": None,
+        "currency": None,
+        "caps": [],
     }
     assert response == {**common, **expected}
 

@@ -42,6 +42,7 @@ class Page {
     byId("curve-title").textContent = this.curve.title;
     byId("curve-note").textContent = this.curve.note;
     showTiming(model.timing);
+    byId("prices").hidden = model.currency !== null;
     byId("board").hidden = false;
   }
 
@@ -72,6 +73,7 @@ class Page {
   }
 
   get prices() {
+    if (this.model.currency !== null) return null;
     const value = (author) => Math.max(0, byId(`price-${author}`).valueAsNumber || 0);
     return { predictor: value("predictor"), expert: value("expert") };
   }
@@ -190,6 +192,7 @@ class Page {
       const failure = `The expert failed, and the predictor finished: ${deferral.reason}`;
       items.unshift(make("li", { className: "failed", textContent: failure }));
     }
+    if (deferral?.capped) items.unshift(make("li", { textContent: `The cap kept ${plural(deferral.capped, "token")} from the expert.` }));
     byId("remarks").hidden = items.length === 0;
     byId("remarks").replaceChildren(...items);
   }
