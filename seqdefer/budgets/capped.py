@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,11 +31,16 @@ class Schedule:
 
     def thresholds_for(self, left: Tensor, positions: Tensor) -> Tensor:
         """Return the thresholds at which `left` (n,) tokens are expected to last to the end. (n,)"""
-        where = {"device": left.device, "dtype": torch.float64}
-        expected = torch.tensor(self.remaining, **where)[positions.clamp(max=len(self.remaining) - 1)]
-        shares = torch.tensor(self.shares, **where)
-        places = torch.searchsorted(shares, (left / expected).clamp(max=1.0), right=True) - 1
-        return torch.tensor(self.thresholds, **where)[places]
+        shares, thresholds, remaining = _tensors(self, left.device)
+        budgets = (left / remaining[positions.clamp(max=len(remaining) - 1)]).clamp(max=1.0)
+        return thresholds[torch.searchsorted(shares, budgets, right=True) - 1]
+
+
+@lru_cache(maxsize=8)
+def _tensors(schedule: Schedule, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    columns = (schedule.shares, schedule.thresholds, schedule.remaining)
+    shares, thresholds, remaining = (torch.tensor(one, dtype=torch.float64, device=device) for one in columns)
+    return shares, thresholds, remaining
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class _Ledger:
     write: Tensor
     input_tokens: Tensor
     rises: Tensor  # bool
+    may_rise: bool  # False: none does
 
     @classmethod
     def of(cls, allowed: Sequence[Allowance], device: torch.device) -> _Ledger:
@@ -61,7 +68,8 @@ class _Ledger:
         }
         floats = {name: torch.tensor(column, dtype=torch.float64, device=device) for name, column in columns.items()}
         last = torch.full((len(allowed),), NEVER, device=device)
-        return cls(**floats, last=last, rises=torch.tensor([one.rises for one in allowed], device=device))
+        rises = [one.rises for one in allowed]
+        return cls(**floats, last=last, rises=torch.tensor(rises, device=device), may_rise=any(rises))
 
     def prices(self, positions: Tensor) -> Tensor:
         """Return what it costs to ask now: `Charge.of_call` for one token."""
@@ -83,11 +91,15 @@ class _Ledger:
         )
 
     def select(self, rows: Tensor) -> _Ledger:
-        return _Ledger(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     @staticmethod
     def join(parts: Sequence[_Ledger]) -> _Ledger:
-        return _Ledger(*(torch.cat([getattr(part, one.name) for part in parts]) for one in fields(_Ledger)))
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in COLUMNS}
+        return _Ledger(**columns, may_rise=any(part.may_rise for part in parts))
+
+
+COLUMNS = tuple(field.name for field in fields(_Ledger) if field.name != "may_rise")
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class CappedThreshold(Policy[_Capped]):
         return scores, defer, _Capped(inner, state.thresholds, ledger.spend(defer, prices, positions))
 
     def _raised(self, thresholds: Tensor, ledger: _Ledger, prices: Tensor, positions: Tensor) -> Tensor:
-        if self.schedule is None:
+        if self.schedule is None or not ledger.may_rise:
             return thresholds
         needed = self.schedule.thresholds_for(ledger.tokens_left(prices), positions)
         return torch.where(ledger.rises, torch.maximum(thresholds.double(), needed), thresholds)
