@@ -150,15 +150,16 @@ class Prices:
 
     def with_times(self, predictor: float | None, expert: float | None) -> Prices:
         """Return prices that take measured seconds per token where the file has none. Raise where neither has."""
-        found = {"predictor": predictor, "expert": expert}
-        rates = {name: _with_time(getattr(self, name), name, seconds) for name, seconds in found.items()}
-        return replace(self, **rates)
+        rates = _with_time(self.predictor, "predictor", predictor), _with_time(self.expert, "expert", expert)
+        return Prices(*rates, self.currency)
 
 
 def total(bills: Sequence[Bill]) -> Bill:
     """Return the sum of bills in one currency."""
-    parts = ("predictor", "expert", "alone")
-    return Bill(*(math.fsum(getattr(bill, part) for bill in bills) for part in parts), bills[0].currency)
+    predictor, expert, alone = (
+        math.fsum(getattr(bill, part) for bill in bills) for part in ("predictor", "expert", "alone")
+    )
+    return Bill(predictor, expert, alone, bills[0].currency)
 
 
 def expert_calls(authors: Sequence[int], *, by_token: bool) -> list[tuple[int, int, int | None]]:

@@ -77,8 +77,8 @@ class DeferralRunner(ABC):
     ) -> PlanResult:
         """Write rows at `settings` (n,), `at_once` at a time (default: all), within caps if there are any; those that
         rise need a `schedule`."""
-        plan, how = self.plan(pair, schedule=schedule), {"at_once": at_once or len(examples), "may_defer": may_defer}
-        return write_all(plan, examples, settings, pair.spec, **how, allowed=allowed)
+        plan, at_once = self.plan(pair, schedule=schedule), at_once or len(examples)
+        return write_all(plan, examples, settings, pair.spec, at_once=at_once, may_defer=may_defer, allowed=allowed)
 
 
 class TokenDeferral(DeferralRunner):

@@ -33,6 +33,7 @@ from seqdefer.server.http import APIError
 SEPARATOR = "@"  # NAME@0.20
 BUDGET_PATTERN = r"(0(\.[0-9]{1,17})?|1(\.0{1,17})?)"
 MAX_FIELDS = 100
+NOT_GIVEN: Any = None  # default of fields that may be left out, and not be null
 NO_ROLES_REMARK = "this model does not distinguish roles: the messages are joined, separated by blank lines"
 
 
@@ -186,9 +187,11 @@ class CapOptions(_Body):
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": [name]} for name in ("tokens", "passes", "money")]}
     )
-    tokens: UpToMany = Field(None, description="that the expert writes, at most")
-    passes: UpToMany = Field(None, description="how often the expert is asked, at most")
-    money: float = Field(None, ge=0.0, le=1e12, description="for the expert, at most, in the currency of the server")
+    tokens: UpToMany = Field(NOT_GIVEN, description="that the expert writes, at most")
+    passes: UpToMany = Field(NOT_GIVEN, description="how often the expert is asked, at most")
+    money: float = Field(
+        NOT_GIVEN, ge=0.0, le=1e12, description="for the expert, at most, in the currency of the server"
+    )
     per: Literal["sequence", "request"] = "sequence"
     policy: Literal["cut-off", "rising"] = "cut-off"
 
@@ -204,9 +207,12 @@ class CapOptions(_Body):
 
 class DeferralOptions(_Body):
     model_config = ConfigDict(json_schema_extra={"not": {"required": ["budget", "budget_money"]}})
-    budget: float = Field(None, ge=0.0, le=1.0, description="share of the tokens that the expert may write")
+    budget: float = Field(NOT_GIVEN, ge=0.0, le=1.0, description="share of the tokens that the expert may write")
     budget_money: float = Field(
-        None, ge=0.0, le=1e12, description="money for a sequence, about, instead of a share; needs a server with prices"
+        NOT_GIVEN,
+        ge=0.0,
+        le=1e12,
+        description="money for a sequence, about, instead of a share; needs a server with prices",
     )
     cap: CapOptions | None = None
 
