@@ -31,10 +31,11 @@ from seqdefer.budgets.calibration import Calibration, calibrate
 from seqdefer.budgets.caps import Cap, CapPolicy, allowances
 from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import SeqdeferError
-from seqdefer.interfaces import Codec, Served, Task, TokenRejector
+from seqdefer.interfaces import Codec, Served, Task
 from seqdefer.methods.deferral import DeferralRunner, deferral_of
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Clock
+from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.testing import ToyTask
@@ -77,7 +78,7 @@ class Pair:
     examples: Examples
 
     @classmethod
-    def of(cls, task: Task, rejector: TokenRejector[Any], *, inputs: int, written: int) -> Pair:
+    def of(cls, task: Task, rejector: Rejector, *, inputs: int, written: int) -> Pair:
         every, deferral = task.split("test"), deferral_of(rejector)
         order = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))
         some, others = order[:inputs], order[inputs : inputs + written]
@@ -146,7 +147,7 @@ def is_exceeded(body: dict[str, Any], answer: dict[str, Any]) -> bool:
     cap = body["deferral"]["cap"]
     written = [sum(token["author"] == "expert" for token in one["tokens"]) for one in answer["data"]]
     most = max(written) if cap["per"] == "sequence" else sum(written)
-    return most > cap.get("tokens", cap.get("passes"))
+    return bool(most > cap.get("tokens", cap.get("passes")))
 
 
 class _Numbers(Codec):

@@ -206,7 +206,7 @@ class CapOptions(_Body):
 
 
 class DeferralOptions(_Body):
-    model_config = ConfigDict(json_schema_extra={"not": {"required": ["budget", "budget_money"]}})
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "not": {"required": ["budget", "budget_money"]}})
     budget: float = Field(NOT_GIVEN, ge=0.0, le=1.0, description="share of the tokens that the expert may write")
     budget_money: float = Field(
         NOT_GIVEN,
@@ -217,7 +217,9 @@ class DeferralOptions(_Body):
     cap: CapOptions | None = None
 
     @model_validator(mode="after")
-    def _check_one_budget(self) -> Self:
+    def _check_given(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("it is empty; give budget, budget_money or cap")
         if {"budget", "budget_money"} <= self.model_fields_set:
             raise ValueError("give either budget or budget_money")
         return self
