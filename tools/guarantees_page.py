@@ -140,7 +140,7 @@ In a request it is `"deferral": {"cap": {"tokens": 20}}`; the cap of the server 
 | `passes` | `--cap-passes` | how often it is asked: by token once for each of its tokens, a hand-off is one |
 | `money` | `--cap-money` | what it costs, by the file of [prices](prices.md) |
 | `per` | `--cap-per` | `sequence`, or `request`: divided equally among its sequences |
-| `policy` | `--cap-policy` | `cut-off`, or `rising` |
+| `policy` | `--cap-policy` | `rising`, or `cut-off`: defer as usual until the cap is used up |
 
 - Where a cap forbids what the rejector wants, the predictor writes on, and the answer says so: `capped` counts these
   tokens, and `seqdefer generate` prints the number.
@@ -207,10 +207,27 @@ def _cap_verdict(pairs: Sequence[Mapping[str, Row]]) -> str:
     better = sum(row["difference"] < -2 * row["error"] for row in rising)
     worse = sum(row["difference"] > 2 * row["error"] for row in rising)
     less = sum(found["rising"]["share"] < found["cut-off"]["share"] for found in pairs)
+    best = [
+        f"{task} with {cap} token{'s' * (cap != 1)}: {rising:.4g} instead of {cut:.4g}"
+        for (task, cap), (cut, rising) in _least_losses(pairs).items()
+    ]
     return (
         f"By more than two standard errors, rising is better in {better} of {len(pairs)} rows and worse in {worse}. It "
-        f"spends less than\nthe cut-off in {less}.\n"
+        f"spends less than\nthe cut-off in {less}. The least loss at any of these budgets is, under a cap, for\n"
+        f"{'; '.join(best)}.\n"
     )
+
+
+def _least_losses(pairs: Sequence[Mapping[str, Row]]) -> dict[tuple[str, int], list[float]]:
+    """Return the least loss of the cut-off and of rising, by task and cap."""
+    keys = dict.fromkeys((found["rising"]["task"], found["rising"]["cap"]) for found in pairs)
+    return {
+        key: [
+            min(found[policy]["loss"] for found in pairs if (found[policy]["task"], found[policy]["cap"]) == key)
+            for policy in ("cut-off", "rising")
+        ]
+        for key in keys
+    }
 
 
 def _least_table() -> str:

@@ -174,8 +174,8 @@ def add_caps(parser: Parser) -> None:
         "--cap-money", type=float, metavar="X", help="money for the expert, at most; needs --prices (no cap)"
     )
     group.add_argument("--cap-per", metavar="sequence|request", help="what a cap is about (sequence)")
-    words = "defer as usual until the cap is used up, or raise the threshold on the way (cut-off)"
-    group.add_argument("--cap-policy", metavar="cut-off|rising", help=words)
+    words = "raise the threshold as the cap is used up, or defer as usual until it is (rising)"
+    group.add_argument("--cap-policy", metavar="rising|cut-off", help=words)
 
 
 def chosen_caps(chosen: Any) -> tuple[Cap, ...]:

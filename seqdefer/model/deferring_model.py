@@ -310,7 +310,10 @@ class DeferringModel:
     ) -> list[Allowance] | None:
         caps = [cap] if isinstance(cap, Cap) else list(cap)
         if self.is_token_level and self.calibration is None and any(one.policy == "rising" for one in caps):
-            raise OptionError("a rising cap needs budgets that were measured: seqdefer calibrate DIR --data FILE")
+            raise OptionError(
+                "a rising cap needs budgets that were measured; do that: seqdefer calibrate DIR --data FILE, or choose "
+                "the policy cut-off (--cap-policy)"
+            )
         has_money = any(one.money is not None for one in caps)
         tokens = input_tokens(self.served.codec, inputs, examples) if has_money else [0] * len(inputs)
         return allowances(caps, tokens, self.prices)

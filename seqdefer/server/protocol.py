@@ -193,7 +193,7 @@ class CapOptions(_Body):
         NOT_GIVEN, ge=0.0, le=1e12, description="for the expert, at most, in the currency of the server"
     )
     per: Literal["sequence", "request"] = "sequence"
-    policy: Literal["cut-off", "rising"] = "cut-off"
+    policy: Literal["cut-off", "rising"] = "rising"
 
     @model_validator(mode="after")
     def _check_limit(self) -> Self:

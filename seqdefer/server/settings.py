@@ -57,7 +57,7 @@ class ServerSettings:
     cap_money: float | None = option(None, "money for the expert, at most; a hard cap, needs prices (none)")
     cap_per: str | None = option(None, "what a cap is about: sequence or request (sequence)")
     cap_policy: str | None = option(
-        None, "cut-off: defer as usual until the cap is used up; rising: raise the threshold on the way (cut-off)"
+        None, "rising: raise the threshold as the cap is used up; cut-off: defer as usual until it is (rising)"
     )
     api_key: str | None = option(
         None, "one key that clients must send; SEQDEFER_API_KEY is safer, as lists of processes do not show it (none)"

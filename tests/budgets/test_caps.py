@@ -112,7 +112,7 @@ def _calibrated(method: str) -> Any:
 
 def test_streams_say_where_the_cap_bites() -> None:
     model = _calibrated("TokenwiseModel")
-    tokens = list(model.stream(13, threshold=-math.inf, cap=Cap(tokens=2)))
+    tokens = list(model.stream(13, threshold=-math.inf, cap=Cap(tokens=2, policy="cut-off")))
     assert [token.source for token in tokens] == ["expert"] * 2 + ["predictor"] * (len(tokens) - 2)
     assert [token.capped for token in tokens] == [False] * 2 + [True] * (len(tokens) - 2)
 

@@ -62,7 +62,8 @@ def test_streams_and_names_with_a_budget(server: Any) -> None:
     body = {"model": "toy@1.0", "prompt": "13", "stream": True, "deferral": {"cap": {"tokens": 2}}}
     *_, last = events_of(server.post(COMPLETIONS, body))
     assert last["deferral"]["capped"] > 0
-    assert server.complete("13", 1.0, extra_body={"deferral": {"cap": {"tokens": 2}}}).usage.expert_tokens == 2
+    cut = {"deferral": {"cap": {"tokens": 2, "policy": "cut-off"}}}
+    assert server.complete("13", 1.0, extra_body=cut).usage.expert_tokens == 2
 
 
 def test_the_caps_of_a_server_hold_for_all(priced: Any) -> None:
@@ -70,7 +71,7 @@ def test_the_caps_of_a_server_hold_for_all(priced: Any) -> None:
         counts = expert_tokens(ask(priced, inputs_of(5), budget=1.0, **own).json())
         assert max(counts) <= (1 if own.get("cap") == {"tokens": 1} else 3)
     described = priced.get("/v1/deferral").json()
-    assert described["caps"] == [{"tokens": 3, "passes": None, "money": None, "per": "sequence", "policy": "cut-off"}]
+    assert described["caps"] == [{"tokens": 3, "passes": None, "money": None, "per": "sequence", "policy": "rising"}]
     assert described["currency"] == "EUR"
 
 
