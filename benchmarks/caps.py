@@ -29,6 +29,7 @@ from benchmarks.populations import SUBJECTS, fitted
 from seqdefer import __version__
 from seqdefer.budgets.calibration import Calibration, calibrate
 from seqdefer.budgets.caps import Cap, CapPolicy, allowances
+from seqdefer.budgets.prices import Prices, Rates
 from seqdefer.cli.progress_bars import show_progress
 from seqdefer.errors import SeqdeferError
 from seqdefer.interfaces import Codec, Served, Task
@@ -50,6 +51,8 @@ CAPS = (0.1, 0.2, 0.4)  # of the mean length
 INPUTS = 400  # that calibrate
 WRITTEN = 600
 ATTEMPTS = 200  # to send a request
+PRICES = Prices(Rates(output=1e5), Rates(input=1e5, cached_input=5e4, output=5e5, call=0.2))  # a token costs about 1
+ROUNDING = 1e-6
 POLICIES: tuple[CapPolicy, ...] = ("cut-off", "rising")
 
 
@@ -131,9 +134,9 @@ class LoadResult:
 def request_with_cap(number: int, name: str) -> dict[str, Any]:
     """Return a request of a kind that depends on its number: its inputs, budget and cap, and whether it streams."""
     chance = np.random.default_rng(number)
-    kinds: list[dict[str, Any]] = [{"tokens": int(chance.integers(0, 8))}, {"passes": int(chance.integers(0, 8))}]
+    kind = ("tokens", "passes", "money")[number % 3]
     cap = {
-        **kinds[number % 2],
+        kind: float(chance.uniform(0, 8)) if kind == "money" else int(chance.integers(0, 8)),
         "per": ("sequence", "request")[int(chance.integers(2))],
         "policy": POLICIES[int(chance.integers(2))],
     }
@@ -143,11 +146,14 @@ def request_with_cap(number: int, name: str) -> dict[str, Any]:
 
 
 def is_exceeded(body: dict[str, Any], answer: dict[str, Any]) -> bool:
-    """Tell whether an answer has more tokens by the expert than its cap allows, one pass for each."""
+    """Tell whether the expert did more for an answer than its cap allows: tokens, as many passes, or money."""
     cap = body["deferral"]["cap"]
-    written = [sum(token["author"] == "expert" for token in one["tokens"]) for one in answer["data"]]
-    most = max(written) if cap["per"] == "sequence" else sum(written)
-    return bool(most > cap.get("tokens", cap.get("passes")))
+    authors = [[int(token["author"] == "expert") for token in one["tokens"]] for one in answer["data"]]
+    counts: list[float] = [sum(row) for row in authors]
+    if "money" in cap:
+        counts = [PRICES.bill(1, row, by_token=True).expert for row in authors]
+    most = max(counts) if cap["per"] == "sequence" else sum(counts)
+    return bool(most > cap.get("tokens", cap.get("passes", cap.get("money", 0.0) + ROUNDING)))
 
 
 class _Numbers(Codec):
@@ -166,6 +172,7 @@ def toy_model() -> DeferringModel:
     task = ToyTask(length=12)
     model = DeferringModel(Served(task.predictor, task.expert, task.spec, _Numbers()), Confidence("uncertainty"))
     model.calibrate([str(number) for number in range(200)])
+    model.use_prices(PRICES)
     return model
 
 

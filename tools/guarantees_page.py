@@ -184,14 +184,14 @@ def _cap_parts(folder: Path) -> list[str]:
     lengths = " and ".join(f"{one['length']:.1f}" for one in study["tasks"].values())
     return [
         "### Rising against the cut-off\n",
-        f"{tasks}, with TokenwiseModel of the quick preset; `cap` is in tokens of the expert per sequence, of\n"
-        f"{lengths} on average. `capped`: sequences in which the cut-off kept a token from the expert. The difference\n"
-        "has its standard error over the inputs; below 0 rising is better.\n",
+        f"{tasks},\nwith TokenwiseModel of the quick preset. `cap` is in tokens of the expert per sequence, which has "
+        f"{lengths}\non average. `capped`: sequences in which the cut-off kept a token from the expert. The difference "
+        "has its\nstandard error over the inputs; below 0 rising is better.\n",
         _table(head, body),
         _cap_verdict(list(pairs.values())),
-        f"Under load: {load['requests']:,} requests with caps of all kinds, {load['at_once']} at a time, to a running "
-        f"server (`python -m benchmarks.caps\n--requests {load['requests']}`). {load['capped']:,} answers were capped, "
-        f"and {load['exceeded']} exceeded their cap.\n",
+        f"Under load: {load['requests']:,} requests with caps in tokens, passes and money, {load['at_once']} at a time, "
+        f"to a running server\n(`python -m benchmarks.caps --requests {load['requests']}`). {load['capped']:,} answers "
+        f"were capped, and {load['exceeded']} exceeded their cap.\n",
     ]
 
 
@@ -213,8 +213,8 @@ def _cap_verdict(pairs: Sequence[Mapping[str, Row]]) -> str:
     ]
     return (
         f"By more than two standard errors, rising is better in {better} of {len(pairs)} rows and worse in {worse}. It "
-        f"spends less than\nthe cut-off in {less}. The least loss at any of these budgets is, under a cap, for\n"
-        f"{'; '.join(best)}.\n"
+        f"spends less than\nthe cut-off in {less}. The least loss at any of these budgets, under each cap:\n\n"
+        + "".join(f"- {line}\n" for line in best)
     )
 
 

@@ -9,8 +9,8 @@ tokens, though one pass of the speculative loop may settle several; a hand-off i
 A cap of a request is divided equally among its sequences. What one leaves is not given to the others, so that what
 is written does not depend on which is written first.
 
-Where the cap forbids what the rejector wants, the predictor writes on. `rising` raises the threshold on the way, so that
-late tokens are not starved: what is left, divided by the tokens that are still expected, is a budget, and the
+Where the cap forbids what the rejector wants, the predictor writes on. `rising` raises the threshold on the way, so
+that late tokens are not starved: what is left, divided by the tokens that are still expected, is a budget, and the
 calibration knows its threshold. `cut-off` defers as if there were no cap until it is used up. A hand-off is one
 decision, made among those hand-offs after which the longest possible sequence still fits; both policies are the same
 there.

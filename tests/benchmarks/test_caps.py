@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.caps import Pair, compare, is_exceeded, request_with_cap
+from benchmarks.caps import PRICES, Pair, compare, is_exceeded, request_with_cap
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.testing import ToyTask
 
@@ -28,6 +28,8 @@ def test_an_answer_above_its_cap_is_noticed() -> None:
     for number in range(20):
         body = request_with_cap(number, "toy")
         cap = body["deferral"]["cap"]
-        limit = cap.get("tokens", cap.get("passes"))
+        limit = 1 if "money" in cap else cap.get("tokens", cap.get("passes"))
+        if "money" in cap:
+            cap["money"] = PRICES.bill(1, [1], by_token=True).expert
         for more in (0, 1):
             assert is_exceeded(body, {"data": [{"tokens": [token] * (limit + more)}]}) == bool(more)

@@ -120,10 +120,10 @@ def test_too_little_money(priced: Any) -> None:
 @pytest.mark.slow
 def test_caps_hold_under_load() -> None:
     """`python -m benchmarks.caps --requests 10000` sends more."""
-    from benchmarks.caps import send_all
+    from benchmarks import caps
 
-    with running(toy_model()) as server:
-        found = asyncio.run(send_all(server.address, "toy", 500, 50))
+    with running(caps.toy_model()) as server:
+        found = asyncio.run(caps.send_all(server.address, "toy", 500, 50))
     assert found.requests == 500
     assert found.capped > 0
     assert found.exceeded == 0
