@@ -189,7 +189,7 @@ def _cap_parts(folder: Path) -> list[str]:
         "has its\nstandard error over the inputs; below 0 rising is better.\n",
         _table(head, body),
         _cap_verdict(list(pairs.values())),
-        f"Under load: {load['requests']:,} requests with caps in tokens, passes and money, {load['at_once']} at a time, "
+        f"Under load: {load['requests']:,} requests with caps in tokens, passes and money, {load['at_once']} at once, "
         f"to a running server\n(`python -m benchmarks.caps --requests {load['requests']}`). {load['capped']:,} answers "
         f"were capped, and {load['exceeded']} exceeded their cap.\n",
     ]
