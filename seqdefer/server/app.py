@@ -183,7 +183,8 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 
 def _add_transcriptions(app: FastAPI, service: Service, *, takes_audio: bool) -> None:
-    form, responses = form_schema(service.name, service.model.served.codec), transcription_responses()
+    has_prices, responses = service.model.prices is not None, transcription_responses()
+    form = form_schema(service.name, service.model.served.codec, has_prices=has_prices)
 
     @app.post(TRANSCRIPTIONS, openapi_extra=form, responses=responses, include_in_schema=takes_audio)
     async def transcriptions(request: Request) -> Response:

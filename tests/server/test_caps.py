@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from servers import COMPLETE, COMPLETIONS, check_error, events_of, inputs_of, running, toy_model, with_parts
 
 from seqdefer.budgets.caps import Cap
 from seqdefer.budgets.prices import Prices, Rates
+from seqdefer.server.transcriptions import TranscriptionRequest
 
 pytest.importorskip("openai", reason="needs openai: pip install openai")
 
@@ -115,6 +117,15 @@ def test_bad_caps(server: Any, deferral: dict[str, Any], message: str) -> None:
 def test_too_little_money(priced: Any) -> None:
     message = "a budget of 0.001 EUR is too small: the predictor alone costs about"
     check_error(ask(priced, ["13"], budget_money=0.001), 400, message)
+
+
+def test_caps_in_forms() -> None:
+    fields = {"file": b"x", "model": "toy", "deferral[cap][tokens]": "5", "deferral[cap][policy]": "cut-off"}
+    assert TranscriptionRequest.model_validate(fields).given_cap == Cap(tokens=5, policy="cut-off")
+    assert TranscriptionRequest.model_validate({"file": b"x", "model": "toy"}).given_cap is None
+    both = {**fields, "deferral[budget]": "0.2", "deferral[budget_money]": "1"}
+    with pytest.raises(ValidationError, match="give either"):
+        TranscriptionRequest.model_validate(both)
 
 
 @pytest.mark.slow
