@@ -127,6 +127,22 @@ def test_without_a_limit_nothing_changes() -> None:
     assert int(free.deferred.sum()) > 0
 
 
+@settings(max_examples=30, deadline=None)
+@given(toy_tasks(7), st.integers(0, 5))
+def test_a_cap_of_what_is_spent_changes_nothing_and_a_smaller_one_does(task: ToyTask, n: int) -> None:
+    examples, rejector = task.split("test"), Hashing()
+    free = roll_out(task.predictor, task.expert, examples, Threshold(rejector, 0.3), task.spec)
+    rows = zip(free.authors.tolist(), free.sequences.lengths.tolist(), strict=True)
+    bills = [PRICES.bill(n, row[:length], by_token=True).expert for row, length in rows]
+    for part in (1.0, 0.99):
+        allowed = [Allowance(money=part * bill, charge=PRICES.expert.charge(n)) for bill in bills]
+        found = roll_out(
+            task.predictor, task.expert, examples, CappedThreshold(rejector, 0.3, allowed), task.spec
+        )  # fmt: skip
+        is_same = (found.authors == free.authors).all(1)
+        assert is_same.tolist() == [part == 1 or bill == 0 for bill in bills]
+
+
 def test_a_rising_threshold_is_that_of_what_is_left() -> None:
     """Of 4 tokens to come, 2 are left: half of them, whose threshold is 0.5; with none left, the highest."""
     found = Schedule((0.0, 0.25, 0.5, 1.0), (9.0, 0.75, 0.5, 0.0), (4.0, 3.0, 2.0, 1.0))
