@@ -15,15 +15,16 @@ from toy_pair import Toy, numbers
 from seqdefer.budgets.capped import CappedThreshold, Schedule
 from seqdefer.budgets.caps import Allowance, Cap, allowances
 from seqdefer.budgets.policies import Threshold
-from seqdefer.budgets.prices import Prices, Rates
+from seqdefer.budgets.prices import Charge, Prices, Rates
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.errors import OptionError
+from seqdefer.interfaces import DraftRejector
 from seqdefer.methods.plans import HandOffPlan, write_all
 from seqdefer.rejectors.confidence import ChowMean
 from seqdefer.testing import ToyTask
-from seqdefer.types import Rollout
+from seqdefer.types import Draft, Rollout
 
 LIMITS = st.one_of(st.none(), st.integers(0, 9))
 PRICES = Prices(Rates(output=1.0), Rates(input=3e5, cached_input=1e5, output=2e6, call=0.5))
@@ -190,3 +191,33 @@ def test_what_a_cap_needs() -> None:
         allowances([Cap(money=1.0)], [3])
     with pytest.raises(OptionError, match="a rising cap needs budgets that were measured"):
         Toy.of(length=6).model("TokenwiseModel").generate([13], threshold=0.0, cap=Cap(tokens=1, policy="rising"))
+
+
+class HandsOffAfterTwo(DraftRejector):
+    """Prefers the hand-off after two of four tokens."""
+
+    hand_offs = (0, 2, 4)
+
+    def score(self, draft: Draft) -> torch.Tensor:
+        return torch.tensor([[0.5, 1.0, 0.0]]).repeat(len(draft), 1)
+
+
+@pytest.mark.parametrize(("tokens", "deferred"), [(1, 0), (2, 2), (4, 2)])
+def test_a_hand_off_that_does_not_fit_is_left_out(tokens: int, deferred: int) -> None:
+    task = ToyTask(n=3, length=4, ends=False)
+    chosen, allowed = torch.full((3,), 0.4, dtype=torch.float64), [Allowance(tokens=tokens)] * 3
+    plan = HandOffPlan(task, HandsOffAfterTwo())
+    found = write_all(plan, task.split("test"), chosen, task.spec, at_once=3, allowed=allowed)
+    assert found.rollout.deferred.tolist() == [deferred] * 3
+    assert found.capped.tolist() == [2 - deferred] * 3
+
+
+def test_no_hand_off_comes_earlier_than_wanted() -> None:
+    """Where reading costs more than writing, an earlier hand-off may be the cheaper one."""
+    task = ToyTask(n=3, length=4, ends=False)
+    chosen = torch.full((3,), 0.4, dtype=torch.float64)
+    allowed = [Allowance(money=4.0, charge=Charge(read=10.0, write=1.0))] * 3
+    plan = HandOffPlan(task, HandsOffAfterTwo())
+    found = write_all(plan, task.split("test"), chosen, task.spec, at_once=3, allowed=allowed)
+    assert found.rollout.deferred.tolist() == [0] * 3
+    assert found.capped.tolist() == [2] * 3
