@@ -73,15 +73,15 @@ def measure(subject: Subject, folder: Path, *, meter: Meter, device: str = "cpu"
     made_by = fingerprint(asdict(subject), __version__)
     file = folder / f"{subject.task}-{made_by}.safetensors"
     if not file.exists():
-        fit = fingerprint(asdict(replace(subject, inputs=0)), __version__)
-        task, spending = _sweep(subject, folder / f"{subject.task}-fit-{fit}", Clock(meter), device)
+        task, spending = _sweep(subject, folder, Clock(meter), device)
         write_tensors(file, _columns(spending), {"unit": task.loss_unit})
     return Population(subject, _spending(read_tensors(file)), _unit(file), made_by)
 
 
 def fit_subject(subject: Subject, folder: Path, clock: Clock, device: str = "cpu") -> tuple[Task, Rejector]:
-    """Fit the rejector of a subject, or load it from the folder."""
-    entry = load_task(subject.task)
+    """Return the task of a subject, and its rejector: fitted, or as an earlier call stored it."""
+    fit = fingerprint(asdict(replace(subject, inputs=0)), __version__)
+    folder, entry = folder / f"{subject.task}-fit-{fit}", load_task(subject.task)
     options = replace(entry.presets["quick"], **subject.options)
     task = entry.prepare(options, folder, choose_device(device), clock)
     settings = replace(

@@ -2,7 +2,10 @@
 
 __version__: str
 
+from .budgets.caps import Cap as Cap
 from .budgets.policies import Threshold as Threshold
+from .budgets.prices import Prices as Prices
+from .budgets.prices import read_prices as read_prices
 from .budgets.rules import once_threshold_for as once_threshold_for
 from .budgets.rules import threshold_for as threshold_for
 from .budgets.rules import whole_threshold_for as whole_threshold_for

@@ -1,4 +1,4 @@
-"""docs/guarantees.md and its figure, from the output of `python -m benchmarks.coverage`."""
+"""docs/guarantees.md and its figure, from the output of `python -m benchmarks.coverage` and `benchmarks.caps`."""
 
 from __future__ import annotations
 
@@ -118,11 +118,50 @@ the tokens. Negative numbers are overspent. `HB` is `confident` by the test of H
 """
 
 
+CAPS = """\
+## Hard caps
+
+A promise is about many inputs. A cap is about each: it always holds.
+
+```sh
+seqdefer generate models/news --cap-tokens 20 "A long article ..."
+seqdefer serve models/news --prices prices.toml --cap-money 0.002 --cap-per request
+```
+
+<!-- no-test -->
+```python
+from seqdefer import Cap
+
+written = model.generate(articles, budget=0.2, cap=Cap(tokens=20))
+print(written.capped)  # tokens of each text that the cap kept from the expert
+```
+
+In a request it is `"deferral": {"cap": {"tokens": 20}}`; the cap of the server holds as well.
+
+| field | option | what the expert does, at most |
+|---|---|---|
+| `tokens` | `--cap-tokens` | tokens that it writes |
+| `passes` | `--cap-passes` | how often it is asked: by token once for each of its tokens, a hand-off is one |
+| `money` | `--cap-money` | what it costs, by the file of [prices](prices.md) |
+| `per` | `--cap-per` | `sequence`, or `request`: divided equally among its sequences |
+| `policy` | `--cap-policy` | `rising`, or `cut-off`: defer as usual until the cap is used up |
+
+- Where a cap forbids what the rejector wants, the predictor writes on, and the answer says so: `capped` counts these
+  tokens, and `seqdefer generate` prints the number.
+- Both loops write the same tokens under a cap. The speculative one makes at most as many passes as are counted.
+- What one sequence of a request leaves is not given to the others: texts must not depend on which is written first.
+- Whole and one-time deferral hand off where the rejector wants it or later, if the longest sequence that could follow
+  fits the cap. With texts, which mostly end before their longest length, a small cap therefore forbids most hand-offs.
+- `rising`, at token level: what is left of the cap, divided by the number of tokens still expected (from the lengths in
+  the calibration), is a budget; the threshold is that of this budget if it is the higher one.
+"""
+
+
 def guarantees_page(folder: Path) -> str:
     """Return the page."""
     study = json.loads((folder / "coverage.json").read_text(encoding="utf-8"))
     draws, delta = study["draws"], 1 - study["confidence"]
-    parts = [INTRODUCTION, QUALITY, LEAST_INPUTS, _least_table()]
+    parts = [INTRODUCTION, QUALITY, CAPS, *_cap_parts(folder), LEAST_INPUTS, _least_table()]
     words = {"draws": draws, "confidence": study["confidence"], "tolerated": 100 * delta}
     parts += [COVERAGE.format(**words, error=100 * (delta * (1 - delta) / draws) ** 0.5), _populations(study)]
     for share_of, what in WORDS.items():
@@ -134,6 +173,65 @@ def guarantees_page(folder: Path) -> str:
         f"`python -m benchmarks.coverage` makes these figures (seqdefer {study['version']}); its help says how.\n"
     )
     return "\n".join(parts)
+
+
+def _cap_parts(folder: Path) -> list[str]:
+    """Return how rising caps compare with the cut-off, and what became of requests under load."""
+    study = json.loads((folder / "caps.json").read_text(encoding="utf-8"))
+    pairs: dict[tuple[str, int, float], dict[str, Row]] = {}
+    for row in study["rows"]:
+        pairs.setdefault((row["task"], row["cap"], row["budget"]), {})[row["policy"]] = row
+    head = ["task", "cap", "budget", "loss: cut-off", "rising", "difference", "share: cut-off", "rising", "capped"]
+    body = [[*map(str, key), *_cap_cells(found)] for key, found in pairs.items()]
+    load = study["load"]
+    tasks = ", ".join(f"{name} ({one['unit']}, {one['inputs']} inputs)" for name, one in study["tasks"].items())
+    lengths = " and ".join(f"{one['length']:.1f}" for one in study["tasks"].values())
+    return [
+        "### Rising against the cut-off\n",
+        f"{tasks},\nwith TokenwiseModel of the quick preset. `cap` is in tokens of the expert per sequence, which has "
+        f"{lengths}\non average. `capped`: sequences in which the cut-off kept a token from the expert. The difference "
+        "has its\nstandard error over the inputs; below 0 rising is better.\n",
+        _table(head, body),
+        _cap_verdict(list(pairs.values())),
+        f"Under load: {load['requests']:,} requests with caps in tokens, passes and money, {load['at_once']} at once, "
+        f"to a running server\n(`python -m benchmarks.caps --requests {load['requests']}`). {load['capped']:,} answers "
+        f"were capped, and {load['exceeded']} exceeded their cap.\n",
+    ]
+
+
+def _cap_cells(found: Mapping[str, Row]) -> list[str]:
+    cut, rising = found["cut-off"], found["rising"]
+    losses = [f"{one['loss']:.4g}" for one in (cut, rising)]
+    shares = [f"{one['share']:.3f}" for one in (cut, rising)]
+    return [*losses, f"{rising['difference']:+.3g} ({rising['error']:.2g})", *shares, f"{100 * cut['capped']:.0f} %"]
+
+
+def _cap_verdict(pairs: Sequence[Mapping[str, Row]]) -> str:
+    rising = [found["rising"] for found in pairs]
+    better = sum(row["difference"] < -2 * row["error"] for row in rising)
+    worse = sum(row["difference"] > 2 * row["error"] for row in rising)
+    less = sum(found["rising"]["share"] < found["cut-off"]["share"] for found in pairs)
+    best = [
+        f"{task} with {cap} token{'s' * (cap != 1)}: {rising:.4g} instead of {cut:.4g}"
+        for (task, cap), (cut, rising) in _least_losses(pairs).items()
+    ]
+    return (
+        f"By more than two standard errors, rising is better in {better} of {len(pairs)} rows and worse in {worse}. It "
+        f"spends less than\nthe cut-off in {less}. The least loss at any of these budgets, under each cap:\n\n"
+        + "".join(f"- {line}\n" for line in best)
+    )
+
+
+def _least_losses(pairs: Sequence[Mapping[str, Row]]) -> dict[tuple[str, int], list[float]]:
+    """Return the least loss of the cut-off and of rising, by task and cap."""
+    keys = dict.fromkeys((found["rising"]["task"], found["rising"]["cap"]) for found in pairs)
+    return {
+        key: [
+            min(found[policy]["loss"] for found in pairs if (found[policy]["task"], found[policy]["cap"]) == key)
+            for policy in ("cut-off", "rising")
+        ]
+        for key in keys
+    }
 
 
 def _least_table() -> str:

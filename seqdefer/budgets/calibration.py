@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.drift import DriftReference, drift_reference
 from seqdefer.budgets.guarantees import token_losses
 from seqdefer.budgets.promises import Promise, PromisingRule
@@ -31,6 +32,7 @@ class Calibration:
     rejector: str  # fingerprint of the rejector it belongs to
     promise: Promise | None = None  # what the rule that chose the settings guarantees, if anything
     reference: DriftReference | None = None  # what later inputs are compared with; calibrations of old have none
+    remaining: tuple[float, ...] = ()  # tokens expected from each position on; empty in files of earlier versions
 
     def for_budget(self, budget: float) -> Setting:
         """Return the setting whose realised share comes nearest to a budget; with a promise, the setting of the
@@ -56,6 +58,17 @@ class Calibration:
         if promise is not None and promise.confidence is not None and promise.share_of == "tokens":
             return float(token_losses(np.array(deferred), np.array(written), setting.budget, length))
         return deferred / written
+
+    def schedule(self, length: int) -> Schedule:
+        """Return the thresholds that a rising cap chooses from, for sequences of up to `length` tokens."""
+        shares = np.maximum.accumulate([one.share for one in self.settings])
+        remaining = self.remaining or tuple(float(length - place) for place in range(length))
+        return Schedule(tuple(shares.tolist()), tuple(one.threshold for one in self.settings), remaining)
+
+    @property
+    def mean_length(self) -> float | None:
+        """The tokens of a sequence, on average; None in files of earlier versions."""
+        return self.remaining[0] if self.remaining else None
 
     def shortfall(self, budget: float) -> str | None:
         """Return in words why a budget is not spent, if it is not."""
@@ -115,7 +128,15 @@ def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRul
         )
     places = rule.places(spending, BUDGETS)
     settings, reference = settings_at(spending, BUDGETS, places), drift_reference(spending, places)
-    return Calibration(settings, inputs, rejector, promise, reference)
+    return Calibration(settings, inputs, rejector, promise, reference, remaining_tokens(spending))
+
+
+def remaining_tokens(spending: Spending) -> tuple[float, ...]:
+    """Return how many tokens are expected from each position on, that one included, of sequences that get there: by
+    those of the predictor alone and of the last setting."""
+    lengths = spending.at([0, len(spending.settings) - 1]).written.ravel()
+    found = [lengths[lengths > place] - place for place in range(spending.length)]
+    return tuple(float(left.mean()) if len(left) else 1.0 for left in found)
 
 
 def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> LossCurve:

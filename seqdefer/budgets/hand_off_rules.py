@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from seqdefer.budgets.convex_hull import Floats, Integers, first_vertices, priced_steps
@@ -157,6 +157,12 @@ class ScoredHandOffs:
     def kept(self, settings: Values) -> Integers:
         """Return the tokens that each draft keeps. (n,)"""
         return self.grid[self.columns(settings)]
+
+    def kept_within(self, settings: Values, allowed: NDArray[np.bool_]) -> Integers:
+        """Return the tokens that each draft keeps if only some of its hand-offs are allowed. bool (n, J) -> (n,)"""
+        scores = np.where(allowed | (np.arange(len(self.grid)) == len(self.grid) - 1), self.scores, -np.inf)
+        kept = ScoredHandOffs(self.rule, scores, self.grid, self.lengths).kept(settings)
+        return np.where(allowed[:, :-1].any(1), kept, self.grid[-1])
 
     def path(self) -> HandOffPath:
         """Return how the choices change as the setting falls."""

@@ -15,6 +15,7 @@ from seqdefer.errors import CheckpointError, ContractError, OptionError, Seqdefe
 from seqdefer.recipes import DEFAULT_PRESET
 
 if TYPE_CHECKING:
+    from seqdefer.budgets.caps import Cap
     from seqdefer.budgets.rules import BudgetRule
     from seqdefer.evaluation.settings import ExperimentSettings
     from seqdefer.interfaces import TaskEntry
@@ -162,6 +163,37 @@ def chosen_rule(chosen: argparse.Namespace) -> BudgetRule:
     from seqdefer.budgets.promises import budget_rule
 
     return budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
+
+
+def add_prices(parser: Parser) -> None:
+    """Add the file of prices."""
+    words = "TOML file of the prices of predictor and expert: what is spent and saved is shown (none)"
+    parser.add_argument("--prices", type=Path, metavar="FILE", help=words)
+
+
+def add_caps(parser: Parser) -> None:
+    """Add the options of a hard cap."""
+    group = parser.add_argument_group("hard caps, which are never exceeded")
+    group.add_argument("--cap-tokens", type=int, metavar="N", help="tokens that the expert writes, at most (no cap)")
+    words = "how often the expert is asked, at most: by token once for each, one for a hand-off (no cap)"
+    group.add_argument("--cap-passes", type=int, metavar="N", help=words)
+    group.add_argument(
+        "--cap-money", type=float, metavar="X", help="money for the expert, at most; needs --prices (no cap)"
+    )
+    group.add_argument("--cap-per", metavar="sequence|request", help="what a cap is about (sequence)")
+    words = "raise the threshold as the cap is used up, or defer as usual until it is (rising)"
+    group.add_argument("--cap-policy", metavar="rising|cut-off", help=words)
+
+
+def chosen_caps(chosen: Any) -> tuple[Cap, ...]:
+    """Return the cap that `add_caps`, or settings of the same names, ask for."""
+    from seqdefer.budgets.caps import Cap
+
+    names = ("tokens", "passes", "money", "per", "policy")
+    given = {name: value for name in names if (value := getattr(chosen, f"cap_{name}")) is not None}
+    if given and not set(given) - {"per", "policy"}:
+        raise OptionError("--cap-per and --cap-policy say how to cap; give --cap-tokens, --cap-passes or --cap-money")
+    return (Cap(**given),) if given else ()
 
 
 def add_learning(parser: Parser, entry: TaskEntry) -> None:

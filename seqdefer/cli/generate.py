@@ -11,7 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, add_model, one_line
+from seqdefer.cli.common import (
+    DEFAULTS_NOTE,
+    Command,
+    Parser,
+    add_caps,
+    add_common,
+    add_model,
+    add_prices,
+    chosen_caps,
+    one_line,
+)
 from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 
@@ -22,19 +32,26 @@ if TYPE_CHECKING:
 def generate(arguments: list[str]) -> int:
     from rich.console import Console
 
+    from seqdefer.budgets.prices import read_prices
     from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
     from seqdefer.report.terminal import written_lines
 
     chosen = _parser(DEFAULT_BUDGET).parse_args(arguments)
-    if chosen.budget is not None and chosen.threshold is not None:
-        raise OptionError("--budget and --threshold exclude each other; give one of them")
+    names = [name for name in ("budget", "budget_money", "threshold") if getattr(chosen, name) is not None]
+    if len(names) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in names[:2])
+        raise OptionError(f"{first} and {second} exclude each other; give one of them")
     budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
+    caps, prices = chosen_caps(chosen), None if chosen.prices is None else read_prices(chosen.prices)
     with show_progress(quiet=chosen.quiet) as meter:
         pair = {"predictor": chosen.predictor, "expert": chosen.expert}
         model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
         inputs = [_read(text, model.served.codec) for text in chosen.inputs]
         _warn_about_files(chosen, inputs)
-        written = model.generate(inputs, budget, threshold=chosen.threshold)
+        if prices is not None:
+            model.use_prices(prices)
+        how = {"threshold": chosen.threshold, "budget_money": chosen.budget_money, "cap": caps}
+        written = model.generate(inputs, budget, **how)
     console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text without line breaks
     has_colours = console.color_system is not None and not console.no_color
     for row in written.rows(model.served.codec):
@@ -58,8 +75,12 @@ def _parser(default_budget: float) -> Parser:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
     words = f"share of tokens for the expert ({default_budget})"
     parser.add_argument("--budget", type=float, metavar="X", help=words)
+    words = "money for a sequence, about, instead of a share; needs --prices"
+    parser.add_argument("--budget-money", type=float, metavar="X", help=words)
     words = "defer above this score, instead of a budget; inf never defers"
     parser.add_argument("--threshold", type=float, metavar="X", help=words)
+    add_prices(parser)
+    add_caps(parser)
     add_common(parser, "one JSON object per line and input")
     return parser
 

@@ -17,6 +17,7 @@ from seqdefer.cli.common import (
     add_common,
     add_guarantee,
     add_learning,
+    add_prices,
     add_task_options,
     chosen_rule,
     chosen_settings,
@@ -104,13 +105,15 @@ def _fit_parser(entry: TaskEntry) -> Parser:
 
 
 def calibrate(arguments: list[str]) -> int:
+    from seqdefer.budgets.prices import read_prices
     from seqdefer.budgets.promises import PromisingRule
     from seqdefer.methods.timing import TIMED_BUDGETS
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
+    from seqdefer.model.generation import input_tokens
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)
-    rule = chosen_rule(chosen)
+    rule, prices = chosen_rule(chosen), None if chosen.prices is None else read_prices(chosen.prices)
     if chosen.from_log is not None and chosen.data is not None:
         raise OptionError("--data and --from-log both calibrate; give one of them")
     if chosen.inputs < 2:
@@ -127,6 +130,7 @@ def calibrate(arguments: list[str]) -> int:
         if path is not None
     }
     seen: tuple[Setting, ...] = ()
+    mean_tokens: int | None = None
     with show_progress(quiet=chosen.quiet) as meter:
         is_new = chosen.data is not None or chosen.from_log is not None
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
@@ -148,11 +152,15 @@ def calibrate(arguments: list[str]) -> int:
             with meter.stage("time budgets", len(TIMED_BUDGETS)) as advance:
                 model.time(examples, at_once=chosen.batch_size, progress=advance)
             model.save_calibration(chosen.folder)
+            if prices is not None:
+                model.use_prices(prices)
+                lengths = input_tokens(codec, inputs[chosen.data], examples)
+                mean_tokens = round(sum(lengths) / len(lengths))
         if chosen.check is not None:
             with meter.stage("check budgets", len(CHECKED_BUDGETS)) as advance:
                 seen = model.check(inputs[chosen.check], progress=advance)
     if is_new and not (seen and chosen.json):
-        _print_calibration(model, as_json=chosen.json)
+        _print_calibration(model, as_json=chosen.json, mean_tokens=mean_tokens)
     if seen:
         _print_check(seen, model, len(inputs[chosen.check]), as_json=chosen.json)
     return 0
@@ -185,18 +193,23 @@ def _print_check(seen: tuple[Setting, ...], model: DeferringModel, n: int, *, as
         Console().print(check_table(seen, [model.setting(one.budget).share for one in seen], n))
 
 
-def _print_calibration(model: DeferringModel, *, as_json: bool) -> None:
+def _print_calibration(model: DeferringModel, *, as_json: bool, mean_tokens: int | None = None) -> None:
     from rich.console import Console
 
-    from seqdefer.report.terminal import calibration_table, shown_settings, timing_table
+    from seqdefer.report.terminal import calibration_table, money_table, shown_settings, timing_table
     from seqdefer.storage.records import to_plain
 
     found, timing = model.calibration, model.timing
     assert found is not None
+    spent = (
+        [] if mean_tokens is None else [model.expected_money(mean_tokens, one.share) for one in shown_settings(found)]
+    )
     if as_json:
         budgets = [
             {**dataclasses.asdict(one), "met": found.shortfall(one.budget) is None} for one in shown_settings(found)
         ]
+        for one, money in zip(budgets, spent, strict=bool(spent)):
+            one["money"] = money
         more = {} if timing is None else {"timing": to_plain(timing)}
         if found.promise is not None:
             more["promise"] = dataclasses.asdict(found.promise)
@@ -207,6 +220,9 @@ def _print_calibration(model: DeferringModel, *, as_json: bool) -> None:
     Console().print(calibration_table(found))
     if timing is not None:
         Console().print(timing_table(timing, model.curve))
+    if spent and mean_tokens is not None and model.prices is not None:
+        alone = model.prices.alone(mean_tokens, found.mean_length or 1.0)
+        Console().print(money_table(shown_settings(found), spent, alone, model.prices.currency, mean_tokens))
 
 
 def _calibrate_parser() -> Parser:
@@ -226,6 +242,7 @@ def _calibrate_parser() -> Parser:
     parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")
     parser.add_argument("--inputs", type=int, default=500, metavar="N", help="inputs to read, at most (500)")
     add_guarantee(parser, "no promise: the setting that spends nearest to a budget")
+    add_prices(parser)
     words = "sequences written together, as they will be served: what budgets take is measured so (32)"
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=words)
     add_common(parser, "what budgets spend as JSON instead of a table")

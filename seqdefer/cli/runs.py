@@ -12,6 +12,7 @@ from seqdefer.cli.common import (
     Command,
     Parser,
     add_learning,
+    add_prices,
     add_task_options,
     chosen_settings,
     default_settings,
@@ -76,6 +77,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
 
 
 def plot(arguments: list[str]) -> int:
+    from seqdefer.budgets.prices import read_prices
     from seqdefer.evaluation.results import load_results
     from seqdefer.report.html import write_report
     from seqdefer.report.panels import panels_of
@@ -84,12 +86,14 @@ def plot(arguments: list[str]) -> int:
     parser = Parser(prog="seqdefer plot")
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run (it holds results.json)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (the same folder)")
+    add_prices(parser)
     chosen = parser.parse_args(arguments)
+    prices = None if chosen.prices is None else read_prices(chosen.prices).with_times(None, None)
     results = load_results(chosen.folder)
     home = chosen.folder if chosen.folder.is_dir() else chosen.folder.parent
     folder = chosen.out or home
     with writable_folder(folder):
-        report = write_report(results, folder / "report.html", panels=panels_of(home))
+        report = write_report(results, folder / "report.html", panels=panels_of(home), prices=prices)
         written = [report, *write_plots(results, folder)]
     for path in written:
         print(path)

@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_model, add_options, given_options
+from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_model, add_options, chosen_caps, given_options
 from seqdefer.progress_bars import show_progress
 
 DESCRIPTION = """\
@@ -58,6 +58,7 @@ log = logging.getLogger("seqdefer.server")
 
 
 def serve(arguments: list[str]) -> int:
+    from seqdefer.budgets.prices import read_prices
     from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, budget_rule
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.model.served_log import ServedLog
@@ -74,6 +75,7 @@ def serve(arguments: list[str]) -> int:
     guarantee, confidence = settings.guarantee or "nearest", settings.confidence
     is_of_quality = settings.within is not None and guarantee != "confident"  # then the confidence is not of a budget
     promised = budget_rule(guarantee, confidence=None if is_of_quality else confidence, share_of=settings.share_of)
+    caps, prices = chosen_caps(settings), None if settings.prices is None else read_prices(settings.prices)
     reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
     Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))
@@ -90,6 +92,8 @@ def serve(arguments: list[str]) -> int:
             pair = {"predictor": chosen.predictor, "expert": chosen.expert}
             model = DeferringModel.from_pretrained(chosen.folder, **pair, device=settings.device, meter=meter)
             model.require_promise(promised)
+            if prices is not None:
+                model.use_prices(prices)
             quality = None
             if settings.within is not None:
                 quality = model.require_quality(
@@ -97,7 +101,7 @@ def serve(arguments: list[str]) -> int:
                 )
         server.serve(
             model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
-            budget=settings.budget, host=settings.host, served_log=served_log, quality=quality,
+            budget=settings.budget, caps=caps, host=settings.host, served_log=served_log, quality=quality,
             ready=lambda: log.info("serving %s at %s/v1; open %s to try it; Ctrl-C ends it", name, address, address),
         )  # fmt: skip
     return 0

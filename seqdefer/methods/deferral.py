@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.capped import Schedule
+from seqdefer.budgets.caps import Allowance
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
@@ -68,11 +71,20 @@ class DeferralRunner(ABC):
         """Return a plan without rows; options as in `seqdefer.methods.plans`."""
 
     def write(
-        self, pair: Pair, examples: Examples, settings: Tensor, *, at_once: int | None = None, may_defer: bool = True
+        self,
+        pair: Pair,
+        examples: Examples,
+        settings: Tensor,
+        *,
+        at_once: int | None = None,
+        may_defer: bool = True,
+        allowed: Sequence[Allowance] | None = None,
+        schedule: Schedule | None = None,
     ) -> PlanResult:
-        """Write rows at `settings` (n,), `at_once` at a time (default: all)."""
-        at_once = at_once or len(examples)
-        return write_all(self.plan(pair), examples, settings, pair.spec, at_once=at_once, may_defer=may_defer)
+        """Write rows at `settings` (n,), `at_once` at a time (default: all), within caps if there are any; those that
+        rise need a `schedule`."""
+        plan, at_once = self.plan(pair, schedule=schedule), at_once or len(examples)
+        return write_all(plan, examples, settings, pair.spec, at_once=at_once, may_defer=may_defer, allowed=allowed)
 
 
 class TokenDeferral(DeferralRunner):

@@ -10,7 +10,8 @@
 Token level, each row has its own threshold, and rows stand at their own positions. One-time, rows that were admitted
 together are drafted in one turn, and what comes before their hand-offs is shown; in the next one the expert completes
 those that are handed off in one call. A plan may run with other rows than the expert's (which fall back to the
-predictor where the expert fails). Rows may be barred from deferring: they only show where they would.
+predictor where the expert fails). Rows may be barred from deferring, and then only show where they would; or have a cap
+(`budgets.caps`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from seqdefer.budgets.capped import CappedThreshold, Schedule
+from seqdefer.budgets.caps import UNLIMITED, Allowance
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
-from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import HandedOff, completing, draft
 from seqdefer.engine.interleaved import not_a_number
 from seqdefer.engine.pace import Pace, Turn
@@ -34,7 +37,7 @@ from seqdefer.engine.rows import rows_of_expert, rows_of_predictor
 from seqdefer.engine.speculative import RowWritten, SpeculativeLoop, Work, collect
 from seqdefer.interfaces import DraftRejector, Expert, Predictor, TokenRejector
 from seqdefer.rows import Chunk, ExpertRows, run_turn
-from seqdefer.types import Draft, Examples, Rollout, Sequences, SequenceSpec
+from seqdefer.types import PREDICTOR, Draft, Examples, Rollout, Sequences, SequenceSpec
 
 BATCH_SIZE = 32  # rows that are written at once, unless callers say otherwise
 
@@ -73,10 +76,16 @@ class PlanRow:
     written: RowWritten
     wanted: list[bool] = field(default_factory=list)  # by token: the rejector wants the expert, whoever then wrote
     draft: ScoredDraft | None = None  # whole and one-time deferral, once it is written
+    allowed: Allowance | None = None  # its cap, if any
 
     @property
     def is_over(self) -> bool:
         return self.written.is_over
+
+    def is_capped(self, position: int) -> bool:
+        """Tell whether the cap kept a token from the expert."""
+        is_kept = self.wanted[position] and self.written.authors[position] == PREDICTOR
+        return is_kept and self.may_defer and self.allowed is not None
 
 
 class Plan(ABC):
@@ -89,8 +98,15 @@ class Plan(ABC):
         self.rows: list[PlanRow] = []
 
     @abstractmethod
-    def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
-        """Add rows with `settings` (n,) of their own; `may_defer` (bool (n,)): all by default."""
+    def admit(
+        self,
+        examples: Examples,
+        settings: Tensor,
+        may_defer: Tensor | None = None,
+        allowed: Sequence[Allowance] | None = None,
+    ) -> list[PlanRow]:
+        """Add rows with `settings` (n,) of their own; `may_defer` (bool (n,)): all by default; `allowed`: caps, none by
+        default."""
 
     def turn(self) -> None:
         """Write more of every row."""
@@ -118,7 +134,8 @@ class Plan(ABC):
 
 
 class TokenPlan(Plan):
-    """Token-level deferral. `pace` learns how far to run ahead, and may be shared by plans of one pair."""
+    """Token-level deferral. `pace` learns how far to run ahead, and may be shared by plans of one pair. `schedule` is
+    what rising caps go by."""
 
     def __init__(
         self,
@@ -127,13 +144,14 @@ class TokenPlan(Plan):
         *,
         expert_rows: ExpertRows | None = None,
         pace: Pace | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
         self.rejector, self.device = rejector, pair.predictor.device
         self.loop = SpeculativeLoop(
             rows_of_predictor(pair.predictor),
             rows_of_expert(pair.expert) if expert_rows is None else expert_rows,
-            Threshold(rejector),
+            CappedThreshold(rejector, schedule=schedule),
             pair.spec,
             pace,
         )
@@ -142,11 +160,17 @@ class TokenPlan(Plan):
     def work(self) -> Work:  # type: ignore[override]
         return self.loop.work
 
-    def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
-        allowed = torch.ones(len(settings), dtype=torch.bool) if may_defer is None else may_defer
-        thresholds = torch.where(allowed, settings, math.inf)
-        written = self.loop.admit(examples.to(self.device), Threshold(self.rejector, thresholds))
-        new = [PlanRow(*parts) for parts in zip(settings.tolist(), allowed.tolist(), written, strict=True)]
+    def admit(
+        self,
+        examples: Examples,
+        settings: Tensor,
+        may_defer: Tensor | None = None,
+        allowed: Sequence[Allowance] | None = None,
+    ) -> list[PlanRow]:
+        may = torch.ones(len(settings), dtype=torch.bool) if may_defer is None else may_defer
+        policy = CappedThreshold(self.rejector, torch.where(may, settings, math.inf), allowed)
+        written = self.loop.admit(examples.to(self.device), policy)
+        new = _new_rows(settings, may.tolist(), written, allowed)
         self.rows += new
         return new
 
@@ -175,26 +199,30 @@ class _Drafted:
     rows: list[PlanRow]
     examples: Examples
     draft: Draft | None = None
-    kept: Tensor = field(default_factory=lambda: torch.arange(0))
+    wanted: Tensor = field(default_factory=lambda: torch.arange(0))  # tokens to keep before the hand-off
+    kept: Tensor = field(default_factory=lambda: torch.arange(0))  # the same within caps
     scores: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 class HandOffPlan(Plan):
-    """Whole and one-time deferral."""
+    """Whole and one-time deferral. A `schedule` makes no difference: it decides once."""
 
-    def __init__(self, pair: Pair, rejector: DraftRejector) -> None:
+    def __init__(self, pair: Pair, rejector: DraftRejector, *, schedule: Schedule | None = None) -> None:
         super().__init__()
         self.pair, self.rejector = pair, rejector
         self.work, self._batches, self._n_admitted = Work(), list[_Drafted](), 0
         self.last_turn = Turn()
 
-    def admit(self, examples: Examples, settings: Tensor, may_defer: Tensor | None = None) -> list[PlanRow]:
-        allowed = [True] * len(settings) if may_defer is None else may_defer.tolist()
-        numbers = range(self._n_admitted, self._n_admitted + len(settings))
-        new = [
-            PlanRow(setting, may, RowWritten(number))
-            for setting, may, number in zip(settings.tolist(), allowed, numbers, strict=True)
-        ]
+    def admit(
+        self,
+        examples: Examples,
+        settings: Tensor,
+        may_defer: Tensor | None = None,
+        allowed: Sequence[Allowance] | None = None,
+    ) -> list[PlanRow]:
+        may = [True] * len(settings) if may_defer is None else may_defer.tolist()
+        written = [RowWritten(self._n_admitted + place) for place in range(len(settings))]
+        new = _new_rows(settings, may, written, allowed)
         self._n_admitted += len(new)
         self._batches.append(_Drafted(new, examples))
         self.rows += new
@@ -234,7 +262,8 @@ class HandOffPlan(Plan):
         batch.draft = drafted = draft(self.pair.predictor, batch.examples, spec)
         scored = scored_hand_offs(self.rejector, drafted, spec.length)
         settings = torch.tensor([row.setting for row in batch.rows], dtype=torch.float64)
-        batch.kept, batch.scores = torch.from_numpy(scored.kept(settings)), torch.from_numpy(scored.by_position())
+        batch.wanted, batch.scores = torch.from_numpy(scored.kept(settings)), torch.from_numpy(scored.by_position())
+        batch.kept = self._within_caps(batch, scored, settings)
         self.work.predictor_steps += int(drafted.sequences.lengths.max())
         kept = [
             kept if row.may_defer else spec.length for row, kept in zip(batch.rows, batch.kept.tolist(), strict=True)
@@ -245,6 +274,18 @@ class HandOffPlan(Plan):
             row.draft = ScoredDraft(*fact)
             if not row.is_over:
                 self._show(batch, alone, place, kept[place])
+
+    def _within_caps(self, batch: _Drafted, scored: ScoredHandOffs, settings: Tensor) -> Tensor:
+        """Return the tokens to keep: hand off where the rejector wants it or later, if the longest sequence that could
+        follow fits the cap."""
+        if all(row.allowed is None for row in batch.rows):
+            return batch.wanted
+        length = self.pair.spec.length
+        fits = [
+            [kept >= first and (row.allowed or UNLIMITED).allows(kept, length - kept) for kept in scored.grid.tolist()]
+            for row, first in zip(batch.rows, batch.wanted.tolist(), strict=True)
+        ]
+        return torch.from_numpy(scored.kept_within(settings, np.array(fits)))
 
     def _hand_off(self, batch: _Drafted, drafted: Draft) -> Generator[HandedOff, Sequences, None]:
         """Let the expert complete the rows that are not over: those that are handed off."""
@@ -270,7 +311,7 @@ class HandOffPlan(Plan):
         row.tokens += rollout.sequences.tokens[place, span].tolist()
         row.authors += rollout.authors[place, span].tolist()
         row.scores += rollout.scores[place, span].tolist()
-        batch.rows[place].wanted += [at >= int(batch.kept[place]) for at in range(span.start, span.stop)]
+        batch.rows[place].wanted += [at >= int(batch.wanted[place]) for at in range(span.start, span.stop)]
         row.is_over = stop >= length
 
 
@@ -281,10 +322,26 @@ class PlanResult:
     rollout: Rollout
     wanted: Tensor  # bool (n, L), False past the end
     work: Work
+    capped: Tensor  # int64 (n,) tokens that caps kept from the expert
+
+
+def _new_rows(
+    settings: Tensor, may_defer: list[bool], written: Sequence[RowWritten], allowed: Sequence[Allowance] | None
+) -> list[PlanRow]:
+    caps = [None] * len(settings) if allowed is None else allowed
+    parts = zip(settings.tolist(), may_defer, written, caps, strict=True)
+    return [PlanRow(setting, may, row, allowed=cap) for setting, may, row, cap in parts]
 
 
 def write_all(
-    plan: Plan, examples: Examples, settings: Tensor, spec: SequenceSpec, *, at_once: int, may_defer: bool = True
+    plan: Plan,
+    examples: Examples,
+    settings: Tensor,
+    spec: SequenceSpec,
+    *,
+    at_once: int,
+    may_defer: bool = True,
+    allowed: Sequence[Allowance] | None = None,
 ) -> PlanResult:
     """Write all rows, `at_once` at a time."""
     rows, n = list[PlanRow](), len(examples)
@@ -292,11 +349,13 @@ def write_all(
         free = min(plan.room(at_once), n - len(rows))
         if free:
             some = torch.arange(len(rows), len(rows) + free)
-            allowed = torch.full((free,), may_defer)
-            rows += plan.admit(examples.select(some.to(examples.ids.device)), settings[some], allowed)
+            caps = None if allowed is None else allowed[len(rows) : len(rows) + free]
+            may = torch.full((free,), may_defer)
+            rows += plan.admit(examples.select(some.to(examples.ids.device)), settings[some], may, caps)
         plan.turn()
     wanted = [[*row.wanted, *[False] * (spec.length - len(row.wanted))] for row in rows]
-    return PlanResult(collect([row.written for row in rows], spec), torch.tensor(wanted), plan.work)
+    capped = torch.tensor([sum(row.is_capped(place) for place in range(len(row.wanted))) for row in rows])
+    return PlanResult(collect([row.written for row in rows], spec), torch.tensor(wanted), plan.work, capped)
 
 
 def scored_hand_offs(rejector: DraftRejector, drafted: Draft, length: int) -> ScoredHandOffs:

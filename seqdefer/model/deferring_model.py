@@ -26,7 +26,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss_curve
+from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, calibrate, loss_curve
+from seqdefer.budgets.capped import Schedule
+from seqdefer.budgets.caps import Allowance, Cap, allowances
+from seqdefer.budgets.prices import Bill, Prices
 from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule, check_confidence
 from seqdefer.budgets.quality import QualityPromise, check_within, promise_quality
 from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, realised_shares
@@ -69,7 +72,7 @@ from seqdefer.model.folders import (
     update_digests,
     write_pairing,
 )
-from seqdefer.model.generation import Decisions, Generation, StreamedToken
+from seqdefer.model.generation import Decisions, Generation, StreamedToken, input_tokens
 from seqdefer.model.hub import local_folder, upload
 from seqdefer.model.learning import QualityRequest, learn, requested_promises, require_limit, unseen_inputs
 from seqdefer.model.model_card import write_card
@@ -81,7 +84,7 @@ from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.report.notebook import model_html
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import to_plain
-from seqdefer.types import Examples, Sequences
+from seqdefer.types import Examples, Rollout, Sequences
 
 DEFAULT_BUDGET = 0.2
 CHECKED_BUDGETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
@@ -109,6 +112,7 @@ class DeferringModel:
     ) -> None:
         self.calibration, self.pairing, self.unfitted = calibration, pairing, unfitted
         self.curve, self.timing, self.learned_from, self.quality = curve, timing, learned_from, quality
+        self.prices: Prices | None = None
         self._fitted: tuple[Served, Rejector, DeferralRunner] | None = None
         if served is not None and rejector is not None:
             self._join(served, rejector)
@@ -474,6 +478,64 @@ class DeferringModel:
         seen = zip(budgets, settings, *shares, strict=True)
         return tuple(Setting(budget, one.threshold, *map(float, found)) for budget, one, *found in seen)
 
+    # -- caps and money --------------------------------------------------------------------------------------------
+
+    def use_prices(self, prices: Prices) -> None:
+        """Count money by these prices from now on. Hours are counted by measured times where the prices name none."""
+        length = None if self.calibration is None else self.calibration.mean_length
+        if self.timing is None or length is None:
+            self.prices = prices.with_times(None, None)
+        else:
+            self.prices = prices.with_times(self.timing.predictor / length, self.timing.expert / length)
+
+    def expected_money(self, tokens: int, share: float) -> float:
+        """Return about what a sequence costs whose input has so many tokens, if the expert writes a share of it."""
+        if self.prices is None:
+            raise OptionError("a budget in money needs prices; give --prices FILE")
+        length = None if self.calibration is None else self.calibration.mean_length
+        if length is None:
+            raise OptionError(
+                "a budget in money needs the usual length of sequences, which this model's calibration does not have; "
+                "make it again: seqdefer calibrate DIR --data FILE"
+            )
+        return self.prices.expected(tokens, length, share, by_token=self.is_token_level)
+
+    def budget_for_money(self, money: float, tokens: Sequence[int]) -> float:
+        """Return the largest budget whose setting is expected to cost at most `money` a sequence, for inputs of so
+        many tokens."""
+        if not (math.isfinite(money) and money >= 0):
+            raise OptionError(f"budget in money is {money}; give an amount from 0 on")
+        mean = round(sum(tokens) / len(tokens))
+        alone = self.expected_money(mean, 0.0)
+        if alone > money:
+            assert self.prices is not None
+            raise OptionError(
+                f"a budget of {money:g} {self.prices.currency} is too small: the predictor alone costs about "
+                f"{alone:.3g} a sequence"
+            )
+        assert self.calibration is not None
+        costs = [self.expected_money(mean, one.share) for one in self.calibration.settings]
+        return max(budget for budget, cost in zip(BUDGETS, costs, strict=True) if budget == 0 or cost <= money)
+
+    def _allowances(
+        self, cap: Cap | Sequence[Cap], inputs: Sequence[Any], examples: Examples
+    ) -> list[Allowance] | None:
+        caps = [cap] if isinstance(cap, Cap) else list(cap)
+        if self.is_token_level and self.calibration is None and any(one.policy == "rising" for one in caps):
+            raise OptionError(
+                "a rising cap needs budgets that were measured; do that: seqdefer calibrate DIR --data FILE, or choose "
+                "the policy cut-off (--cap-policy)"
+            )
+        has_money = any(one.money is not None for one in caps)
+        tokens = input_tokens(self.served.codec, inputs, examples) if has_money else [0] * len(inputs)
+        return allowances(caps, tokens, self.prices)
+
+    def _bills(self, rollout: Rollout, inputs: Sequence[Any], examples: Examples) -> list[Bill]:
+        assert self.prices is not None
+        tokens = input_tokens(self.served.codec, inputs, examples)
+        rows = zip(tokens, rollout.authors.tolist(), rollout.sequences.lengths.tolist(), strict=True)
+        return [self.prices.bill(n, authors[:length], by_token=self.is_token_level) for n, authors, length in rows]
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def generate(
@@ -482,11 +544,22 @@ class DeferringModel:
         budget: float = DEFAULT_BUDGET,
         *,
         threshold: float | None = None,
+        budget_money: float | None = None,
+        cap: Cap | Sequence[Cap] = (),
         batch_size: int = BATCH_SIZE,
     ) -> Generation:
-        """Write sequences for all inputs, the expert about `budget` of their tokens; or by a threshold you name."""
-        rollout = self._run(inputs, self._threshold(budget, threshold), batch_size).rollout
-        return Generation(self._outputs(rollout.sequences), rollout, self.served.authors, self.served.codec)
+        """Write sequences for all inputs, the expert about `budget` of their tokens; or by a threshold you name; or for
+        about `budget_money` a sequence, with prices. A `cap` is never exceeded: see `seqdefer.budgets.caps`."""
+        examples = self._encode(inputs)
+        if budget_money is not None:
+            budget = self.budget_for_money(budget_money, input_tokens(self.served.codec, inputs, examples))
+        allowed = self._allowances(cap, inputs, examples)
+        result = self._run(examples, self._threshold(budget, threshold), batch_size, allowed=allowed)
+        rollout, capped = result.rollout, None if allowed is None else result.capped.tolist()
+        bills = None if self.prices is None else self._bills(rollout, inputs, examples)
+        return Generation(
+            self._outputs(rollout.sequences), rollout, self.served.authors, self.served.codec, capped, bills
+        )
 
     def decide(
         self,
@@ -497,20 +570,32 @@ class DeferringModel:
         batch_size: int = BATCH_SIZE,
     ) -> Decisions:
         """Return where the rejector would defer, without running the expert."""
-        result = self._run(inputs, self._threshold(budget, threshold), batch_size, may_defer=False)
+        examples = self._encode(inputs)
+        result = self._run(examples, self._threshold(budget, threshold), batch_size, may_defer=False)
         alone = result.rollout
         return Decisions(self._outputs(alone.sequences), alone.sequences, alone.scores, result.wanted)
 
     def stream(
-        self, one: Any, budget: float = DEFAULT_BUDGET, *, threshold: float | None = None
+        self,
+        one: Any,
+        budget: float = DEFAULT_BUDGET,
+        *,
+        threshold: float | None = None,
+        budget_money: float | None = None,
+        cap: Cap | Sequence[Cap] = (),
     ) -> Iterator[StreamedToken]:
         """Yield the tokens of one sequence as they are written. Their texts together are the output."""
         examples = self._encode([one])
-        return self._stream(examples, self._threshold(budget, threshold))
+        if budget_money is not None:
+            budget = self.budget_for_money(budget_money, input_tokens(self.served.codec, [one], examples))
+        allowed = self._allowances(cap, [one], examples)
+        return self._stream(examples, self._threshold(budget, threshold), allowed)
 
-    def _stream(self, examples: Examples, threshold: float) -> Iterator[StreamedToken]:
+    def _stream(
+        self, examples: Examples, threshold: float, allowed: Sequence[Allowance] | None
+    ) -> Iterator[StreamedToken]:
         served, plan, n_shown, shown = self.served, self.plan(), 0, ""
-        (row,) = plan.admit(examples, torch.tensor([threshold], dtype=torch.float64))
+        (row,) = plan.admit(examples, torch.tensor([threshold], dtype=torch.float64), None, allowed)
         while plan.rows:
             plan.turn()
             if row.written.error is not None:
@@ -521,19 +606,24 @@ class DeferringModel:
                 added = served.codec.added(tokens[: position + 1], shown, is_last=is_last)
                 shown += added
                 author = served.authors[row.written.authors[position]]
-                yield StreamedToken(position, tokens[position], added, author, row.written.scores[position])
+                score = row.written.scores[position]
+                yield StreamedToken(position, tokens[position], added, author, score, row.is_capped(position))
             n_shown = len(tokens)
 
     def plan(self, **options: Any) -> Plan:
         """Return a plan of this pair, without rows; options as in `seqdefer.methods.plans`."""
-        return self.deferral.plan(self.served, **options)
+        return self.deferral.plan(self.served, schedule=self._schedule, **options)
 
-    def _run(self, inputs: Sequence[Any], threshold: float, batch_size: int, *, may_defer: bool = True) -> PlanResult:
+    def _run(self, examples: Examples, threshold: float, batch_size: int, **options: Any) -> PlanResult:
         if batch_size < 1:
             raise OptionError(f"batch size {batch_size}; it must be at least 1")
-        examples = self._encode(inputs)
         settings = torch.full((len(examples),), threshold, dtype=torch.float64)
-        return self.deferral.write(self.served, examples, settings, at_once=batch_size, may_defer=may_defer)
+        how = {"at_once": batch_size, "schedule": self._schedule, **options}
+        return self.deferral.write(self.served, examples, settings, **how)
+
+    @property
+    def _schedule(self) -> Schedule | None:
+        return None if self.calibration is None else self.calibration.schedule(self.served.spec.length)
 
     def _threshold(self, budget: float, threshold: float | None) -> float:
         if threshold is None:

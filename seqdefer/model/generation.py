@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
+from seqdefer.budgets.prices import Bill
 from seqdefer.interfaces import Codec
 from seqdefer.report.markup import element
 from seqdefer.report.notebook import generation_html
-from seqdefer.types import Rollout, Sequences
+from seqdefer.types import Examples, Rollout, Sequences
 
 SHOWN_OUTPUTS = 20  # in a notebook or an interpreter
 
@@ -20,12 +23,16 @@ SHOWN_OUTPUTS = 20  # in a notebook or an interpreter
 @dataclass(frozen=True)
 class Generation:
     """What was written for n inputs. `scores` are the rejector's: by token, of deferring it; one-time, of handing off
-    there, compared with not at all; 0 past the hand-off and past the end. `authors` are the names of token authors."""
+    there, compared with not at all; 0 past the hand-off and past the end. `authors` are the names of token authors.
+    `capped` counts the tokens of each sequence that a cap kept from the expert, if there was one; `bills` are what the
+    sequences cost, if the model has prices."""
 
     outputs: list[Any]  # what the sequences stand for: texts, tours
     rollout: Rollout
     authors: tuple[str, ...] = ("predictor", "expert")
     codec: Codec | None = None  # that tells what each token adds, to show them
+    capped: list[int] | None = None
+    bills: list[Bill] | None = None
 
     def __repr__(self) -> str:
         written = int(self.sequences.lengths.sum())
@@ -100,6 +107,8 @@ class Generation:
                 "predictor_tokens": self.predictor_tokens[place],
                 "switches": self.switches[place],
                 "cost": self.cost()[place],
+                **({} if self.capped is None else {"capped": self.capped[place]}),
+                **({} if self.bills is None else {"money": self.bills[place].plain()}),
             }
 
     @property
@@ -127,6 +136,17 @@ class StreamedToken:
     text: str  # what it adds to the output; empty while a letter is half written
     source: str
     score: float
+    capped: bool = False  # a cap kept it from the expert
+
+
+def input_tokens(codec: Codec, inputs: Sequence[Any], joined: Examples) -> list[int]:
+    """Return the length of each input; `joined` are all of them, encoded."""
+    with warnings.catch_warnings():  # encoding all of them has warned already
+        warnings.simplefilter("ignore")
+        # Encoded alone, an input has no padding, and its width is its length.
+        single = [joined] if len(inputs) == 1 else [codec.encode([one]) for one in inputs]
+    widths = [one.inputs.shape[1] if one.inputs.ndim > 1 else 1 for one in single]
+    return [math.ceil(width / codec.columns_per_token) for width in widths]
 
 
 def _integers(counts: Tensor) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seqdefer.budgets.prices import Prices
 from seqdefer.evaluation.results import PairTiming, Results
 from seqdefer.report.comparisons import MethodTable, forest
 from seqdefer.report.markup import NBSP, Markup, element, number, scrolling, section
@@ -11,6 +12,7 @@ COIN = (
     " RandomSpeculative is a coin for each sequence between the predictor alone and lossless speculative decoding, "
     "where the expert checks drafts of all its tokens."
 )
+MONEY_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0)
 
 
 def passes_section(results: Results) -> Markup:
@@ -59,6 +61,38 @@ def seconds_section(results: Results) -> Markup:
     )
     parts = (element("p", words + _coin(by_second)), element("p", dots), *_compared(by_second, "seconds"))
     return section("Loss against seconds", *parts, _timed_table(timing))
+
+
+def money_section(results: Results, prices: Prices | None) -> Markup:
+    """Show what shares of the tokens cost by a file of prices, per sequence; empty without one."""
+    if prices is None:
+        return Markup()
+    length = max(x for seed in results.seeds for method in seed.methods.values() for x, _ in method.curve)
+    kinds = {"By token": True, "Whole and one-time": False}
+    titles = ("share of the tokens", *(f"{kind}: {what}" for kind in kinds for what in ("spent", "saved")))
+    alone, rows = prices.alone(0, length), []
+    for share in MONEY_SHARES:
+        spent = [prices.expected(0, length, share, by_token=by_token) for by_token in kinds.values()]
+        cells = [_amount(value) for one in spent for value in (one, alone - one)]
+        head = element("th", f"{100 * share:.0f}{NBSP}%", scope="row")
+        rows.append(element("tr", head, *(element("td", cell) for cell in cells)))
+    table = element(
+        "table",
+        element("caption", f"{prices.currency} per sequence"),
+        element("thead", element("tr", *(element("th", title, scope="col") for title in titles))),
+        element("tbody", *rows),
+        class_="values",
+    )
+    words = (
+        f"By the prices given, the expert alone costs {_amount(alone)} {prices.currency} for a sequence of "
+        f"{length:.1f} tokens. The predictor proposes every token; by token, the expert is called for each of its "
+        "tokens. What reading the inputs costs is left out. Negative savings are losses."
+    )
+    return section("Money", element("p", words), scrolling(table, "What shares of the tokens cost"))
+
+
+def _amount(value: float) -> str:
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _compared(results: Results, cost: str) -> tuple[Markup, ...]:

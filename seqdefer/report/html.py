@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from seqdefer.budgets.prices import Prices
 from seqdefer.evaluation.results import Provenance, Results
 from seqdefer.report.comparisons import comparisons_section, methods_section
-from seqdefer.report.costs import passes_section, seconds_section
+from seqdefer.report.costs import money_section, passes_section, seconds_section
 from seqdefer.report.curve_figure import OPENING_BUDGET, ReportCurves, curves_section, in_percent
 from seqdefer.report.markup import Markup, element, join, percent, section
 from seqdefer.report.panels import Panel
@@ -26,12 +27,14 @@ from seqdefer.storage.files import write_text
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:"
 
 
-def write_report(results: Results, path: Path | str, *, panels: Sequence[Panel] = ()) -> Path:
-    """Write the page of a run as one file without external parts."""
-    return write_text(Path(path), render_report(results, panels=panels))
+def write_report(
+    results: Results, path: Path | str, *, panels: Sequence[Panel] = (), prices: Prices | None = None
+) -> Path:
+    """Write the page of a run as one file without external parts; with prices, what shares of the tokens cost."""
+    return write_text(Path(path), render_report(results, panels=panels, prices=prices))
 
 
-def render_report(results: Results, *, panels: Sequence[Panel] = ()) -> str:
+def render_report(results: Results, *, panels: Sequence[Panel] = (), prices: Prices | None = None) -> str:
     curves = mean_curves(results)
     axes = fit_axes(curves.values(), extent(results))
     page = ReportCurves(results, curves, frozenset(default_names(results, curves)), axes)
@@ -44,6 +47,7 @@ def render_report(results: Results, *, panels: Sequence[Panel] = ()) -> str:
         passes_section(results),
         seconds_section(results),
         promise_section(results),
+        money_section(results, prices),
         join(section(panel.title, Markup(panel.html)) for panel in panels),
         _notes_section(results.notes),
         _provenance_section(results.provenance),

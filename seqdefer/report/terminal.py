@@ -103,6 +103,17 @@ def timing_table(timing: Timing, curve: LossCurve | None) -> Table:
     return table
 
 
+def money_table(settings: Sequence[Setting], spent: Sequence[float], alone: float, currency: str, tokens: int) -> Table:
+    """Return a table of what a sequence costs at each budget, beside the expert alone."""
+    caption = f"{currency} per sequence, expected, for inputs of {tokens} tokens; the expert alone: {alone:.3g}"
+    table = Table(title="budgets in money", box=box.SIMPLE_HEAD, caption=escape(caption))
+    for heading in ("budget", "spent", "saved"):
+        table.add_column(heading, justify="right")
+    for setting, money in zip(settings, spent, strict=True):
+        table.add_row(f"{setting.budget:.2f}", f"{money:.3g}", f"{alone - money:.3g}")
+    return table
+
+
 def check_table(seen: Sequence[Setting], expected: Sequence[float], inputs: int) -> Table:
     """Return a table of the shares that budgets spend on inputs outside the calibration."""
     table = _budget_table("budgets, checked", "calibrated", f"{inputs} other inputs")
@@ -151,7 +162,17 @@ def written_lines(row: Mapping[str, Any], *, colours: bool) -> Iterator[Text]:
     n, switches = row["expert_tokens"] + row["predictor_tokens"], row["switches"]
     how = "coloured" if colours else "in brackets"
     took = f"{row['expert_tokens']} of {n} tokens by the expert ({how}), {switches} switch{'es' * (switches != 1)}"
+    if kept := row.get("capped"):
+        took += f"; the cap kept {kept} token{'s' * (kept != 1)} from the expert"
     yield Text(took, style="dim" if colours else "")
+    if "money" in row:
+        yield Text(money_line(row["money"]), style="dim" if colours else "")
+
+
+def money_line(money: Mapping[str, Any]) -> str:
+    """Return what was spent and saved; a loss is called one."""
+    spent, alone, saved = (f"{abs(money[name]):.3g} {money['currency']}" for name in ("spent", "expert_alone", "saved"))
+    return f"spent {spent}, the expert alone {alone}: {'saved' if money['saved'] >= 0 else 'lost'} {saved}"
 
 
 def _visible(text: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -28,6 +28,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from seqdefer import __version__
+from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
@@ -75,15 +76,16 @@ def create_app(
     keys: Path | None = None,
     usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
+    caps: Sequence[Cap] = (),
     only_host: str | None = None,
     served_log: ServedLog | None = None,
     quality: QualityPromise | None = None,
 ) -> FastAPI:
     """Return the application that serves `model` as `name`.
 
-    `budget` is the default of requests that give none. `keys` is a file of API keys, `usage` where to keep
-    what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web page of
-    another site could reach the server through DNS rebinding. `served_log` gets what was spent, without texts.
+    `budget` is the default of requests that give none, and `caps` hold for all. `keys` is a file of API keys, `usage`
+    where to keep what they used. With `only_host`, the Host header must be that name or a loopback one: otherwise a web
+    page of another site could reach the server through DNS rebinding. `served_log` gets what was spent, without texts.
     With `quality`, requests that name no budget get its setting."""
     if model.calibration is None:
         raise OptionError(
@@ -91,6 +93,7 @@ def create_app(
             "seqdefer calibrate DIR --data FILE"
         )
     model.calibration.for_budget(budget)
+    allowances(caps, [0], model.prices)  # raises if a cap in money has no prices
     ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
     ledger = Ledger(usage or (None if keys is None else usage_file(keys)))
     limits, metrics = limits or Limits(), Metrics()
@@ -125,7 +128,7 @@ def create_app(
     app.add_exception_handler(APIError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
-    service = Service(scheduler, name, budget, TrafficMonitor(model, metrics, served_log), quality)
+    service = Service(scheduler, name, budget, TrafficMonitor(model, metrics, served_log), quality, tuple(caps))
     _add_routes(app, service)
     _add_probes(app, service)
     _add_transcriptions(app, service, takes_audio=takes_audio)
@@ -188,7 +191,8 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 
 def _add_transcriptions(app: FastAPI, service: Service, *, takes_audio: bool) -> None:
-    form, responses = form_schema(service.name, service.model.served.codec), transcription_responses()
+    has_prices, responses = service.model.prices is not None, transcription_responses()
+    form = form_schema(service.name, service.model.served.codec, has_prices=has_prices)
 
     @app.post(TRANSCRIPTIONS, openapi_extra=form, responses=responses, include_in_schema=takes_audio)
     async def transcriptions(request: Request) -> Response:

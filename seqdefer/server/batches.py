@@ -8,7 +8,6 @@ A turn that asks a remote expert is left where it is until the answer is there.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -17,10 +16,12 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from seqdefer.budgets.caps import UNLIMITED, Allowance, Cap, allowances
 from seqdefer.engine.pace import Turn
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.methods.plans import PlanRow, ScoredDraft
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.generation import input_tokens
 from seqdefer.server.expert_calls import ExpertAccess, ExpertCall
 from seqdefer.server.fallback import Fallback, FallbackCompletions, FallbackRows, reason_of
 from seqdefer.server.log_probs import RowLogProbs, WrittenLogProb
@@ -40,6 +41,7 @@ class WriteRequest:
     may_defer: bool = True  # False: only score the predictor's sequence
     is_streamed: bool = False  # False: events may be delivered together at the end
     stop: tuple[str, ...] = ()  # strings before which a text ends
+    caps: tuple[Cap, ...] = ()
     n_likeliest: int | None = None  # tokens to tell the log-probabilities of, beside the written one; None: none at all
 
 
@@ -65,6 +67,7 @@ class Token:
     finish: FinishReason | None  # for the last token
     degraded: str | None  # why the expert failed to write this token or an earlier one
     log_prob: WrittenLogProb | None = None
+    capped: bool = False  # a cap kept it from the expert
 
 
 @dataclass(frozen=True)
@@ -108,13 +111,8 @@ def encode_inputs(codec: Codec, inputs: Sequence[Any]) -> EncodedInputs:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         joined = codec.encode(inputs)
-    with warnings.catch_warnings():  # caught above
-        warnings.simplefilter("ignore")
-        # Encoded alone, an input has no padding, and its width is its length.
-        single = [joined] if len(inputs) == 1 else [codec.encode([one]) for one in inputs]
-    widths = [one.inputs.shape[1] if one.inputs.ndim > 1 else 1 for one in single]
-    lengths = [math.ceil(width / codec.columns_per_token) for width in widths]
-    return EncodedInputs(joined, InputsRead(lengths, sorted({str(warning.message) for warning in caught})))
+    remarks = sorted({str(warning.message) for warning in caught})
+    return EncodedInputs(joined, InputsRead(input_tokens(codec, inputs, joined), remarks))
 
 
 def _join(codec: Codec, members: Sequence[Member]) -> Examples:
@@ -283,7 +281,7 @@ class RunningBatch:
         settings = torch.tensor([request.threshold for request in requests], dtype=torch.float64)
         may_defer = torch.tensor([request.may_defer for request in requests])
         examples = _join(self.model.served.codec, members)
-        new = iter(self.plan.admit(examples, settings, may_defer))
+        new = iter(self.plan.admit(examples, settings, may_defer, self._allowed(members)))
         for member in members:
             n = len(member.recipient.request.inputs)
             seen = member.seen or [()] * n
@@ -292,6 +290,17 @@ class RunningBatch:
             if (n_likeliest := requests[place].n_likeliest) is not None:
                 example = examples.select(torch.tensor([place]))
                 row.log_probs = RowLogProbs(self.model.served, example, n_likeliest)
+
+    def _allowed(self, members: Sequence[Member]) -> list[Allowance] | None:
+        """Return what the caps of requests allow for each sequence; None if none has any."""
+        if not any(member.recipient.request.caps for member in members):
+            return None
+        found = list[Allowance]()
+        for member in members:
+            tokens = member.encoded.event.input_tokens
+            allowed = allowances(member.recipient.request.caps, tokens, self.model.prices)
+            found += [UNLIMITED] * len(tokens) if allowed is None else allowed
+        return found
 
     def _fail(self, member: Member, error: Exception) -> None:
         self.members.remove(member)
@@ -336,7 +345,7 @@ class RunningBatch:
             is_end = tokens[-1] == served.spec.end or (served.spec.end is None and position + 1 == served.spec.length)
             finish: FinishReason | None = "stop" if is_end else "length" if position + 1 == limit else None
             author = one.written.authors[position]
-            if row.lost is not None and is_wanted and one.may_defer:
+            if row.lost is not None and author != PREDICTOR:
                 row.degraded, author = row.lost, PREDICTOR
             text = served.codec.added(tokens, row.text, is_last=finish is not None)
             row.text += text
@@ -352,7 +361,7 @@ class RunningBatch:
             log_prob = None if row.log_probs is None else row.log_probs.read(tokens, author)
             yield Token(
                 row.index, position, tokens[-1], shown, served.authors[author], one.written.scores[position], is_wanted,
-                finish, row.degraded, log_prob,
+                finish, row.degraded, log_prob, one.is_capped(position),
             )  # fmt: skip
             if is_stopped:
                 return

@@ -71,10 +71,22 @@ class Usage(TypedDict):
 
 
 @no_extra
+class Money(TypedDict):
+    """What was spent by the server's prices, and what the expert alone would cost. `saved` may be negative."""
+
+    currency: str
+    predictor: float
+    expert: float
+    spent: float
+    expert_alone: float
+    saved: float
+
+
+@no_extra
 class Deferral(TypedDict):
     """`degraded`: the expert failed, for this `reason`, and the predictor finished. `promise`: what the calibration
     guarantees at this budget, and on what condition. `drift`: a warning that inputs are no longer like those of the
-    calibration."""
+    calibration. `capped`: tokens that a cap kept from the expert, where there is a cap."""
 
     budget: float
     expected_share: float
@@ -84,6 +96,8 @@ class Deferral(TypedDict):
     remarks: NotRequired[list[str]]
     promise: NotRequired[str]
     drift: NotRequired[str]
+    capped: NotRequired[int]
+    money: NotRequired[Money]
 
 
 @no_extra
@@ -321,6 +335,15 @@ class AudioInputs(TypedDict):
 
 
 @no_extra
+class CapDetails(TypedDict):
+    tokens: int | None
+    passes: int | None
+    money: float | None
+    per: Literal["sequence", "request"]
+    policy: Literal["cut-off", "rising"]
+
+
+@no_extra
 class DeferralModel(TypedDict):
     """The served model: its granularity, its inputs, the share each budget spends, and the loss at each share."""
 
@@ -341,6 +364,8 @@ class DeferralModel(TypedDict):
     served: list[ServedBudget]
     curve: DeferralCurve | None
     timing: DeferralTiming | None
+    currency: str | None
+    caps: list[CapDetails]
 
 
 @no_extra
@@ -459,7 +484,11 @@ def _narrow(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -
     kinds = [text] if (ids := model.served.codec.ids_schema()) is None else [text, ids]
     prompts = {"anyOf": [*kinds, *({"type": "array", "items": kind, **counts} for kind in kinds)]}
     max_tokens = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
-    one_budget = [{"properties": {"model": {"const": name}}}, {"properties": {"deferral": {"type": "null"}}}]
+    no_budget = {"not": {"anyOf": [{"required": ["budget"]}, {"required": ["budget_money"]}]}}
+    one_budget = [
+        {"properties": {"model": {"const": name}}},
+        {"properties": {"deferral": {"anyOf": [{"type": "null"}, {"type": "object", **no_budget}]}}},
+    ]
     narrower = {
         "model": {"type": "string", "pattern": name_pattern(name), "examples": [name]},
         "max_tokens": max_tokens,
@@ -470,6 +499,9 @@ def _narrow(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -
         properties = schemas[kind]["properties"]
         properties |= {key: value for key, value in narrower.items() if key in properties}
         schemas[kind]["anyOf"] = one_budget
+    if model.prices is None:
+        del schemas["DeferralOptions"]["properties"]["budget_money"], schemas["CapOptions"]["properties"]["money"]
+        schemas["CapOptions"]["anyOf"] = [{"required": ["tokens"]}, {"required": ["passes"]}]
     if not gives_log_probs(model.served):
         schemas["CompletionRequest"]["properties"]["logprobs"] = {"type": "null"}
         schemas["ChatRequest"]["properties"] |= {

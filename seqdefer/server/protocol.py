@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from seqdefer.budgets.caps import Cap
 from seqdefer.errors import InputError
 from seqdefer.interfaces import Codec
 from seqdefer.server.http import APIError
@@ -32,6 +33,7 @@ from seqdefer.server.http import APIError
 SEPARATOR = "@"  # NAME@0.20
 BUDGET_PATTERN = r"(0(\.[0-9]{1,17})?|1(\.0{1,17})?)"
 MAX_FIELDS = 100
+NOT_GIVEN: Any = None  # default of fields that may be left out, and not be null
 NO_ROLES_REMARK = "this model does not distinguish roles: the messages are joined, separated by blank lines"
 
 
@@ -160,6 +162,7 @@ Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum
 Integer = Annotated[int, BeforeValidator(_as_integer)]  # in JSON, 5.0 is an integer
 UpTo5 = Annotated[int, Field(ge=0, le=5), BeforeValidator(_as_integer)]  # bounds come first: else no schema has them
 UpTo20 = Annotated[int, Field(ge=0, le=20), BeforeValidator(_as_integer)]
+UpToMany = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(_as_integer)]
 Single = Annotated[Integer | None, AfterValidator(_check_single), WithJsonSchema({"enum": [None, 1]})]
 
 
@@ -178,8 +181,48 @@ class _Body(BaseModel):
         return data
 
 
+class CapOptions(_Body):
+    """A hard cap on the expert; `money` needs a server with prices."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": [name]} for name in ("tokens", "passes", "money")]}
+    )
+    tokens: UpToMany = Field(NOT_GIVEN, description="that the expert writes, at most")
+    passes: UpToMany = Field(NOT_GIVEN, description="how often the expert is asked, at most")
+    money: float = Field(
+        NOT_GIVEN, ge=0.0, le=1e12, description="for the expert, at most, in the currency of the server"
+    )
+    per: Literal["sequence", "request"] = "sequence"
+    policy: Literal["cut-off", "rising"] = "rising"
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        if not self.model_fields_set & {"tokens", "passes", "money"}:
+            raise ValueError("a cap limits nothing; give tokens, passes or money")
+        return self
+
+    def cap(self) -> Cap:
+        return Cap(self.tokens, self.passes, self.money, self.per, self.policy)
+
+
 class DeferralOptions(_Body):
-    budget: float = Field(ge=0.0, le=1.0, description="share of the tokens that the expert may write")
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "not": {"required": ["budget", "budget_money"]}})
+    budget: float = Field(NOT_GIVEN, ge=0.0, le=1.0, description="share of the tokens that the expert may write")
+    budget_money: float = Field(
+        NOT_GIVEN,
+        ge=0.0,
+        le=1e12,
+        description="money for a sequence, about, instead of a share; needs a server with prices",
+    )
+    cap: CapOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_given(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("it is empty; give budget, budget_money or cap")
+        if {"budget", "budget_money"} <= self.model_fields_set:
+            raise ValueError("give either budget or budget_money")
+        return self
 
 
 class StreamOptions(_Body):
@@ -198,6 +241,16 @@ class Asking(_Body):
     def given_budget(self) -> float | None:
         """The budget outside of the model's name."""
 
+    @property
+    def given_money(self) -> float | None:
+        """The budget in money."""
+        return None
+
+    @property
+    def given_cap(self) -> Cap | None:
+        """The hard cap, if any."""
+        return None
+
     @abstractmethod
     def inputs(self, codec: Codec) -> list[Any]:
         """Return the inputs for the codec."""
@@ -213,6 +266,15 @@ class _Common(Asking):
     @property
     def given_budget(self) -> float | None:
         return None if self.deferral is None else self.deferral.budget
+
+    @property
+    def given_money(self) -> float | None:
+        return None if self.deferral is None else self.deferral.budget_money
+
+    @property
+    def given_cap(self) -> Cap | None:
+        options = None if self.deferral is None else self.deferral.cap
+        return None if options is None else options.cap()
 
 
 class _Writing(_Common):
@@ -368,11 +430,11 @@ def requested_budget(request: Asking, name: str) -> float | None:
     if model != name:
         raise unknown_model(request.model, name)
     in_name = _parse_budget(suffix) if separator else None
-    in_field = request.given_budget
+    in_field = request.given_budget if request.given_money is None else request.given_money
     if in_name is not None and in_field is not None:
         message = f"the model's name gives a budget of {in_name:g}, and deferral one of {in_field:g}; give it once"
         raise APIError(400, message, param="deferral")
-    return in_name if in_field is None else in_field
+    return in_name if request.given_budget is None else request.given_budget
 
 
 def _parse_budget(text: str) -> float:

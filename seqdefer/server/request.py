@@ -17,9 +17,12 @@ from fastapi import Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import Setting
+from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.generation import input_tokens
 from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest
 from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
@@ -64,6 +67,7 @@ class Service:
     default_budget: float
     monitor: TrafficMonitor
     quality: QualityPromise | None = None  # whose setting requests get that name no budget
+    caps: tuple[Cap, ...] = ()  # of every request
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -127,7 +131,7 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        budget = requested_budget(body, self.name)
+        budget, caps = self._budget(body, inputs), self._caps(body)
         if budget is None and self.quality is not None:
             found: _Chosen = (self.quality.setting, self.quality.in_words(), None)
             budget = self.quality.share
@@ -137,9 +141,10 @@ class Service:
         setting, promise, shortfall = found
         remarks += [] if shortfall is None else [shortfall]
         transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
-        transcript.promise = promise
-        transcript.drift = self.monitor.warning
-        asked = WriteRequest(inputs, setting.threshold, limit, **options)
+        transcript.promise, transcript.drift = promise, self.monitor.warning
+        transcript.has_cap, transcript.prices = bool(caps), self.model.prices
+        transcript.by_token = self.model.is_token_level
+        asked = WriteRequest(inputs, setting.threshold, limit, caps=caps, **options)
         active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
         if asked.may_defer:
             active.on_close = partial(self._watch, asked, setting, transcript)
@@ -155,6 +160,26 @@ class Service:
         for index, tokens in enumerate(transcript.tokens):
             self.monitor.note(request, setting, tokens, transcript.drafts.get(index))
 
+    def _budget(self, body: Asking, inputs: Sequence[Any]) -> float | None:
+        """Return the budget of a request: as given, or what its money buys; None: it names none."""
+        given, money = requested_budget(body, self.name), body.given_money
+        if money is None:
+            return given
+        codec = self.model.served.codec
+        try:
+            return self.model.budget_for_money(money, input_tokens(codec, inputs, codec.encode(inputs)))
+        except InputError as error:
+            param = "deferral" if isinstance(error, OptionError) else None
+            raise APIError(400, str(error), param=param) from error
+
+    def _caps(self, body: Asking) -> tuple[Cap, ...]:
+        """Return the caps of a request: the server's, and its own."""
+        if (own := body.given_cap) is None:
+            return self.caps
+        if own.money is not None and self.model.prices is None:
+            raise APIError(400, "a cap in money needs prices, and this server has none", param="deferral")
+        return (*self.caps, own)
+
 
 class ActiveRequest:
     """A submitted request with its transcript and deadline. Call `close` in the end."""
@@ -162,7 +187,7 @@ class ActiveRequest:
     def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, state: Any) -> None:
         self.scheduler, self.transcript, self.started = scheduler, transcript, state["started"]
         self.account: Account = state["account"]
-        self.most = len(request.inputs) * request.max_tokens if request.may_defer and transcript.budget else 0
+        self.most = self._most_tokens(request) if request.may_defer and transcript.budget else 0
         self.account.check_spending(self.most)
         self.seconds = scheduler.limits.request_seconds
         self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - self.started)
@@ -174,6 +199,12 @@ class ActiveRequest:
         self._is_open = True
         self.outcome = CLIENT_LEFT  # of its stream, until it ends otherwise
         self.on_close: Callable[[], None] = lambda: None  # called once, when nothing more is read
+
+    def _most_tokens(self, request: WriteRequest) -> int:
+        """Return the most tokens that the expert may write for a request."""
+        n, most = len(request.inputs), request.max_tokens
+        allowed = allowances(request.caps, [0] * n, self.scheduler.model.prices)
+        return n * most if allowed is None else sum(one.most_tokens(most) for one in allowed)
 
     async def next_token(self) -> Token | None:
         """Return the next token, or None after the last."""

@@ -6,12 +6,14 @@ import math
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
 from seqdefer.budgets.calibration import LossCurve
+from seqdefer.budgets.caps import Cap
 from seqdefer.budgets.drift import DELTA, Evidence
+from seqdefer.budgets.prices import Prices, total
 from seqdefer.budgets.promises import Promise
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.interfaces import Codec, TokenRejector
@@ -27,6 +29,7 @@ from seqdefer.server.openapi import (
     BudgetPromise,
     BudgetSeconds,
     BudgetSetting,
+    CapDetails,
     ChatLogProbs,
     ChatTokenLogProb,
     ChatTopLogProb,
@@ -39,6 +42,7 @@ from seqdefer.server.openapi import (
     DriftState,
     DriftTest,
     Model,
+    Money,
     QualityDetails,
     Scores,
     ServedBudget,
@@ -59,10 +63,13 @@ class Transcript:
     remarks: list[str]
     texts: list[str]
     tokens: list[list[Token]]
-    input_tokens: int = 0
+    input_lengths: list[int] = field(default_factory=list)
     promise: str | None = None
     drift: str | None = None
     drafts: dict[int, ScoredDraft] = field(default_factory=dict)  # by input; empty at token level
+    has_cap: bool = False
+    prices: Prices | None = None
+    by_token: bool = True
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -72,7 +79,7 @@ class Transcript:
 
     def add(self, event: InputsRead | Drafted | Token) -> None:
         if isinstance(event, InputsRead):
-            self.input_tokens = sum(event.input_tokens)
+            self.input_lengths = event.input_tokens
             self.remarks += event.remarks
             return
         if isinstance(event, Drafted):
@@ -80,6 +87,10 @@ class Transcript:
             return
         self.texts[event.index] += event.text
         self.tokens[event.index].append(event)
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(self.input_lengths)
 
     def finish_reason(self, index: int) -> str | None:
         return self.tokens[index][-1].finish
@@ -121,7 +132,17 @@ class Transcript:
             summary["promise"] = self.promise
         if self.drift is not None:
             summary["drift"] = self.drift
+        if self.has_cap:
+            summary["capped"] = sum(token.capped for row in rows for token in row)
+        if self.prices is not None and self.input_lengths:
+            summary["money"] = self._money(self.prices, index)
         return summary
+
+    def _money(self, prices: Prices, index: int | None) -> Money:
+        places = range(len(self.tokens)) if index is None else [index]
+        authors = {place: [int(token.author == "expert") for token in self.tokens[place]] for place in places}
+        bills = [prices.bill(self.input_lengths[place], row, by_token=self.by_token) for place, row in authors.items()]
+        return cast(Money, total(bills).plain())
 
     def record(self, metrics: Metrics) -> None:
         for author in ("predictor", "expert"):
@@ -323,6 +344,7 @@ class Described(Protocol):
     default_budget: float
     monitor: TrafficMonitor
     quality: QualityPromise | None
+    caps: tuple[Cap, ...]
 
     @property
     def model(self) -> DeferringModel: ...
@@ -359,6 +381,8 @@ def deferral_response(service: Described) -> DeferralModel:
         "served": served,
         "curve": _curve(model.curve),
         "timing": _timing(model.timing),
+        "currency": None if model.prices is None else model.prices.currency,
+        "caps": [cast(CapDetails, asdict(cap)) for cap in service.caps],
     }
 
 

@@ -16,12 +16,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from seqdefer.budgets.caps import Cap
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError, missing_extra
 from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
@@ -167,6 +168,7 @@ def serve(
     keys: Path | None = None,
     usage: Path | None = None,
     budget: float = DEFAULT_BUDGET,
+    caps: Sequence[Cap] = (),
     host: str | None = None,
     served_log: ServedLog | None = None,
     quality: QualityPromise | None = None,
@@ -178,8 +180,8 @@ def serve(
     reserve_descriptors(limits)
     only_host = None if api_key is not None or keys is not None else trusted_host(listening, host)
     app = create_app(
-        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, only_host=only_host,
-        served_log=served_log, quality=quality,
+        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, caps=caps,
+        only_host=only_host, served_log=served_log, quality=quality,
     )  # fmt: skip
     server = make_server(app, limits)
     app.state.scheduler.on_failure = lambda: setattr(server, "should_exit", True)

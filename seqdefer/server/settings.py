@@ -51,6 +51,18 @@ class ServerSettings:
         None,
         "least promise of quality, as of fit --within; requests that name no budget then get its setting (none)",
     )
+    prices: Path | None = option(  # noqa: RUF009
+        None, "TOML file of the prices of predictor and expert: answers say what was spent and saved (none)"
+    )
+    cap_tokens: int | None = option(None, "tokens that the expert writes, at most; a hard cap (none)")
+    cap_passes: int | None = option(
+        None, "how often the expert is asked, at most: by token once for each, one for a hand-off; a hard cap (none)"
+    )
+    cap_money: float | None = option(None, "money for the expert, at most; a hard cap, needs prices (none)")
+    cap_per: str | None = option(None, "what a cap is about: sequence or request (sequence)")
+    cap_policy: str | None = option(
+        None, "rising: raise the threshold as the cap is used up; cut-off: defer as usual until it is (rising)"
+    )
     api_key: str | None = option(
         None, "one key that clients must send; SEQDEFER_API_KEY is safer, as lists of processes do not show it (none)"
     )

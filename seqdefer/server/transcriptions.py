@@ -17,6 +17,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
+from seqdefer.budgets.caps import Cap
 from seqdefer.interfaces import Codec
 from seqdefer.server.batches import Token
 from seqdefer.server.http import APIError
@@ -45,6 +46,12 @@ class TranscriptionRequest(Asking):
     file: Annotated[bytes, WithJsonSchema({"type": "string", "format": "binary", "description": "a WAV or FLAC file"})]
     # OpenAI's client writes extra_body={"deferral": {"budget": 0.2}} so into a form.
     budget: float | None = Field(None, ge=0.0, le=1.0, alias="deferral[budget]")
+    budget_money: float | None = Field(None, ge=0.0, le=1e12, alias="deferral[budget_money]")
+    cap_tokens: int | None = Field(None, ge=0, le=2**31, alias="deferral[cap][tokens]")
+    cap_passes: int | None = Field(None, ge=0, le=2**31, alias="deferral[cap][passes]")
+    cap_money: float | None = Field(None, ge=0.0, le=1e12, alias="deferral[cap][money]")
+    cap_per: Literal["sequence", "request"] = Field("sequence", alias="deferral[cap][per]")
+    cap_policy: Literal["cut-off", "rising"] = Field("rising", alias="deferral[cap][policy]")
     language: str | None = None
     response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: Annotated[float, AfterValidator(check_greedy), WithJsonSchema({"const": 0})] = 0.0
@@ -55,14 +62,25 @@ class TranscriptionRequest(Asking):
     timestamps: Unsupported = Field(None, alias="timestamp_granularities[]")
 
     @model_validator(mode="after")
-    def _check_stream(self) -> Self:
+    def _check_choices(self) -> Self:
         if self.stream and self.response_format == "verbose_json":
             raise ValueError("a stream has events of its own; leave out response_format or stream")
+        if self.budget is not None and self.budget_money is not None:
+            raise ValueError("give either deferral[budget] or deferral[budget_money]")
         return self
 
     @property
     def given_budget(self) -> float | None:
         return self.budget
+
+    @property
+    def given_money(self) -> float | None:
+        return self.budget_money
+
+    @property
+    def given_cap(self) -> Cap | None:
+        limits = self.cap_tokens, self.cap_passes, self.cap_money
+        return None if limits == (None, None, None) else Cap(*limits, self.cap_per, self.cap_policy)
 
     def inputs(self, codec: Codec) -> list[Any]:
         if codec.language is not None and self.language not in (None, "", codec.language):
@@ -213,10 +231,12 @@ def _token_usage(transcript: Transcript) -> dict[str, Any]:
 # -- the description -----------------------------------------------------------------------------------------------
 
 
-def form_schema(name: str, codec: Codec) -> Schema:
+def form_schema(name: str, codec: Codec, *, has_prices: bool) -> Schema:
     """Describe the form for OpenAPI, narrowed to the served model."""
     schema = TranscriptionRequest.model_json_schema(by_alias=True)
     schema["properties"]["model"] = {"type": "string", "pattern": name_pattern(name), "examples": [name]}
+    if not has_prices:
+        del schema["properties"]["deferral[budget_money]"], schema["properties"]["deferral[cap][money]"]
     if codec.language is not None:
         schema["properties"]["language"] = {"enum": ["", codec.language]}
     return {"requestBody": {"required": True, "content": {FORM: {"schema": schema}}}}

@@ -19,6 +19,7 @@ from command_line import Capture, fails_with, run
 from rich.console import Console
 from toy_pair import LetterCodec, Toy, numbers
 
+from seqdefer.budgets.prices import read_prices
 from seqdefer.budgets.served import ServedInput
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.model import folders
@@ -374,3 +375,87 @@ def test_a_folder_may_be_moved(folder: Path, tmp_path: Path, capsys: Capture) ->
     shutil.move(folder, tmp_path / "elsewhere")
     assert run("generate", tmp_path / "elsewhere", 13) == 0
     assert capsys.readouterr().out == before
+
+
+# -- caps and money ------------------------------------------------------------------------------------------------
+
+PRICES = "currency = 'EUR'\n[predictor]\noutput = 100000\n[expert]\ninput = 100000\noutput = 1000000\ncall = 0.5\n"
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    path = tmp_path / "prices.toml"
+    path.write_text(PRICES)
+    return path
+
+
+def test_a_cap_holds_and_is_told(folder: Path, capsys: Capture) -> None:
+    always = ("generate", folder, 13, 7932, "--threshold=-inf")
+    assert run(*always, "--cap-tokens", 3, "--cap-per", "request", "--cap-policy", "cut-off", "--json") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["expert_tokens"] for row in rows] == [2, 1]
+    assert all(row["capped"] == row["predictor_tokens"] for row in rows)
+    assert run(*always, "--cap-passes", 2) == 0
+    assert "; the cap kept " in capsys.readouterr().out
+
+
+def test_what_was_spent_and_saved_is_shown(folder: Path, prices: Path, capsys: Capture) -> None:
+    assert run("generate", folder, 13, "--threshold=-inf", "--prices", prices) == 0
+    assert " EUR: lost " in capsys.readouterr().out  # the expert alone needs one call
+    assert run("generate", folder, 13, "--threshold=inf", "--prices", prices) == 0
+    assert " EUR: saved " in capsys.readouterr().out
+    assert run("generate", folder, 13, "--threshold=inf", "--prices", prices, "--json") == 0
+    money = json.loads(capsys.readouterr().out)["money"]
+    assert money["expert"] == 0
+    assert money["saved"] == money["expert_alone"] - money["spent"] > 0
+
+
+def test_a_budget_in_money_buys_a_share(folder: Path, prices: Path, capsys: Capture) -> None:
+    model = DeferringModel.from_pretrained(folder)
+    model.use_prices(read_prices(prices))
+    budget = model.budget_for_money(3.0, [1])
+    assert 0 < budget < 1
+    assert model.expected_money(1, model.setting(budget).share) <= 3.0
+    assert run("generate", folder, 13, 14, "--prices", prices, "--budget-money", 3, "--json") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["tokens"] for row in rows] == [
+        row["tokens"] for row in model.generate([13, 14], budget).rows(model.served.codec)
+    ]
+
+
+def test_calibrate_shows_what_budgets_cost(folder: Path, prices: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = write_numbers(tmp_path / "own.jsonl", 40)
+    assert run("calibrate", folder, "--data", data, "--prices", prices, "--json") == 0
+    budgets = json.loads(capsys.readouterr().out)["budgets"]
+    assert [one["money"] for one in budgets] == sorted(one["money"] for one in budgets)
+    assert run("calibrate", folder, "--data", data, "--prices", prices, "--quiet") == 0
+    assert "budgets in money" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cap-money", 1], "a cap in money needs prices; give --prices FILE"),
+        (["--cap-tokens", -1], "a cap of -1 tokens; give a number from 0 on"),
+        (["--cap-per", "request"], "--cap-per and --cap-policy say how to cap; give --cap-tokens, --cap-passes"),
+        (["--cap-tokens", 1, "--cap-per", "day"], "unknown scope of a cap 'day'; available: request, sequence"),
+        (["--budget-money", 1], "a budget in money needs prices; give --prices FILE"),
+        (["--budget-money", 1, "--budget", 0.2], "--budget and --budget-money exclude each other; give one of them"),
+        (["--prices", "nowhere.toml"], "cannot read nowhere.toml"),
+    ],
+)
+def test_bad_caps_and_prices(arguments: list[Any], message: str, folder: Path, capsys: Capture) -> None:
+    assert message in fails_with(capsys, "generate", folder, 13, *arguments)
+
+
+def test_prices_that_cannot_be_used(folder: Path, prices: Path, capsys: Capture) -> None:
+    prices.write_text(PRICES.replace("call = 0.5", "call = -0.5"))
+    error = fails_with(capsys, "generate", folder, 13, "--prices", prices)
+    assert error == f"call in [expert] of {prices} is -0.5; give a number from 0 on"
+    prices.write_text(PRICES.replace("output = 100000\n", "hour = 2\n"))
+    error = fails_with(capsys, "generate", folder, 13, "--prices", prices)
+    assert "the predictor has a price per hour or minute, but how long it takes was not measured" in error
+    prices.write_text(PRICES)
+    assert "is too small: the predictor alone costs about" in fails_with(
+        capsys, "generate", folder, 13, "--prices", prices, "--budget-money", 0.001
+    )

@@ -63,3 +63,15 @@ def test_plot_needs_results(done: tuple[Path, str, str], tmp_path: Path, capsys:
     assert set(content(tmp_path)) == {"results.json"}
     (tmp_path / "file").write_text("mine")
     assert "cannot write into" in fails_with(capsys, "plot", done[0], "--out", tmp_path / "file")
+
+
+def test_prices_add_a_section(done: tuple[Path, str, str], tmp_path: Path, capsys: Capture) -> None:
+    shutil.copy(done[0] / "results.json", tmp_path)
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[predictor]\noutput = 1\n[expert]\noutput = 10\ncall = 1\n")
+    assert run("plot", tmp_path, "--prices", prices) == 0
+    report = (tmp_path / "report.html").read_text()
+    assert "USD per sequence" in report
+    assert "\N{MINUS SIGN}" in report[report.index("USD per sequence") :]  # a call for each token loses money
+    assert run("plot", tmp_path) == 0
+    assert "USD per sequence" not in (tmp_path / "report.html").read_text()

@@ -122,6 +122,8 @@ def check_description(server: RunningServer, **expected: Any) -> None:
         "calibrated_on": model.calibration.inputs,
         "promise": None,
         "quality": None,
+        "currency": None,
+        "caps": [],
     }
     assert response == {**common, **expected}
 

@@ -14,8 +14,20 @@ from typing import Any
 
 import pytest
 from browsers import Browser
-from servers import IGNORE_BUDGETS, RunningServer, SlowPredictor, metric, running, slow_model, toy_model, until
+from servers import (
+    IGNORE_BUDGETS,
+    RunningServer,
+    SlowPredictor,
+    metric,
+    running,
+    slow_model,
+    toy_model,
+    until,
+    with_parts,
+)
 
+from seqdefer.budgets.caps import Cap
+from seqdefer.budgets.prices import Prices, Rates
 from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.server import request
 
@@ -377,3 +389,19 @@ def test_screenshot(chromium: Browser, tour_task: tuple[Any, Path], cities: list
     script, picture = Path(__file__).parents[2] / "tools" / "screenshot.py", tmp_path / "page.png"
     subprocess.run([sys.executable, script, tour_task[1], json.dumps(cities[0]), "--out", picture], check=True)
     assert min(struct.unpack(">II", picture.read_bytes()[16:24])) > 1000
+
+
+def test_a_server_with_prices_shows_money_and_caps(browser: Browser) -> None:
+    """What the server counts takes the place of prices that users set."""
+    model = with_parts(toy_model())
+    model.use_prices(Prices(Rates(output=1e5), Rates(output=1e6, call=0.5), "EUR"))
+    with running(model, caps=(Cap(tokens=2),)) as server:
+        browser.open(server)
+        browser.write("7932", 100)
+        assert not browser.find("#prices").is_displayed()
+        written = model.generate(["7932"], 1.0, cap=Cap(tokens=2))
+        assert written.bills is not None
+        bill = written.bills[0]
+        assert f"spent{bill.spent:.4g} EUR" in browser.text("#stats")
+        assert f"{'lost' if bill.saved < 0 else 'saved'}{abs(bill.saved):.4g} EUR" in browser.text("#stats")
+        assert f"The cap kept {written.capped[0]} tokens from the expert." in browser.text("#remarks")  # type: ignore[index]

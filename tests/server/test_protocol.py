@@ -84,7 +84,7 @@ def test_error_says_how_to_fix_the_body(server: RunningServer, body: bytes, medi
         ({"deferral": {"budget": float("inf")}}, "deferral.budget"),
         ({"deferral": {"budget": "0.2"}}, "deferral.budget"),
         ({"deferral": {"budget": True}}, "deferral.budget"),
-        ({"deferral": {}}, "deferral.budget"),
+        ({"deferral": {}}, "deferral"),
         ({"deferral": {"budget": 0.2, "burden": 1}}, "deferral.burden"),
         ({"deferal": {"budget": 0.2}}, "deferal"),
         ({"max_tokens": 0}, "max_tokens"),

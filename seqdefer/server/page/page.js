@@ -44,6 +44,7 @@ class Page {
     byId("curve-note").textContent = this.curve.note;
     showPromise(model);
     showTiming(model.timing);
+    byId("prices").hidden = model.currency !== null;
     byId("board").hidden = false;
   }
 
@@ -74,6 +75,7 @@ class Page {
   }
 
   get prices() {
+    if (this.model.currency !== null) return null;
     const value = (author) => Math.max(0, byId(`price-${author}`).valueAsNumber || 0);
     return { predictor: value("predictor"), expert: value("expert") };
   }
@@ -194,6 +196,7 @@ class Page {
       const failure = `The expert failed, and the predictor finished: ${deferral.reason}`;
       items.unshift(make("li", { className: "failed", textContent: failure }));
     }
+    if (deferral?.capped) items.unshift(make("li", { textContent: `The cap kept ${plural(deferral.capped, "token")} from the expert.` }));
     byId("remarks").hidden = items.length === 0;
     byId("remarks").replaceChildren(...items);
   }

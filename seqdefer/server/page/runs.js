@@ -25,17 +25,29 @@ export function savingOf(run, prices) {
   return { cost, alone, saved: alone > 0 ? 1 - cost / alone : null };
 }
 
+// `prices` are those that users set; null where the server has its own.
 export function statsOf(run, prices, alone) {
   const { written, byExpert, switches, share } = countOf(run);
   const expected = run.deferral ? `, expected ${percent(run.deferral.expected_share)}` : "";
-  const { cost, alone: full, saved } = savingOf(run, prices);
+  const { cost, alone: full, saved } = savingOf(run, prices ?? { predictor: 0, expert: 0 });
   const costs = saved === null ? "set a price for the expert" : `${short(cost)} instead of ${short(full)} for the expert alone`;
   const facts = Object.entries(run.facts).map(([name, value]) => [name, short(value), comparison(name, alone)]);
   return [
     ...facts,
     ["by the expert", `${byExpert} of ${written}`, plural(switches, "switch")],
     ["share", percent(share), `budget ${percent(run.budget, 0)}${expected}`],
-    ["estimated saving", saved === null ? "none" : percent(saved, 0).replace("-", "−"), costs],
+    ...(prices ? [["estimated saving", saved === null ? "none" : percent(saved, 0).replace("-", "−"), costs]] : moneyOf(run)),
+  ];
+}
+
+// What a run cost by the server's prices; it is known when the run is over.
+function moneyOf({ deferral }) {
+  if (!deferral?.money) return [];
+  const { currency, predictor, expert, spent, expert_alone: alone, saved } = deferral.money;
+  const amount = (value) => `${short(value)} ${currency}`;
+  return [
+    ["spent", amount(spent), `predictor ${amount(predictor)}, expert ${amount(expert)}`],
+    [saved < 0 ? "lost" : "saved", amount(Math.abs(saved)), `the expert alone ${amount(alone)}`],
   ];
 }
 

@@ -1,0 +1,139 @@
+"""Caps and money in requests and answers: caps hold, answers say where they bite and what was spent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servers import COMPLETE, COMPLETIONS, check_error, events_of, inputs_of, running, toy_model, with_parts
+
+from seqdefer.budgets.caps import Cap
+from seqdefer.budgets.prices import Prices, Rates
+from seqdefer.server.transcriptions import TranscriptionRequest
+
+pytest.importorskip("openai", reason="needs openai: pip install openai")
+
+PRICES = Prices(Rates(output=1e5), Rates(input=1e5, output=1e6, call=0.5), "EUR")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    with running(toy_model()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def priced() -> Iterator[Any]:
+    model = with_parts(toy_model())
+    model.use_prices(PRICES)
+    with running(model, caps=(Cap(tokens=3),)) as started:
+        yield started
+
+
+def ask(server: Any, inputs: list[str], **deferral: Any) -> Any:
+    return server.post(COMPLETE, {"model": "toy", "inputs": inputs, "deferral": deferral})
+
+
+def expert_tokens(answer: Any) -> list[int]:
+    return [sum(token["author"] == "expert" for token in one["tokens"]) for one in answer["data"]]
+
+
+@pytest.mark.parametrize("policy", ["cut-off", "rising"])
+def test_a_cap_of_a_request_holds_and_is_told(server: Any, policy: str) -> None:
+    cap = {"tokens": 5, "per": "request", "policy": policy}
+    answer = ask(server, inputs_of(4), budget=1.0, cap=cap).json()
+    counts = expert_tokens(answer)
+    assert 0 < sum(counts) <= 5
+    wanted = sum(token["defer"] for one in answer["data"] for token in one["tokens"])
+    assert answer["deferral"]["capped"] == wanted - sum(counts) > 0
+    model = server.model
+    caps = [Cap(tokens=5, per="request", policy=policy)]  # type: ignore[arg-type]
+    assert answer["usage"]["expert_tokens"] == sum(model.generate(inputs_of(4), 1.0, cap=caps).expert_tokens)
+
+
+def test_a_cap_that_does_not_bite_is_told_too(server: Any) -> None:
+    answer = ask(server, inputs_of(2), budget=0.2, cap={"passes": 99}).json()
+    assert answer["deferral"]["capped"] == 0
+    assert "capped" not in ask(server, inputs_of(2), budget=0.2).json()["deferral"]
+
+
+def test_streams_and_names_with_a_budget(server: Any) -> None:
+    body = {"model": "toy@1.0", "prompt": "13", "stream": True, "deferral": {"cap": {"tokens": 2}}}
+    *_, last = events_of(server.post(COMPLETIONS, body))
+    assert last["deferral"]["capped"] > 0
+    cut = {"deferral": {"cap": {"tokens": 2, "policy": "cut-off"}}}
+    assert server.complete("13", 1.0, extra_body=cut).usage.expert_tokens == 2
+
+
+def test_the_caps_of_a_server_hold_for_all(priced: Any) -> None:
+    for own in ({}, {"cap": {"tokens": 9}}, {"cap": {"tokens": 1}}):
+        counts = expert_tokens(ask(priced, inputs_of(5), budget=1.0, **own).json())
+        assert max(counts) <= (1 if own.get("cap") == {"tokens": 1} else 3)
+    described = priced.get("/v1/deferral").json()
+    assert described["caps"] == [{"tokens": 3, "passes": None, "money": None, "per": "sequence", "policy": "rising"}]
+    assert described["currency"] == "EUR"
+
+
+def test_answers_have_money(priced: Any) -> None:
+    answer = ask(priced, inputs_of(3), budget=1.0).json()
+    bills = [
+        PRICES.bill(1, [int(token["author"] == "expert") for token in one["tokens"]], by_token=True)
+        for one in answer["data"]
+    ]
+    money = answer["deferral"]["money"]
+    assert money["currency"] == "EUR"
+    assert money["expert"] == pytest.approx(sum(bill.expert for bill in bills))
+    assert money["spent"] == pytest.approx(money["predictor"] + money["expert"])
+    assert money["saved"] == pytest.approx(money["expert_alone"] - money["spent"])
+    assert money["saved"] < 0 or money["spent"] < money["expert_alone"]
+
+
+def test_budgets_and_caps_in_money(priced: Any) -> None:
+    answer = ask(priced, inputs_of(3), budget=1.0, cap={"money": 2.0}).json()
+    bills = [sum(token["author"] == "expert" for token in one["tokens"]) for one in answer["data"]]
+    assert max(bills) == 1  # a call and a token cost 1.6 or more
+    poor, rich = (ask(priced, ["13"], budget_money=money).json()["deferral"]["budget"] for money in (2.5, 9.0))
+    assert 0 < poor < rich
+
+
+@pytest.mark.parametrize(
+    ("deferral", "message"),
+    [
+        ({"cap": {}}, "a cap limits nothing; give tokens, passes or money"),
+        ({"cap": {"tokens": -1}}, "deferral.cap.tokens"),
+        ({"cap": {"token": 1}}, "unknown field; leave it out"),
+        ({"cap": {"money": 1.0}}, "a cap in money needs prices, and this server has none"),
+        ({"budget_money": 1.0}, "a budget in money needs prices; give --prices FILE"),
+        ({"budget": 0.2, "budget_money": 1.0}, "give either budget or budget_money"),
+    ],
+)
+def test_bad_caps(server: Any, deferral: dict[str, Any], message: str) -> None:
+    check_error(ask(server, ["13"], **deferral), 400, message)
+
+
+def test_too_little_money(priced: Any) -> None:
+    message = "a budget of 0.001 EUR is too small: the predictor alone costs about"
+    check_error(ask(priced, ["13"], budget_money=0.001), 400, message)
+
+
+def test_caps_in_forms() -> None:
+    fields = {"file": b"x", "model": "toy", "deferral[cap][tokens]": "5", "deferral[cap][policy]": "cut-off"}
+    assert TranscriptionRequest.model_validate(fields).given_cap == Cap(tokens=5, policy="cut-off")
+    assert TranscriptionRequest.model_validate({"file": b"x", "model": "toy"}).given_cap is None
+    both = {**fields, "deferral[budget]": "0.2", "deferral[budget_money]": "1"}
+    with pytest.raises(ValueError, match="give either"):
+        TranscriptionRequest.model_validate(both)
+
+
+@pytest.mark.slow
+def test_caps_hold_under_load() -> None:
+    """`python -m benchmarks.caps --requests 10000` sends more."""
+    from benchmarks import caps
+
+    with running(caps.toy_model()) as server:
+        found = asyncio.run(caps.send_all(server.address, "toy", 500, 50))
+    assert found.requests == 500
+    assert found.capped > 0
+    assert found.exceeded == 0
