@@ -73,7 +73,7 @@ class CapRow:
 
 @dataclass(frozen=True)
 class Pair:
-    """A task with a fit_subject rejector, and inputs to calibrate and to write."""
+    """A task with a fitted rejector, and inputs to calibrate and to write."""
 
     task: Task
     deferral: DeferralRunner
