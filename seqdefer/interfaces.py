@@ -450,6 +450,9 @@ class TaskEntry:
     are enough for the preset `quick`. `training` is set where the predictor can be trained by a command of its own.
     `serve(options, folder, device, meter)` returns the pair without any data, for users' own inputs; `folder` is the
     one that `prepare` had for `seqdefer fit`, wherever it is now. None where there is nothing to serve.
+    The class of options may also have `usual_options`, names of those that `--help` lists (`--help-all` lists all),
+    `test_options`, those that `without_test()` makes useless, and `choices`, the values of an option by its name.
+    `file` is set where the entry was read from a file: `seqdefer run ./my_task.py`.
     """
 
     name: str
@@ -460,6 +463,7 @@ class TaskEntry:
     quick_instances: int = 100
     training: PredictorTraining | None = None
     serve: Callable[[Any, Path, torch.device, Meter], Served] | None = None
+    file: str = ""
     hyperparameters: InitVar[Any] = None  # of the first version
 
     def __post_init__(self, hyperparameters: Any) -> None:

@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     folder = run_folder(entry, chosen)
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
     how |= {"labelling": chosen_executor(chosen), "timing": not chosen.no_timing}
-    with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
         results = run_task(entry, options, settings, folder, **how, meter=meter)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
@@ -70,7 +70,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
     words = "do not time the pair and its methods for curves against seconds"
     group.add_argument("--no-timing", action="store_true", help=words)
     add_learning(parser, entry)
-    add_executor(parser, store="labels, in the folder of --out")
+    parser.keep_for_help_all(add_executor(parser, store="labels, in the folder of --out"))
     add_task_options(parser, entry)
     return parser
 

@@ -91,7 +91,7 @@ def fit_model(
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     served = served_of(task)
     recipe = recipe_in_words(settings.recipe, recipe_changes(entry, options, settings))
-    model = DeferringModel(served, rejector, pairing=pairing_of(entry.name, options, served, recipe))
+    model = DeferringModel(served, rejector, pairing=pairing_of(entry.file or entry.name, options, served, recipe))
     validation = splits.validation
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.
     learns_from = get_method(method).learns_from

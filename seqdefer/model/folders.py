@@ -27,7 +27,7 @@ from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served
 from seqdefer.methods.timing import Timing
 from seqdefer.progress import Meter
-from seqdefer.registry import load_task
+from seqdefer.registry import FILE_SUFFIX, load_task
 from seqdefer.rejectors.base import SavedRejector
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.storage.records import read_record, to_plain
@@ -151,6 +151,7 @@ def _read(kind: type[Record], path: Path, action: str) -> Record:
 
 def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Served:
     """Load the pair that `folder` names, and refuse another."""
+    _check_task_file(pairing.task, folder)
     entry = load_task(pairing.task)
     if entry.serve is None:
         raise OptionError(f"task {pairing.task!r} has no pair to serve")
@@ -169,6 +170,16 @@ def load_served(pairing: Pairing, folder: Path, device: str, meter: Meter) -> Se
                 "fit again"
             )
     return served
+
+
+def _check_task_file(task: str, folder: Path) -> None:
+    """Refuse code that came with a folder: a task of a file is one that its user wrote or put somewhere else."""
+    path = Path(task)
+    if path.suffix == FILE_SUFFIX and (not path.is_absolute() or folder.resolve() in path.resolve().parents):
+        raise CheckpointError(
+            f"{folder / PAIRING_FILE} names the code {task!r:.200}, which is part of the model; code is not run from "
+            "there: move the file elsewhere and fit again, or install the task as a package"
+        )
 
 
 def pairing_of(task: str, options: Any, served: Served, recipe: str = "") -> Pairing:

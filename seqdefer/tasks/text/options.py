@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.remote.client import Endpoint, check_url, is_url
@@ -30,6 +31,12 @@ RANGES = {
 class TextOptions:
     """Options of a text task, which are also its command-line options."""
 
+    usual_options: ClassVar = (
+        "predictor", "expert", "train", "test", "document_field", "summary_field", "prefix", "suffix", "length",
+        "input_tokens", "dtype", "train_documents", "test_documents", "expert_model",
+    )  # fmt: skip
+    test_options: ClassVar = ("test", "test_documents")
+    choices: ClassVar = {"rouge": ROUGE, "shown": FEATURE_SETS, "token_loss": TOKEN_LOSSES, "dtype": DTYPES}
     predictor: str = option("", "the small model: a name on the Hugging Face Hub, or a folder", is_path=True)
     expert: str = option(
         "",
@@ -72,8 +79,7 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
-        choices = {"rouge": ROUGE, "shown": FEATURE_SETS, "token_loss": TOKEN_LOSSES, "dtype": DTYPES}
-        for name, available in choices.items():
+        for name, available in self.choices.items():
             if getattr(self, name) not in available:
                 raise unknown(f"--{name.replace('_', '-')}", getattr(self, name), available)
         check_prompt(self.expert_prompt)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ class ShortRecordWarning(UserWarning):
 class WeatherOptions:
     """Options of the weather task."""
 
+    usual_options: ClassVar = ("data", "column", "split", "noise", "train_windows")
     data: str = option(
         "mast",
         "a CSV file (plain or gzip) with a time and a temperature column; or 'jena' to download the official 2009-2016 "
