@@ -105,8 +105,8 @@ def load_task(name: str) -> TaskEntry:
 
 
 def load_task_file(path: Path) -> TaskEntry:
-    """Import a file and return its `ENTRY`. Its folder becomes importable, as that of a script does: the file may import
-    its neighbours, and labelling processes find it."""
+    """Import a file and return its `ENTRY`. Its folder becomes importable, as that of a script: the file may import its
+    neighbours, and labelling processes find it."""
     if not path.is_file():
         raise OptionError(f"there is no file {path}; name an installed task (seqdefer tasks) or a file with one")
     path = path.resolve()
@@ -120,6 +120,7 @@ def load_task_file(path: Path) -> TaskEntry:
         raise ContractError(f"{path}{place} cannot be loaded: {error!r}") from error
     if Path(module.__file__ or "").resolve() != path:
         raise OptionError(f"{path} has the name of another module, {module.__file__}; rename the file")
-    if (entry := getattr(module, "ENTRY", None)) is None:
+    entry: TaskEntry | None = getattr(module, "ENTRY", None)
+    if entry is None:
         raise ContractError(f"{path} has no ENTRY; add one: ENTRY = seqdefer.TaskEntry(name=...)")
     return replace(entry, file=str(path))

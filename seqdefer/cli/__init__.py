@@ -18,10 +18,10 @@ from seqdefer.cli import completion, doctor, generate, labelling, models, new_ta
 from seqdefer.cli.common import Command, Parser, exit_status, one_line
 from seqdefer.errors import unknown
 
-COMMANDS = (
+COMMANDS: tuple[Command, ...] = (
     runs.RUN, labelling.LABEL, labelling.CACHE, tasks.TRAIN_PREDICTOR, models.FIT, models.CALIBRATE, generate.GENERATE,
     serve.SERVE, serve.KEYS, tasks.TASKS, new_task.NEW_TASK, reproduce.REPRODUCE, runs.PLOT, doctor.DOCTOR,
-    Command("completion", "print the completion script of a shell", lambda words: completion.complete_for(COMMANDS, words)),
+    Command("completion", "print the completion script of a shell", lambda rest: completion.complete_for(COMMANDS, rest)),
 )  # fmt: skip
 EXAMPLES = """\
 start here:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.cli.parser import Parser as Parser
+from seqdefer.cli.parser import Parser as Parser  # noqa: PLC0414, commands import it from here
 from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError, unknown
 
 if TYPE_CHECKING:

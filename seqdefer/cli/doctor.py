@@ -32,7 +32,7 @@ REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+).*extra == ['\"]([a-z]+)['\"]")
 def doctor(arguments: list[str]) -> int:
     parser = Parser(
         prog="seqdefer doctor",
-        description="Say what is installed, which extras are missing, what this machine has, and where files are cached.",
+        description="Say what is installed, which extras are missing, what this machine has, and where caches are.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)

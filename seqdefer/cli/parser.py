@@ -1,8 +1,8 @@
 """The parser of commands: argparse without abbreviations, with suggestions and two lengths of help.
 
-`--help` lists the usual options, `--help-all` all of them. Options are usual unless `keep_for_help_all` was told of them.
-Frameworks that build parsers from dataclasses (tyro, cyclopts, typer) take a tenth of a second to import, as long as all
-of `seqdefer --help` may take; completions are written once by `shtab`, which reads parsers like this one.
+`--help` lists the usual options, `--help-all` all of them; `keep_for_help_all` is told which are not usual. Frameworks
+that build parsers from dataclasses (tyro, cyclopts, typer) take a tenth of a second to import, as long as all of
+`seqdefer --help` may take. Completions are written once by `shtab`, which reads parsers like this one.
 """
 
 from __future__ import annotations
