@@ -65,7 +65,7 @@ class ContractError(SeqdeferError):
 def unknown(kind: str, value: object, available: Iterable[str]) -> OptionError:
     """Return the error for a name that is not known; the one wording for all of them."""
     known = sorted(available)
-    return OptionError(f"unknown {kind} {str(value)!r}{suggestion(str(value), known)}; available: {', '.join(known)}")
+    return OptionError(f"unknown {kind} {str(value)!r}; available: {', '.join(known)}{suggestion(str(value), known)}")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

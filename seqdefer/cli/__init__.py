@@ -21,7 +21,7 @@ from seqdefer.errors import unknown
 COMMANDS: tuple[Command, ...] = (
     runs.RUN, labelling.LABEL, labelling.CACHE, tasks.TRAIN_PREDICTOR, models.FIT, models.CALIBRATE, generate.GENERATE,
     serve.SERVE, serve.KEYS, tasks.TASKS, new_task.NEW_TASK, reproduce.REPRODUCE, runs.PLOT, doctor.DOCTOR,
-    Command("completion", "print the completion script of a shell", lambda rest: completion.complete_for(COMMANDS, rest)),
+    Command("completion", "print a completion script for a shell", lambda rest: completion.complete(COMMANDS, rest)),
 )  # fmt: skip
 EXAMPLES = """\
 start here:

@@ -88,7 +88,7 @@ def _parser() -> Parser:
     return parser
 
 
-def complete_for(commands: Iterable[Command], arguments: list[str]) -> int:
+def complete(commands: Iterable[Command], arguments: list[str]) -> int:
     """Print the script for all these commands."""
     chosen = _parser().parse_args(arguments)
     if chosen.shell not in SHELLS:

@@ -78,13 +78,9 @@ def _parser(default_budget: float) -> Parser:
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit")
     words = "input of the model: a text, a word, a sound file, cities as JSON; - reads one from standard input"
     parser.add_argument("inputs", nargs="*", metavar="INPUT", help=words)
-    words = (
-        "instead of INPUT: a file of inputs, plain or gzip; JSONL (*.jsonl), or any other text with one input per line"
-    )
+    words = "instead of INPUT: a file, plain or gzip; JSONL (*.jsonl), or any other text with one input per line"
     parser.add_argument("--data", type=Path, metavar="FILE", help=words)
-    words = (
-        "with --data: the file to write, a JSON object per line and input; the same command resumes what was stopped"
-    )
+    words = "with --data: the file to write, a JSON object per line and input; the same command resumes"
     parser.add_argument("--out", type=Path, metavar="FILE", help=words)
     parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")
     words = "with --data: sequences written together (32)"

@@ -77,6 +77,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
 
 def plot(arguments: list[str]) -> int:
     from seqdefer.evaluation.results import load_results
+    from seqdefer.report.figure import write_card
     from seqdefer.report.html import write_report
     from seqdefer.report.panels import panels_of
     from seqdefer.report.svg import write_plots
@@ -89,8 +90,9 @@ def plot(arguments: list[str]) -> int:
     home = chosen.folder if chosen.folder.is_dir() else chosen.folder.parent
     folder = chosen.out or home
     with writable_folder(folder):
-        report = write_report(results, folder / "report.html", panels=panels_of(home))
-        written = [report, *write_plots(results, folder)]
+        card = write_card(results, folder)
+        report = write_report(results, folder / "report.html", panels=panels_of(home), card=card)
+        written = [report, *([] if card is None else [card]), *write_plots(results, folder)]
     for path in written:
         print(path)
     return 0

@@ -47,7 +47,7 @@ def write_file(
     batch_size: int = BATCH_SIZE,
     meter: Meter | None = None,
 ) -> FileCounts:
-    """Write a JSON line for every input of a file, in its order: the number of its line, and what `Generation.rows` has,
+    """Write a JSON line for every input of a file, in its order: its line number, and the row of `Generation.rows`
     without scores."""
     if batch_size < 1:
         raise OptionError(f"--batch-size is {batch_size}; it must be at least 1")

@@ -146,11 +146,14 @@ def test_python_dash_m() -> None:
     [
         ([], "seqdefer --help"),
         (["walk"], "unknown command 'walk'; available: cache, "),
-        (["calibrat"], "unknown command 'calibrat' (did you mean 'calibrate'?); available: "),
-        (["run", "tps"], "unknown task 'tps' (did you mean 'tsp'?); available: "),
+        (["calibrat"], "train-predictor (did you mean 'calibrate'?)"),
+        (["run", "tps"], "unknown task 'tps'; available: "),
         (["run", "weather", "--sedes", "3"], "unrecognized arguments: --sedes 3 (did you mean '--seeds'?); see: "),
         (["cache", "ls", "runs", "--jsn"], "unrecognized arguments: --jsn (did you mean '--json'?); see: "),
-        (["run", "weather", "--preset", "quik"], "unknown preset 'quik' (did you mean 'quick'?); available: "),
+        (
+            ["run", "weather", "--preset", "quik"],
+            "available: paper, paper-size, quick (did you mean 'quick'?)",
+        ),
         (["run", "no_such.py"], "there is no file no_such.py; name an installed task (seqdefer tasks) or a file"),
         (["completion", "tcsh"], "unknown shell 'tcsh'; available: bash, fish, zsh"),
         (["run", "--seeds", "3"], "name the task first: seqdefer run TASK --seeds ..."),
