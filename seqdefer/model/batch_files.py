@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from seqdefer.errors import CheckpointError, InputError, OptionError
-from seqdefer.model.deferring_model import BATCH_SIZE, DeferringModel
+from seqdefer.methods.plans import BATCH_SIZE
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Meter, Silent
 from seqdefer.storage.files import make_folder, read_json, write_json
 from seqdefer.storage.user_files import parse_input, read_lines
