@@ -362,6 +362,8 @@ class Codec(ABC):
     kind: str = "tokens"  # what an output is to those who show it: "text", "tour", or just tokens
     size: int | None = None  # items that an input must have
     hint: str = ""  # an example of an input, shown where one is asked for
+    about: str = ""  # what is read and what is written, as a clause: "reads a word and writes its phonemes"
+    examples: tuple[Any, ...] = ()  # inputs for people to try
     reads_bytes: bool = False  # whether an input may also be the content of a file, as bytes
     knows_roles: bool = False  # whether `chat` tells the model which role wrote which message
     columns_per_token: int = 1  # columns of an encoded input that count as one token of it

@@ -315,6 +315,8 @@ def deferral_response(model: DeferringModel, name: str, default_budget: float) -
         "length": model.served.spec.length,
         "size": codec.size,
         "hint": codec.hint,
+        "about": codec.about,
+        "examples": list(codec.examples),
         "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
         "budget": default_budget,
         "calibrated_on": calibration.inputs,
