@@ -13,7 +13,7 @@ from seqdefer.progress import Meter, Silent
 
 FINISHED_BARS = 10  # that stay visible: more than a terminal has lines would hide the running one
 LINE_SECONDS = 30.0  # between two lines of a stage
-FIRST_LINE_SECONDS = 5.0  # of a stage: sooner, to show that something happens
+FIRST_LINE_SECONDS = 10.0  # of a stage: sooner, to show that something happens
 
 
 @contextmanager

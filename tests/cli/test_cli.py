@@ -7,7 +7,7 @@ import logging
 import shlex
 import subprocess
 import sys
-from dataclasses import field, make_dataclass, replace
+from dataclasses import field, fields, make_dataclass, replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def test_every_option_of_the_task_has_help(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         run("run", "weather", "--help-all")
     shown = " ".join(capsys.readouterr().out.split())
-    for name, option in type(ENTRY.presets["quick"]).__dataclass_fields__.items():
-        assert f"--{name.replace('_', '-')}" in shown
+    for option in fields(ENTRY.presets["quick"]):
+        assert f"--{option.name.replace('_', '-')}" in shown
         assert option.metadata["help"][:20] in shown
 
 
