@@ -104,7 +104,7 @@ BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
     "unknown split": (["--split", "days"], "unknown split 'days'; available: chronological, weeks"),
     "unknown option": (
         ["--sedes", "3"],
-        "unrecognized arguments: --sedes 3 (did you mean '--seeds'?); see: seqdefer run weather",
+        "unrecognized arguments: --sedes 3 (did you mean '--seeds'?); see: ",
     ),
     "abbreviated option": (["--seed", "3"], "unrecognized arguments: --seed 3"),
     "no value": (["--seeds"], "expected one argument"),
