@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from seqdefer.cli.common import Command, Parser
@@ -54,9 +53,11 @@ def _versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
+    from importlib import metadata  # takes as long as half of `seqdefer --help`
+
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "not installed"
 
 
@@ -75,6 +76,8 @@ def _machine() -> dict[str, str]:
 
 def _extras() -> dict[str, str]:
     """Return for each extra what it is for, and what of it is missing."""
+    from importlib.metadata import requires
+
     wanted: dict[str, list[str]] = {}
     for line in requires("seqdefer") or ():
         if (match := REQUIREMENT.match(line)) and match[2] not in FOR_DEVELOPERS:

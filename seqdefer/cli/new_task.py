@@ -5,8 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 import sys
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -46,6 +44,8 @@ def new_task(arguments: list[str]) -> int:
 
 def write_skeleton(name: str, folder: Path) -> list[Path]:
     """Write the files of a new task and return their paths."""
+    from importlib.resources import files
+
     words = {"name": name, "title": "".join(part.capitalize() for part in name.split("_"))}
     texts = files("seqdefer.cli") / "skeleton"
     return [
@@ -55,6 +55,8 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
 
 
 def _check_name(name: str) -> None:
+    from importlib.util import find_spec
+
     from seqdefer.registry import find_tasks
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):

@@ -13,22 +13,24 @@ import pytest
 import torch
 from command_line import Capture, run
 
-from seqdefer.cli import COMMANDS, doctor
+from seqdefer.cli import COMMANDS
 from seqdefer.cli.completion import SHELLS, completion_script, parser_of
 
 
 def test_doctor_says_what_is_there_and_what_is_missing(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    usual = metadata.version
+
     def absent(name: str) -> str:
         if name == "gurobipy":
             raise metadata.PackageNotFoundError(name)
-        return metadata.version(name)
+        return usual(name)
 
     def no_network(*_: object) -> None:
         raise AssertionError("the network was used")
 
-    monkeypatch.setattr(doctor, "version", absent)
+    monkeypatch.setattr(metadata, "version", absent)
     monkeypatch.setattr(socket.socket, "connect", no_network)
     monkeypatch.setenv("SEQDEFER_CACHE", str(tmp_path))
     (tmp_path / "x").write_bytes(b"0" * 2_000_000)
