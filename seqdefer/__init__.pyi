@@ -59,6 +59,7 @@ from .rejectors.losses import token_surrogate as token_surrogate
 from .rejectors.token import LSTMRejector as LSTMRejector
 from .rejectors.token import MLPRejector as MLPRejector
 from .rejectors.token_training import fit_token as fit_token
+from .report.figure import plot_curves as plot_curves
 from .report.html import write_report as write_report
 from .report.run import run_task as run_task
 from .tasks.common.metrics import Metric as Metric

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqdefer.errors import OptionError, unknown
@@ -35,6 +36,13 @@ def n_threads() -> int:
     if not (allowed.isdecimal() and int(allowed)):
         raise OptionError(f"{THREADS_VARIABLE} is {allowed!r}; it must be a number of threads, 1 or more")
     return int(allowed)
+
+
+def cache_directory() -> Path:
+    """Return the directory of downloaded files, which environment variables choose."""
+    if own := os.environ.get("SEQDEFER_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seqdefer"
 
 
 def machine(device: torch.device) -> dict[str, str]:

@@ -64,12 +64,23 @@ class ContractError(SeqdeferError):
 
 def unknown(kind: str, value: object, available: Iterable[str]) -> OptionError:
     """Return the error for a name that is not known; the one wording for all of them."""
-    return OptionError(f"unknown {kind} {str(value)!r}; available: {', '.join(sorted(available))}")
+    known = sorted(available)
+    return OptionError(f"unknown {kind} {str(value)!r}; available: {', '.join(known)}{suggestion(str(value), known)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'tsp'?)" for a name that is nearly a known one, else nothing."""
+    from difflib import get_close_matches  # only needed after a mistake
+
+    near = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     """Return the error for an absent package, with the command that installs it into this very Python."""
-    python = shlex.quote(sys.executable or "python")
-    return MissingExtraError(
-        f"{purpose} needs the package {package!r}; install it with: {python} -m pip install 'seqdefer[{extra}]'"
-    )
+    return MissingExtraError(f"{purpose} needs the package {package!r}; install it with: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra into this very Python."""
+    return f"{shlex.quote(sys.executable or 'python')} -m pip install 'seqdefer[{extra}]'"

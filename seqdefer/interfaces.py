@@ -363,6 +363,8 @@ class Codec(ABC):
     kind: str = "tokens"  # what an output is to those who show it: "text", "tour", or just tokens
     size: int | None = None  # items that an input must have
     hint: str = ""  # an example of an input, shown where one is asked for
+    about: str = ""  # what is read and what is written, as a clause: "reads a word and writes its phonemes"
+    examples: tuple[Any, ...] = ()  # inputs for people to try
     reads_bytes: bool = False  # whether an input may also be the content of a file, as bytes
     knows_roles: bool = False  # whether `chat` tells the model which role wrote which message
     columns_per_token: int = 1  # columns of an encoded input that count as one token of it
@@ -453,6 +455,9 @@ class TaskEntry:
     one that `prepare` had for `seqdefer fit`, wherever it is now. None where there is nothing to serve.
     `bind(objects)` takes objects in the place of options (loaded models, data in memory, a metric), by the names of the
     options. It returns the entry that uses them, and the options that stand for them in files.
+    The class of options may also have `usual_options`, names of those that `--help` lists (`--help-all` lists all),
+    `test_options`, those that `without_test()` makes useless, and `choices`, the values of an option by its name.
+    `file` is set where the entry was read from a file: `seqdefer run ./my_task.py`.
     """
 
     name: str
@@ -464,6 +469,7 @@ class TaskEntry:
     training: PredictorTraining | None = None
     serve: Callable[[Any, Path, torch.device, Meter], Served] | None = None
     bind: Callable[[Mapping[str, Any]], tuple[TaskEntry, Mapping[str, Any]]] | None = None
+    file: str = ""
     hyperparameters: InitVar[Any] = None  # of the first version
 
     def __post_init__(self, hyperparameters: Any) -> None:

@@ -13,6 +13,7 @@ from seqdefer.progress import Meter, Silent
 
 FINISHED_BARS = 10  # that stay visible: more than a terminal has lines would hide the running one
 LINE_SECONDS = 30.0  # between two lines of a stage
+FIRST_LINE_SECONDS = 10.0  # of a stage: sooner, to show that something happens
 
 
 @contextmanager
@@ -22,9 +23,19 @@ def show_progress(*, quiet: bool) -> Iterator[Meter]:
         yield Silent()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left:"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
     console = Console(stderr=True)
     if not console.is_interactive:
         yield _Lines()
@@ -62,12 +73,13 @@ class _Lines:
         def advance(steps: int) -> None:
             nonlocal done, printed
             done, now = done + steps, time.monotonic()
-            if now - printed >= LINE_SECONDS:
+            if now - printed >= (LINE_SECONDS if printed > started else FIRST_LINE_SECONDS):
                 printed = now
-                print_line(f"{done} of {total}", now)
+                left = (now - started) / done * max(0, total - done) if done else 0.0
+                print_line(f"{done} of {total}", now, f", about {left:.0f} s left" if left else "")
 
-        def print_line(state: str, now: float) -> None:
-            print(f"{name}: {state}, {now - started:.0f} s", file=sys.stderr, flush=True)
+        def print_line(state: str, now: float, more: str = "") -> None:
+            print(f"{name}: {state}, {now - started:.0f} s{more}", file=sys.stderr, flush=True)
 
         yield advance
         if printed > started:

@@ -13,24 +13,32 @@ A package offers a plug-in with a line in its own pyproject.toml:
     seqdefer.experts          tsp.NAME         a callable () -> Expert
     seqdefer.tsp.predictors   PREFIX           a callable (folder, device, facts) -> Predictor
 
+A task may also be read from a file, without a package: `load_task("./my_task.py")` takes its `ENTRY`.
+
 `--expert NAME` and `--predictor PREFIX:FOLDER` find the last three. A task is imported when it is asked for by name,
 networks and methods when one is listed or looked up. A name that two packages use is refused, built-ins included.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seqdefer.errors import ContractError, unknown
+from seqdefer.errors import ContractError, OptionError, unknown
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
 
 TASKS = "seqdefer.tasks"
 EXPERTS = "seqdefer.experts"
+FILE_SUFFIX = ".py"  # of a task that is a file
 OWN = "seqdefer"  # the package of the built-ins
 Plugin = TypeVar("Plugin")
 
@@ -86,9 +94,33 @@ def find_tasks() -> dict[str, EntryPoint]:
 
 
 def load_task(name: str) -> TaskEntry:
-    """Import the entry of an installed task."""
+    """Import the entry of an installed task, or that of a file: `load_task("./my_task.py")`."""
+    if name.endswith(FILE_SUFFIX):
+        return load_task_file(Path(name))
     points = find_tasks()
     if name not in points:
         raise unknown("task", name, points)
     entry: TaskEntry = points[name].load()
     return entry
+
+
+def load_task_file(path: Path) -> TaskEntry:
+    """Import a file and return its `ENTRY`. Its folder becomes importable, as that of a script: the file may import its
+    neighbours, and labelling processes find it."""
+    if not path.is_file():
+        raise OptionError(f"there is no file {path}; name an installed task (seqdefer tasks) or a file with one")
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    try:
+        module = import_module(path.stem)
+    except Exception as error:  # whatever the file raises
+        places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        place = f", line {places[-1].lineno}" if places else ""
+        raise ContractError(f"{path}{place} cannot be loaded: {error!r}") from error
+    if Path(module.__file__ or "").resolve() != path:
+        raise OptionError(f"{path} has the name of another module, {module.__file__}; rename the file")
+    entry: TaskEntry | None = getattr(module, "ENTRY", None)
+    if entry is None:
+        raise ContractError(f"{path} has no ENTRY; add one: ENTRY = seqdefer.TaskEntry(name=...)")
+    return replace(entry, file=str(path))

@@ -82,7 +82,7 @@ def test_commands_of_the_compose_file_parse(
     command = services[name]["command"]
     assert command.startswith(" ".join(words))
     with pytest.raises(SystemExit):
-        main([*words, "--help"])
+        main([*words, "--help-all"])
     listed = capsys.readouterr().out
     for option in re.findall(r"--[a-z-]+", command):
         assert f"{option} " in listed

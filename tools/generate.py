@@ -28,6 +28,7 @@ from speed_page import speed_page
 from tsp_as_published_page import tsp_as_published_page
 
 from seqdefer.cli import main
+from seqdefer.cli.parser import HELP_ALL
 from seqdefer.paper.render.page import results_page
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -36,7 +37,8 @@ HELP_COLUMNS = 100
 COMMANDS = """\
 # Commands
 
-This page is generated from the help of `seqdefer`. Results go to stdout, messages to stderr. Exit status: 0 success,
+This page is generated from the help of `seqdefer`: all options, which `--help-all` lists where `--help` has the usual
+ones. Results go to stdout, messages to stderr. Exit status: 0 success,
 2 an error that you can fix (one line says how), 130 stopped by Ctrl-C.
 """
 
@@ -66,12 +68,17 @@ def _listed(text: str, title: str) -> list[str]:
 
 
 def help_of(words: list[str]) -> str:
-    """Return the --help of a command, or "" if it does not apply, as for a task without a predictor to train."""
+    """Return all help of a command, or "" if it does not apply, as for a task without a predictor to train."""
+    text = _printed([*words, "--help"])
+    return _printed([*words, HELP_ALL]) if HELP_ALL in text else text
+
+
+def _printed(arguments: list[str]) -> str:
     printed, errors = io.StringIO(), contextlib.redirect_stderr(io.StringIO())
     terminal = mock.patch.dict(os.environ, {"COLUMNS": str(HELP_COLUMNS), "NO_COLOR": "1"})
     plugins = mock.patch("seqdefer.registry.installed", _own_entry_points)
     with terminal, plugins, contextlib.redirect_stdout(printed), errors, contextlib.suppress(SystemExit):
-        main([*words, "--help"])
+        main(arguments)
     return "".join(f"{line.rstrip()}\n" for line in printed.getvalue().strip().splitlines())
 
 

@@ -14,12 +14,14 @@ import warnings
 from collections.abc import Sequence
 
 from seqdefer import __version__
-from seqdefer.cli import generate, labelling, models, reproduce, runs, serve, tasks
-from seqdefer.cli.common import Parser, exit_status, one_line
+from seqdefer.cli import completion, doctor, generate, labelling, models, new_task, reproduce, runs, serve, tasks
+from seqdefer.cli.common import Command, Parser, exit_status, one_line
+from seqdefer.errors import unknown
 
-COMMANDS = (
+COMMANDS: tuple[Command, ...] = (
     runs.RUN, labelling.LABEL, labelling.CACHE, tasks.TRAIN_PREDICTOR, models.FIT, models.CALIBRATE, generate.GENERATE,
-    serve.SERVE, serve.KEYS, tasks.TASKS, reproduce.REPRODUCE, runs.PLOT,
+    serve.SERVE, serve.KEYS, tasks.TASKS, new_task.NEW_TASK, reproduce.REPRODUCE, runs.PLOT, doctor.DOCTOR,
+    Command("completion", "print a completion script for a shell", lambda rest: completion.complete(COMMANDS, rest)),
 )  # fmt: skip
 EXAMPLES = """\
 start here:
@@ -31,6 +33,8 @@ start here:
   seqdefer run weather --recipe published    the method as the paper has it, instead of our default
   seqdefer reproduce all --preset quick      the paper's tables and figures by both recipes, with the paper's numbers
   seqdefer fit pronounce                     a small pair to try, in minutes; then: seqdefer serve models/pronounce
+  seqdefer new-task mine                     a task of your own to start from; then: seqdefer run mine/mine.py
+  seqdefer doctor                            what is installed, and what is missing
   seqdefer fit text --help                   a rejector for your own pair and documents; then: seqdefer generate
 
 A cheap predictor writes a sequence; a learned rejector decides where a stronger, more expensive expert takes over.
@@ -64,5 +68,7 @@ def _run_command(arguments: list[str]) -> int:
     listed = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         listed.add_parser(command.name, help=command.help)
+    if arguments and not arguments[0].startswith("-"):
+        raise unknown("command", arguments[0], [command.name for command in COMMANDS])
     parser.parse_args(arguments)  # prints the help or the version, or raises: no command was named
     return 2

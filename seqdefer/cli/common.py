@@ -1,4 +1,4 @@
-"""Shared parts of commands: the parser, options from dataclasses, folders."""
+"""Shared parts of commands: options from dataclasses, folders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from seqdefer.cli.parser import Parser as Parser  # noqa: PLC0414, commands import it from here
 from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError
 from seqdefer.recipes import DEFAULT_PRESET
 
@@ -32,16 +33,6 @@ class Command:
     name: str
     help: str
     main: Callable[[list[str]], int]
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations that raises OptionError."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; see: {self.prog} --help")
 
 
 def exit_status(command: Callable[[], int]) -> int:
@@ -216,6 +207,7 @@ def add_learning(parser: Parser, entry: TaskEntry) -> None:
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
     words = "cost added to each expert token (0, or a little where losses are flat)"
     group.add_argument("--price", type=float, metavar="X", help=words)
+    parser.keep_for_help_all(group._group_actions)
 
 
 def add_trees(group: Any, defaults: ExperimentSettings) -> None:
@@ -238,23 +230,37 @@ def default_settings(entry: TaskEntry) -> ExperimentSettings:
     return experiment_settings(entry, DEFAULT_PRESET)
 
 
-def add_task_options(parser: Parser, entry: TaskEntry) -> None:
+def add_task_options(parser: Parser, entry: TaskEntry, *, reports: bool = True) -> None:
+    """Add the options of a task. A command that reports on nothing uses test data for promises alone."""
     defaults = entry.presets.get(DEFAULT_PRESET) or next(iter(entry.presets.values()))
-    add_options(parser, f"the {entry.name} task", entry.name, defaults)
+    added = add_options(parser, f"the {entry.name} task", entry.name, defaults)
+    of_test = [] if reports else [option for option in added if option.dest in getattr(defaults, "test_options", ())]
+    for option in of_test:
+        option.help = f"of --guarantee and --within: {option.help}"
+    parser.keep_for_help_all(of_test)
 
 
-def add_options(parser: Parser, title: str, task: str, defaults: Any) -> None:
-    """Add an option for each field of a task's dataclass."""
+def add_options(parser: Parser, title: str, task: str, defaults: Any) -> list[argparse.Action]:
+    """Add an option for each field of a task's dataclass, and return them. If it has `usual_options`, its others are
+    left to --help-all."""
     group, hints = parser.add_argument_group(title), typing.get_type_hints(type(defaults))
+    choices, added = getattr(defaults, "choices", {}), []
     for field in dataclasses.fields(defaults):
         flag, words = "--" + field.name.replace("_", "-"), _option_help(field, getattr(defaults, field.name))
+        named = {"metavar": "PATH"} if field.metadata.get("is_path") else {}
+        if field.name in choices:
+            named = {"metavar": "|".join(choices[field.name])}
         try:
-            group.add_argument(flag, help=words, **_option_type(hints[field.name]))
+            added.append(group.add_argument(flag, help=words, **_option_type(hints[field.name]) | named))
         except argparse.ArgumentError as error:  # it names the option that exists
             raise ContractError(
                 f"the field {field.name!r} of the options of task {task!r} cannot become the option {flag}: "
                 f"{error.message}; rename the field"
             ) from error
+    usual = getattr(defaults, "usual_options", None)
+    if usual is not None:
+        parser.keep_for_help_all([option for option in added if option.dest not in usual])
+    return added
 
 
 def _option_help(field: dataclasses.Field[Any], default: Any) -> str:
@@ -291,15 +297,16 @@ def recipe_suffix(chosen: argparse.Namespace) -> str:
 
 
 @contextmanager
-def work_in(folder: Path, task: str) -> Iterator[None]:
+def work_in(folder: Path, entry: TaskEntry) -> Iterator[None]:
     """Open a folder for the work of a task; refuse one that holds the work of another."""
     from seqdefer.storage.files import read_json, writable_folder
 
+    task = entry.name
     for file in ("results.json", "deferral.json"):
         with suppress(CheckpointError):  # missing, or damaged and to be written again
             found = read_json(folder / file)
             other = found.get("task", task) if isinstance(found, dict) else task
-            if other != task:
+            if other not in (task, entry.file):
                 raise OptionError(f"{folder} holds work of task {other!r:.80}; choose another folder with --out")
     with writable_folder(folder):
         yield

@@ -26,6 +26,8 @@ from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
+    from seqdefer.budgets.caps import Cap
+    from seqdefer.budgets.prices import Prices
     from seqdefer.interfaces import Codec
 
 
@@ -43,6 +45,10 @@ def generate(arguments: list[str]) -> int:
         raise OptionError(f"{first} and {second} exclude each other; give one of them")
     budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
     caps, prices = chosen_caps(chosen), None if chosen.prices is None else read_prices(chosen.prices)
+    if chosen.data is not None or chosen.out is not None:
+        return _write_file(chosen, budget, caps, prices)
+    if not chosen.inputs:
+        raise OptionError("there is no input; give one or several, or a file with --data FILE --out FILE")
     with show_progress(quiet=chosen.quiet) as meter:
         pair = {"predictor": chosen.predictor, "expert": chosen.expert}
         model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
@@ -63,6 +69,32 @@ def generate(arguments: list[str]) -> int:
     return 0
 
 
+def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], prices: Prices | None) -> int:
+    from seqdefer.model.batch_files import write_file
+    from seqdefer.model.deferring_model import DeferringModel
+
+    if chosen.data is None or chosen.out is None:
+        raise OptionError("--data FILE and --out FILE go together: inputs to read, and the file to write")
+    if chosen.inputs:
+        raise OptionError(f"give inputs or --data, not both: {one_line(chosen.inputs[0]):.80}")
+    if chosen.budget_money is not None:
+        raise OptionError(
+            "--budget-money depends on the length of an input, so it does not go with --data; give --budget"
+        )
+    with show_progress(quiet=chosen.quiet) as meter:
+        pair = {"predictor": chosen.predictor, "expert": chosen.expert}
+        model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
+        if prices is not None:
+            model.use_prices(prices)
+        threshold = model.setting(budget).threshold if chosen.threshold is None else chosen.threshold
+        how = {"field": chosen.field, "batch_size": chosen.batch_size, "caps": caps, "meter": meter}
+        done = write_file(model, chosen.data, chosen.out, threshold=threshold, **how)
+    found = f", {done.found} of them found from before" if done.found else ""
+    failed = f"; {done.failed} could not be read, see their field 'error'" if done.failed else ""
+    print(f"written: {chosen.out}, {done.inputs} inputs{found}{failed}", file=sys.stderr)
+    return 0
+
+
 def _parser(default_budget: float) -> Parser:
     parser = Parser(
         prog="seqdefer generate",
@@ -72,7 +104,14 @@ def _parser(default_budget: float) -> Parser:
     )
     add_model(parser)
     words = "input of the model: a text, a word, a sound file, cities as JSON; - reads one from standard input"
-    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=words)
+    parser.add_argument("inputs", nargs="*", metavar="INPUT", help=words)
+    words = "instead of INPUT: a file, plain or gzip; JSONL (*.jsonl), or any other text with one input per line"
+    parser.add_argument("--data", type=Path, metavar="FILE", help=words)
+    words = "with --data: the file to write, a JSON object per line and input; the same command resumes"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=words)
+    parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")
+    words = "with --data: sequences written together (32)"
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=words)
     words = f"share of tokens for the expert ({default_budget})"
     parser.add_argument("--budget", type=float, metavar="X", help=words)
     words = "money for a sequence, about, instead of a share; needs --prices"

@@ -55,8 +55,8 @@ COLUMNS = ("name", "task", "split", "kind", "rows", "shards", "bytes")
 EVERY_SPLIT = "train,validation,test"
 
 
-def add_executor(parser: argparse.ArgumentParser, *, store: str) -> None:
-    """Add the options of all commands that label. `store` describes the default folder of labels."""
+def add_executor(parser: argparse.ArgumentParser, *, store: str) -> list[argparse.Action]:
+    """Add the options of all commands that label, and return them. `store` describes the default folder of labels."""
     group = parser.add_argument_group("labelling")
     words = "label in local processes or on a Ray cluster (this process)"
     group.add_argument("--engine", metavar="local|ray", help=words)
@@ -68,6 +68,7 @@ def add_executor(parser: argparse.ArgumentParser, *, store: str) -> None:
     words = "examples per file; an interruption loses no more than the files in work (a batch of the models)"
     group.add_argument("--shard-size", type=int, metavar="N", help=words)
     group.add_argument("--labels", type=Path, metavar="DIR", help=f"where labels are stored ({store})")
+    return group._group_actions
 
 
 def chosen_executor(chosen: argparse.Namespace) -> ExecutorSettings:
@@ -90,7 +91,7 @@ def label(arguments: list[str]) -> int:
     folder = run_folder(entry, chosen)
     sizes = {"seeds": settings.seeds, "instances": settings.instances}
     started = time.perf_counter()
-    with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
         results = label_task(
             entry, options, folder, chosen.splits, labelling, **sizes, trees=settings.tree_kind,
             rollouts=settings.rollouts, device=chosen.device, meter=meter,

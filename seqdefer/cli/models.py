@@ -61,7 +61,7 @@ def fit(arguments: list[str]) -> int:
         "rule": rule,
         "quality": quality,
     }
-    with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
         model = fit_model(entry, options, settings, folder, **how, meter=meter)
     _print_calibration(model, as_json=chosen.json)
     assert model.calibration is not None
@@ -86,21 +86,21 @@ def _fit_parser(entry: TaskEntry) -> Parser:
         "fit",
         entry,
         "Fit one rejector, measure which threshold spends which budget, and write a folder for seqdefer generate. "
-        "All data is used for learning: none is kept for a report. Interrupted work resumes where it stopped.",
+        "Interrupted work resumes where it stopped.",
         folder=f"models/{entry.name}; -published is added for that recipe",
         printed="what budgets spend as JSON instead of a table",
     )
     words = f"{', '.join(fittable_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
     parser.add_argument("--method", metavar="NAME", help=words)
-    add_guarantee(parser, "no promise; with one, test data is kept apart for it")
+    add_guarantee(parser, "no promise; with one, some data is kept apart for it")
     words = (
         "also find the setting that spends the least and whose expected loss is at most X above the expert's, with "
         "--confidence; for tasks whose loss has an upper limit (none)"
     )
     parser.add_argument("--within", type=float, metavar="X", help=words)
     add_learning(parser, entry)
-    add_executor(parser, store="work/labels, in the folder of --out")
-    add_task_options(parser, entry)
+    parser.keep_for_help_all(add_executor(parser, store="work/labels, in the folder of --out"))
+    add_task_options(parser, entry, reports=False)
     return parser
 
 

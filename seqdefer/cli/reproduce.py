@@ -57,7 +57,7 @@ def _parser() -> Parser:
     words = "processes that fit and measure; each needs memory for the models (1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=words)
     add_common(parser, "the studies as JSON, one per line, instead of tables")
-    add_executor(parser, store="TASK/labels, in the folder of --out")
+    parser.keep_for_help_all(add_executor(parser, store="TASK/labels, in the folder of --out"))
     return parser
 
 

@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
     folder = run_folder(entry, chosen)
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
     how |= {"labelling": chosen_executor(chosen), "timing": not chosen.no_timing}
-    with work_in(folder, entry.name), show_progress(quiet=chosen.quiet) as meter:
+    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
         results = run_task(entry, options, settings, folder, **how, meter=meter)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
@@ -71,7 +71,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
     words = "do not time the pair and its methods for curves against seconds"
     group.add_argument("--no-timing", action="store_true", help=words)
     add_learning(parser, entry)
-    add_executor(parser, store="labels, in the folder of --out")
+    parser.keep_for_help_all(add_executor(parser, store="labels, in the folder of --out"))
     add_task_options(parser, entry)
     return parser
 
@@ -79,6 +79,7 @@ def _run_parser(entry: TaskEntry) -> Parser:
 def plot(arguments: list[str]) -> int:
     from seqdefer.budgets.prices import read_prices
     from seqdefer.evaluation.results import load_results
+    from seqdefer.report.figure import write_card
     from seqdefer.report.html import write_report
     from seqdefer.report.panels import panels_of
     from seqdefer.report.svg import write_plots
@@ -93,8 +94,9 @@ def plot(arguments: list[str]) -> int:
     home = chosen.folder if chosen.folder.is_dir() else chosen.folder.parent
     folder = chosen.out or home
     with writable_folder(folder):
-        report = write_report(results, folder / "report.html", panels=panels_of(home), prices=prices)
-        written = [report, *write_plots(results, folder)]
+        card = write_card(results, folder)
+        report = write_report(results, folder / "report.html", panels=panels_of(home), card=card, prices=prices)
+        written = [report, *([] if card is None else [card]), *write_plots(results, folder)]
     for path in written:
         print(path)
     return 0

@@ -121,7 +121,7 @@ def _parser() -> Parser:
     words = "TOML file of settings: the options below, with _ instead of - (none)"
     parser.add_argument("--config", type=Path, metavar="PATH", help=words)
     add_options(parser, "server", "serve", ServerSettings())
-    add_options(parser, "limits", "serve", Limits())
+    parser.keep_for_help_all(add_options(parser, "limits", "serve", Limits()))
     return parser
 
 

@@ -91,6 +91,16 @@ REFERENCES: dict[str, Granularity] = {
     "MyopicToken": "token",
 }
 
+ABOUT_REFERENCES = {
+    "Random": "Flips a coin for each sequence: the straight line between both models alone.",
+    "RandomSpeculative": "Flips a coin for each sequence: the predictor alone, or lossless speculative decoding.",
+    "OptimalFree": "An expert that costs nothing: its loss at every budget. Nobody can reach it.",
+    "OptimalWhole": "Gives whole sequences to the expert in the best order, knowing every loss in advance.",
+    "OptimalOneTime": "Hands over once at the best place, knowing every loss in advance.",
+    "OptimalToken": "Asks for the best set of tokens, knowing every loss in advance.",
+    "MyopicToken": "Asks for the token that gains most now, knowing its loss but not what follows.",
+}
+
 
 class Experiment:
     """One task, all methods. `run` does it all; the steps are methods of their own.
@@ -307,6 +317,7 @@ class Experiment:
                 },
             ),
             notes=notes,
+            about={name: about_method(name) for name in summarise(seeds)},
             provenance=Provenance(
                 version=__version__,
                 command=command,
@@ -342,6 +353,11 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> Rejector | None:
 def granularity_of(name: str) -> Granularity:
     """Return the granularity of a method or a reference (Random, the oracles)."""
     return REFERENCES[name] if name in REFERENCES else get_method(name).granularity
+
+
+def about_method(name: str) -> str:
+    """Return a sentence about a method or a reference."""
+    return ABOUT_REFERENCES[name] if name in REFERENCES else get_method(name).about
 
 
 def sweep_methods(part: LabelledData, rows: Tensor, rejectors: Mapping[str, Rejector]) -> Run:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from seqdefer.errors import DataError, InputError
+from seqdefer.errors import DataError, InputError, missing_extra
 from seqdefer.recipes import recipe_in_words
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
@@ -182,6 +183,7 @@ class Results:
     recipe_changes: tuple[str, ...] = ()  # options that differ from the recipe's
     timing: PairTiming | None = None  # where the pair can be timed
     promise: PromiseCheck | None = None  # of the method that a fit would take
+    about: Mapping[str, str] = field(default_factory=dict)  # a sentence about each method
 
     @property
     def recipe_in_words(self) -> str:
@@ -216,6 +218,27 @@ class Results:
             self, seeds=tuple(seeds), summary=summarise(seeds), comparisons=comparisons, units=units, paper={}
         )
 
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with a row for each seed and method: granularity, AUDC, % improvement over
+        Random."""
+        names = ("granularity", "audc", "improvement")
+        rows = [
+            {"seed": seed.seed, "method": name, **{key: getattr(row, key) for key in names}}
+            for seed in self.seeds
+            for name, row in seed.methods.items()
+        ]
+        return _pandas().DataFrame(rows, columns=["seed", "method", *names])
+
+    def curves_to_frame(self) -> Any:
+        """Return a pandas DataFrame with a row for each point of each curve: mean deferred tokens and mean loss."""
+        rows = [
+            {"seed": seed.seed, "method": name, "deferred": deferred, "loss": loss}
+            for seed in self.seeds
+            for name, row in seed.methods.items()
+            for deferred, loss in row.curve
+        ]
+        return _pandas().DataFrame(rows, columns=["seed", "method", "deferred", "loss"])
+
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, strings and finite numbers; a `DataError` names the first value that is none."""
         return to_plain(self)
@@ -227,6 +250,13 @@ class Results:
         if decoded.length < 1:
             raise DataError(f"field 'length' is {decoded.length}; it must be at least 1")
         return decoded
+
+
+def _pandas() -> Any:
+    try:
+        return import_module("pandas")
+    except ImportError as error:
+        raise missing_extra("pandas", "frame", "a table of results") from error
 
 
 def summarise(seeds: Sequence[SeedResult]) -> dict[str, Summary]:

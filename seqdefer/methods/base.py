@@ -95,6 +95,7 @@ class Method:
     order: int = 100  # in tables, among the methods of its granularity
     is_ours: bool = False  # not in the paper, and so not in its recipe
     source: str = ""  # whose rule it is, where it is neither the paper's nor ours
+    about: str = ""  # a sentence for people who meet the name in a table
     reads_first: bool = False  # the expert reads a position before it decides; such methods cannot be fitted to serve
 
     @property

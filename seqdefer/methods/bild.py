@@ -56,5 +56,6 @@ METHODS = (
     Method(
         "BiLD", "token", fit, learns_from="trees", needs_entropy=True, reads_first=True, note=note, order=30,
         source="Kim et al., 2023",
+        about="Falls back on the expert where the predictor is unsure, and rolls back tokens that the expert refuses.",
     ),
 )  # fmt: skip

@@ -8,7 +8,9 @@ from seqdefer.rejectors.confidence import DraftConfidence
 _by_score = rule_fit(lambda context: DraftConfidence(context.grid.tolist(), "uncertainty"))
 _by_entropy = rule_fit(lambda context: DraftConfidence(context.grid.tolist(), "entropy"))
 
+ABOUT = "Hands over once, before the token of the predictor's draft with the largest {}."
+
 METHODS = (
-    Method("OneTimeScore", "once", _by_score, order=10),
-    Method("OneTimeEntropy", "once", _by_entropy, needs_entropy=True, order=11),
+    Method("OneTimeScore", "once", _by_score, order=10, about=ABOUT.format("uncertainty")),
+    Method("OneTimeEntropy", "once", _by_entropy, needs_entropy=True, order=11, about=ABOUT.format("entropy")),
 )

@@ -27,4 +27,6 @@ def note(context: FitContext) -> str:
     return "OneTimeCost (ours) estimates the loss of every hand-off; a price of a token decides."
 
 
-METHODS = (Method("OneTimeCost", "once", fit, learns_from="hand_offs", note=note, order=1, is_ours=True),)
+ABOUT = "Hands over once, where a network that estimates the loss of each hand-off finds it worth the tokens' price."
+
+METHODS = (Method("OneTimeCost", "once", fit, learns_from="hand_offs", note=note, order=1, is_ours=True, about=ABOUT),)

@@ -32,4 +32,6 @@ def note(context: FitContext) -> str:
     )
 
 
-METHODS = (Method("OneTimeModel", "once", fit, learns_from="hand_offs", note=note, order=0),)
+ABOUT = "Hands over once, where a network trained with the paper's one-time surrogate says; it sees the whole draft."
+
+METHODS = (Method("OneTimeModel", "once", fit, learns_from="hand_offs", note=note, order=0, about=ABOUT),)

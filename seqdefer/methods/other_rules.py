@@ -17,11 +17,15 @@ def _read_first(rule: str, order: int) -> Method:
     source = SOURCES.get(rule, CASCADES)
     return Method(
         rule, "token", rule_fit(lambda _: ReadFirstRule(rule)), order=order, needs_entropy=True, reads_first=True,
-        source=source, note=lambda _: f"{rule} is a rule of {source}; the expert reads before it decides.",
+        source=source, about=f"A rule of {source}: the expert reads every position, then both models are compared.",
+        note=lambda _: f"{rule} is a rule of {source}; the expert reads before it decides.",
     )  # fmt: skip
 
 
 METHODS = (
-    Method("Chow", "token", rule_fit(lambda _: ChowToken()), needs_entropy=True, order=20, source="Chow, 1970"),
+    Method(
+        "Chow", "token", rule_fit(lambda _: ChowToken()), needs_entropy=True, order=20, source="Chow, 1970",
+        about="Asks the expert for single tokens to which the predictor gives a low probability.",
+    ),
     *(_read_first(rule, order) for order, rule in enumerate(READ_FIRST_SCORES, 21)),
-)
+)  # fmt: skip

@@ -35,4 +35,6 @@ def note(context: FitContext) -> str:
     )
 
 
-METHODS = (Method("TokenwiseModel", "token", fit, learns_from="trees", note=note, order=0),)
+ABOUT = "Asks the expert for single tokens, where a network trained with the paper's token surrogate says."
+
+METHODS = (Method("TokenwiseModel", "token", fit, learns_from="trees", note=note, order=0, about=ABOUT),)

@@ -35,6 +35,6 @@ def note(context: FitContext) -> str:
 METHODS = (
     Method(
         "TokenwiseReader", "token", fit, learns_from="trees", needs_entropy=True, reads_first=True, note=note, order=1,
-        is_ours=True,
+        is_ours=True, about="TokenwiseModel after the expert has read every position: it sees what both models think.",
     ),
 )  # fmt: skip

@@ -24,4 +24,6 @@ def fit(context: FitContext) -> Fit:
     )  # fmt: skip
 
 
-METHODS = (Method("WholeModelEmbed", "whole", fit, learns_from="ends", order=10),)
+ABOUT = "Gives the whole sequence to the expert where a network expects it to be more accurate there."
+
+METHODS = (Method("WholeModelEmbed", "whole", fit, learns_from="ends", order=10, about=ABOUT),)

@@ -283,9 +283,11 @@ class DeferringModel:
         `budgets=False` leaves the calibration unread, because it is about to be measured again."""
         folder = local_folder(source, revision=revision, token=token)
         pairing = read_pairing(folder)
-        entry, changes = bind(task_of(pairing), {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
-        if folder != Path(source).expanduser():
+        is_downloaded = folder != Path(source).expanduser()
+        if is_downloaded:
             require_own_endpoint(pairing, expert)
+        entry = task_of(pairing, folder, is_downloaded=is_downloaded)
+        entry, changes = bind(entry, {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
         named = {name: absolute(value) for name, value in changes.items()}
         pairing = replace(pairing, options={**unbundled(pairing.options, folder), **named})
         served = load_served(entry, pairing, folder, device, meter or Silent())

@@ -29,7 +29,7 @@ from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, TaskEntry
 from seqdefer.methods.timing import Timing
 from seqdefer.progress import Meter
-from seqdefer.registry import load_task
+from seqdefer.registry import FILE_SUFFIX, load_task
 from seqdefer.rejectors.base import SavedRejector
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.storage.records import read_record, to_plain
@@ -165,8 +165,17 @@ def require_own_endpoint(pairing: Pairing, expert: Any) -> None:
         )
 
 
-def task_of(pairing: Pairing) -> TaskEntry:
-    """Return the task of a pairing."""
+def task_of(pairing: Pairing, folder: Path, *, is_downloaded: bool = False) -> TaskEntry:
+    """Return the task of a pairing. Code that came with the folder is refused, and any file that a download names: a
+    task of a file is one that its user wrote or put somewhere else."""
+    path = Path(pairing.task)
+    is_inside = not path.is_absolute() or folder.resolve() in path.resolve().parents
+    if path.suffix == FILE_SUFFIX and (is_inside or is_downloaded):
+        reason = "a downloaded model" if is_downloaded else "part of the model"
+        raise CheckpointError(
+            f"{folder / PAIRING_FILE} names the code {pairing.task!r:.200}, which is {reason}; code is not run from "
+            "there: move the file elsewhere and fit again, or install the task as a package"
+        )
     return load_task(pairing.task)
 
 

@@ -122,7 +122,7 @@ def learn(
         task,
         served,
         rejector,
-        pairing_of(entry.name, options, served, recipe, task.describe().get("data", "")),
+        pairing_of(entry.file or entry.name, options, served, recipe, task.describe().get("data", "")),
         LearnedFrom(tuple(names), rejector.fingerprint),
         validation.examples,
         labelled=validation if learns_from in ("ends", "hand_offs") else None,

@@ -15,7 +15,7 @@ HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
 
 def methods_section(results: Results) -> Markup:
     table = MethodTable.of(results)
-    spread = "Mean (standard deviation) over the seeds. " if table.has_spread else ""
+    spread = f"Mean (standard deviation{'' if table.has_spread else ', which one run does not have'}) over the seeds. "
     mark = " The bar is measured, the vertical mark is the paper's." if table.has_paper else ""
     words = f"{spread}AUDC: lower is better. {HEADROOM} Bold: best of its block.{mark}"
     return section("Methods", element("p", words), scrolling(table.draw(), "Methods"))
@@ -86,13 +86,16 @@ class MethodTable:
         audc_std, improvement_std = self._audc(row.audc_std), _points(row.improvement_std)
         return element(
             "tr",
-            element("th", element("b", name) if audc == best[0] else name, scope="row"),
+            element("th", element("b", name) if audc == best[0] else name, scope="row", title=self.about(name)),
             element("td", _bold_if(audc == best[0], audc), self._spread(audc_std)),
             element("td", _bold_if(improvement == best[1], improvement), self._spread(improvement_std)),
             self._headroom(name),
             element("td", self._bar(row, paper) if best[0] else "", class_="bars"),
             _paper_cell(paper) if self.has_paper else "",
         )
+
+    def about(self, name: str) -> str | None:
+        return self.results.about.get(name) or None
 
     def _headroom(self, name: str) -> Markup:
         share = self.results.headroom(name)
@@ -104,7 +107,7 @@ class MethodTable:
         return number(value, self.decimals)
 
     def _spread(self, std: str) -> Markup:
-        return element("small", f" ({std})") if self.has_spread else Markup()
+        return element("small", f" ({std if self.has_spread else '–'})")
 
     def _bar(self, row: Summary, paper: PaperFigure | None) -> Markup:
         fill = element("i", class_="fill", style=self.scale.span(0, row.improvement_mean))

@@ -67,7 +67,20 @@ def curves_section(page: ReportCurves) -> Markup:
         "the reduction of this area against Random, which flips a coin."
     )
     figure = element("figure", _plot(page), _readout(page), _legend(page), class_="curves", id="curves")
-    return section("Loss against budget", element("p", curves), element("p", audc), figure, _values_table(page))
+    return section(
+        "Loss against budget", element("p", curves), element("p", audc), figure, _downloads(), _values_table(page)
+    )
+
+
+def _downloads() -> Markup:
+    """Return the buttons of `assets/download.js`, which shows them."""
+    labels = {
+        "csv": "Download the curves (CSV)",
+        "png": "Download the figure (PNG)",
+        "link": "Copy a link to this view",
+    }
+    buttons = [element("button", text, type="button", data_save=kind) for kind, text in labels.items()]
+    return element("p", *buttons, class_="downloads", hidden=True)
 
 
 def _plot(page: ReportCurves) -> Markup:
@@ -162,7 +175,8 @@ def _legend(page: ReportCurves) -> Markup:
 def _toggle(page: ReportCurves, index: int, curve: DrawnCurve) -> Markup:
     pressed = "true" if curve.name in page.shown else "false"
     name = element("span", curve.name, class_="name")
-    return element("button", _key(curve), name, type="button", aria_pressed=pressed, data_series=index)
+    about = page.results.about.get(curve.name) or None
+    return element("button", _key(curve), name, type="button", aria_pressed=pressed, data_series=index, title=about)
 
 
 def _values_table(page: ReportCurves) -> Markup:

@@ -28,13 +28,22 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def write_report(
-    results: Results, path: Path | str, *, panels: Sequence[Panel] = (), prices: Prices | None = None
+    results: Results,
+    path: Path | str,
+    *,
+    panels: Sequence[Panel] = (),
+    card: Path | None = None,
+    prices: Prices | None = None,
 ) -> Path:
-    """Write the page of a run as one file without external parts; with prices, what shares of the tokens cost."""
-    return write_text(Path(path), render_report(results, panels=panels, prices=prices))
+    """Write the page of a run as one file without external parts. `card` is a picture beside it, which sites show where
+    somebody links to the page (`report.figure.write_card`). With prices, it says what shares of the tokens cost."""
+    name = "" if card is None else card.name
+    return write_text(Path(path), render_report(results, panels=panels, card=name, prices=prices))
 
 
-def render_report(results: Results, *, panels: Sequence[Panel] = (), prices: Prices | None = None) -> str:
+def render_report(
+    results: Results, *, panels: Sequence[Panel] = (), card: str = "", prices: Prices | None = None
+) -> str:
     curves = mean_curves(results)
     axes = fit_axes(curves.values(), extent(results))
     page = ReportCurves(results, curves, frozenset(default_names(results, curves)), axes)
@@ -52,20 +61,25 @@ def render_report(results: Results, *, panels: Sequence[Panel] = (), prices: Pri
         _notes_section(results.notes),
         _provenance_section(results.provenance),
     )
-    return f"<!doctype html>\n{element('html', _head(results), element('body', body, _scripts(page)), lang='en')}\n"
+    head = _head(results, headline(page), card)
+    return f"<!doctype html>\n{element('html', head, element('body', body, _scripts(page)), lang='en')}\n"
 
 
 # --- head, scripts ---------------------------------------------------------------------------------------------------
 
 
-def _head(results: Results) -> Markup:
+def _head(results: Results, words: str, card: str) -> Markup:
+    title = f"{results.task}: partial deferral, seqdefer"
+    described = {"og:type": "article", "og:title": title, "og:description": words, "og:image": card}
     return element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{results.task}: partial deferral, seqdefer"),
+        element("title", title),
+        element("meta", name="description", content=words),
+        join(element("meta", property=name, content=text) for name, text in described.items() if text),
         element("style", Markup(_palette() + _asset("report.css"))),
     )
 
@@ -95,7 +109,7 @@ def _scripts(page: ReportCurves) -> Markup:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for char in "&<>":  # names must not close the script element
         text = text.replace(char, f"\\u{ord(char):04x}")
-    script = element("script", Markup(_asset("report.js")))
+    script = element("script", Markup(_asset("report.js") + _asset("download.js")))
     return join([element("script", Markup(text), type="application/json", id="data"), script])
 
 
@@ -114,24 +128,31 @@ def _header(page: ReportCurves) -> Markup:
     if results.provenance.version:
         facts.append(f"seqdefer {results.provenance.version}")
     title = element("h1", "Partial deferral: ", element("span", results.task, class_="task"))
-    return element("header", title, element("p", " · ".join(facts), class_="facts"), _headline(page))
+    lead = element("p", headline(page), class_="lead")
+    return element("header", title, element("p", " · ".join(facts), class_="facts"), _sources(results), lead)
 
 
-def _headline(page: ReportCurves) -> Markup:
+def _sources(results: Results) -> Markup:
+    """Name the pair and the data, as far as the task describes them."""
+    found = results.provenance
+    named = {**{role: found.models.get(role) for role in ("predictor", "expert")}, "data": found.data.get("data")}
+    rows = [element("span", element("b", f"{role}: "), text) for role, text in named.items() if text]
+    return element("p", *rows, class_="facts sources") if rows else Markup()
+
+
+def headline(page: ReportCurves) -> str:
     """Return the sentence on the best method at the opening budget, between predictor and expert."""
     methods = [curve for curve in page.curves.values() if curve.block != "reference"] or list(page.curves.values())
-    best = min(methods, key=lambda curve: page.results.summary[curve.name].audc_mean)
+    best = min(methods, key=lambda curve: (curve.mean[OPENING_BUDGET], page.results.summary[curve.name].audc_mean))
     loss, alone, expert = best.mean[OPENING_BUDGET], best.mean[0], best.mean[STEPS]
     share = (alone - loss) / (alone - expert) if alone > expert else 0.0
-    return element(
-        "p",
-        f"At a budget of {in_percent(OPENING_BUDGET)} of the tokens, ",
-        element("b", best.name),
-        " has a loss of ",
-        element("b", page.loss(loss) + page.unit),
-        f"; the predictor alone has {page.loss(alone)}, the expert alone {page.loss(expert)}.",
-        f" That is {in_percent(100 * share)} of the expert's gain." if 0 < share <= 1 else "",
-        class_="lead",
+    gain = f" That is {in_percent(100 * share)} of the expert's gain." if 0 < share <= 1 else ""
+    least = min(methods, key=lambda curve: page.results.summary[curve.name].audc_mean)
+    over_all = f" Over all budgets together, {least.name} is the best." if least is not best else ""
+    return (
+        f"At a budget of {in_percent(OPENING_BUDGET)} of the tokens, {best.name} has the lowest loss, "
+        f"{page.loss(loss)}{page.unit}; the predictor alone has {page.loss(alone)}, the expert alone "
+        f"{page.loss(expert)}.{gain}{over_all}"
     )
 
 

@@ -14,6 +14,7 @@ from seqdefer.interfaces import TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.progress import Clock, Meter, Silent
+from seqdefer.report.figure import write_card
 from seqdefer.report.html import write_report
 from seqdefer.report.panels import EXAMPLES_FILE, panels_of
 from seqdefer.storage.files import write_text
@@ -43,5 +44,5 @@ def run_task(
     (folder / EXAMPLES_FILE).unlink(missing_ok=True)  # drawings of an earlier run
     if experiment.drawn:
         write_text(folder / EXAMPLES_FILE, experiment.drawn)
-    write_report(results, folder / "report.html", panels=panels_of(folder))
+    write_report(results, folder / "report.html", panels=panels_of(folder), card=write_card(results, folder))
     return results

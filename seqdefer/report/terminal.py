@@ -15,7 +15,7 @@ from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Cost, Results, Summary
 from seqdefer.methods.timing import Timing
-from seqdefer.report.style import BLOCKS, HEADROOM
+from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
 from seqdefer.report.svg import names_by_block
 
 
@@ -37,6 +37,7 @@ def results_table(results: Results) -> Table:
     headings += [f"by {cost}: %\nover Random" for cost in by_cost]
     for heading in headings:
         table.add_column(heading, justify="right")
+    decimals = decimals_for(row.audc_mean for row in results.summary.values())
     for block, names in names_by_block(results).items():
         rows = {name: results.summary[name] for name in names}
         table.add_row(f"[bold]{BLOCKS[block]}[/bold]")
@@ -44,20 +45,27 @@ def results_table(results: Results) -> Table:
         for name, row in rows.items():
             is_best = block != "reference" and row.improvement_mean == best
             others = [found.summary.get(name) for found in by_cost.values()]
-            table.add_row(*_cells(name, row, results, is_best), *map(_improvement, others))
+            more = ["" if other is None else _improvement(other, runs) for other in others]
+            table.add_row(*_cells(name, row, results, is_best, decimals), *more)
     return table
 
 
-def _improvement(row: Summary | None) -> str:
-    return "" if row is None else f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})"
+def _with_std(mean: float, std: float, decimals: int, runs: int) -> str:
+    """Return a mean with its standard deviation, which one run does not have."""
+    return f"{mean:.{decimals}f} ({'–' if runs == 1 else f'{std:.{decimals}f}'})"
 
 
-def _cells(name: str, row: Summary, results: Results, is_best: bool) -> list[str]:
+def _improvement(row: Summary, runs: int) -> str:
+    return _with_std(row.improvement_mean, row.improvement_std, 2, runs)
+
+
+def _cells(name: str, row: Summary, results: Results, is_best: bool, decimals: int) -> list[str]:
+    runs = len(results.seeds)
     cells = [
         f"  {escape(name)}",
-        f"{row.audc_mean:.4g} ({row.audc_std:.2g})",
-        _improvement(row),
-        "" if (share := results.headroom(name)) is None else f"{share[0]:.0f} ({share[1]:.0f})",
+        _with_std(row.audc_mean, row.audc_std, decimals, runs),
+        _improvement(row, runs),
+        "" if (share := results.headroom(name)) is None else _with_std(*share, 0, runs),
     ]
     if results.paper:
         figure = results.paper.get(name)

@@ -354,6 +354,8 @@ class DeferralModel(TypedDict):
     length: int
     size: int | None
     hint: str
+    about: str
+    examples: list[Any]
     audio: AudioInputs | None
     budget: float
     calibrated_on: int

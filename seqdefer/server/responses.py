@@ -371,6 +371,8 @@ def deferral_response(service: Described) -> DeferralModel:
         "length": model.served.spec.length,
         "size": codec.size,
         "hint": codec.hint,
+        "about": codec.about,
+        "examples": list(codec.examples),
         "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
         "budget": budget if quality is None else quality.share,
         "calibrated_on": calibration.inputs,

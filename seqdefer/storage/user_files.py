@@ -163,10 +163,15 @@ _JSON_KINDS = {
 
 def parse_inputs(lines: Iterable[tuple[int, str]], path: Path, field: str) -> list[Any]:
     """Return the inputs on lines of `path`: a field of JSON objects (*.jsonl, *.ndjson), else the lines themselves."""
+    return [parse_input(line, path, number, field) for number, line in lines]
+
+
+def parse_input(line: str, path: Path, number: int, field: str) -> Any:
+    """Return the input on one line of `path`."""
     if not {".jsonl", ".ndjson"} & {*path.suffixes}:
-        return [line for _, line in lines]
-    places = ((f"{path.name}, line {number}", line) for number, line in lines)
-    return [get_field(parse_record(line, place), field, place, "choose one with --field") for place, line in places]
+        return line
+    place = f"{path.name}, line {number}"
+    return get_field(parse_record(line, place), field, place, "choose one with --field")
 
 
 def parse_record(line: str, place: str) -> dict[str, Any]:

@@ -79,6 +79,32 @@ def test_json_is_one_object_a_line_and_nothing_else(folder: Path, capsys: Captur
     assert err == ""
 
 
+def test_a_file_of_inputs(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    data, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    data.write_text("13\n\n7932\nword\n")
+    assert run("generate", folder, "--data", data, "--out", out, "--budget", 0.4, "--quiet") == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == f"written: {out}, 3 inputs; 1 could not be read, see their field 'error'\n"
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["line"] for row in rows] == [1, 3, 4]
+    written = DeferringModel.from_pretrained(folder).generate([13, 7932], 0.4)
+    assert [row.get("output") for row in rows] == [*written.outputs, None]
+    assert "exists already; remove it" in fails_with(capsys, "generate", folder, "--data", data, "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is no input; give one or several, or a file with --data FILE --out FILE"),
+        (["--data", "in.jsonl"], "--data FILE and --out FILE go together"),
+        (["13", "--data", "in.jsonl", "--out", "out"], "give inputs or --data, not both: 13"),
+    ],
+)
+def test_inputs_come_from_one_place(arguments: list[str], message: str, folder: Path, capsys: Capture) -> None:
+    assert message in fails_with(capsys, "generate", folder, *arguments)
+
+
 def test_a_budget_and_a_threshold_exclude_each_other(folder: Path, capsys: Capture) -> None:
     error = fails_with(capsys, "generate", folder, 13, "--budget", 0.4, "--threshold", 0.1)
     assert error == "--budget and --threshold exclude each other; give one of them"
@@ -183,10 +209,9 @@ def test_a_threshold_instead_of_a_budget(folder: Path, capsys: Capture) -> None:
         ([13, "--budget", "nan"], "budget is nan; it is the share"),
         ([13, "--budget", "much"], "argument --budget: invalid float value: 'much'"),
         ([13, "--threshold", "nan"], "threshold is nan; it is a score"),
-        ([], "the following arguments are required: INPUT"),
         (["abc"], "'abc' is no number; give one"),
         ([13, "--device", "abacus"], "abacus"),
-        ([13, "--bugdet", 0.2], "unrecognized arguments: --bugdet"),
+        ([13, "--bugdet", 0.2], "unrecognized arguments: --bugdet 0.2 (did you mean '--budget'?)"),
     ],
 )
 def test_bad_options(arguments: list[Any], message: str, folder: Path, capsys: Capture) -> None:

@@ -53,7 +53,8 @@ def results(request: pytest.FixtureRequest, finished: Path, toy_run: Results) ->
 
 
 def test_files_of_a_run(finished: Path) -> None:
-    assert {path.name for path in finished.iterdir() if path.is_file()} == {"results.json", "report.html"}
+    files = {path.name for path in finished.iterdir() if path.is_file()} - {"card.png"}  # where matplotlib is installed
+    assert files == {"results.json", "report.html", "examples.html"}
     rejectors = {path.name for path in (finished / "rejectors").iterdir()}
     assert rejectors == {f"{name}-seed{seed}" for name in FITTED for seed in (0, 1)}
     assert len(list(finished.glob("predictor-*"))) == 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_report import fake_results
 
-from seqdefer.errors import DataError
+from seqdefer.errors import DataError, MissingExtraError
 from seqdefer.evaluation.results import (
     Comparison,
     CostCurve,
@@ -228,3 +230,21 @@ def test_results_by_another_cost_are_results(results: Results, tmp_path: Path) -
     assert found.comparisons == (contrast,)
     assert found.units.deferred == "passes"
     assert counted.summary == results.summary
+
+
+def test_frames_hold_every_seed_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas", reason="needs the extra 'frame'")
+    results = fake_results(n_seeds=2)
+    frame, points = results.to_frame(), results.curves_to_frame()
+    assert list(frame.columns) == ["seed", "method", "granularity", "audc", "improvement"]
+    for seed in results.seeds:
+        for name, row in seed.methods.items():
+            found = frame[(frame.seed == seed.seed) & (frame.method == name)]
+            assert found[["granularity", "audc", "improvement"]].values.tolist() == [
+                [row.granularity, row.audc, row.improvement]
+            ]
+            curve = points[(points.seed == seed.seed) & (points.method == name)]
+            assert curve[["deferred", "loss"]].values.tolist() == [list(point) for point in row.curve]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"a table of results needs the package 'pandas'.*seqdefer\[frame\]"):
+        results.to_frame()

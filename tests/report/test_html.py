@@ -34,6 +34,7 @@ from seqdefer.report.svg import (
     mean_curves,
     write_plots,
 )
+from seqdefer.report.terminal import results_table
 from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 
 
@@ -125,11 +126,54 @@ def test_page_holds_the_numbers(results: Results, page: str) -> None:
     assert f"{row.audc_mean:.3f} ({row.audc_std:.3f})" in text
     assert f"{row.improvement_mean:.2f} ({row.improvement_std:.2f})" in text
     assert "25.78 (1.33)" in text
-    assert "At a budget of 20 % of the tokens, TokenwiseModel has a loss of " in text
+    assert "At a budget of 20 % of the tokens, TokenwiseModel has the lowest loss, " in text
     assert "+27.40 [22.10, 32.90]" in text
     assert "−10.20 [−16.00, −4.10]" in text
     for words in ("one example", "4 063 360", "4 min 02 s", "seqdefer run weather", "64 decisions", "[64, 64]"):
         assert words in text
+
+
+def test_headline_names_the_best_method_at_its_budget() -> None:
+    """Regression: it named the method with the smallest area, which may be second best at that budget."""
+    early = MethodResult("token", 8.5, 0.0, ((0.0, 2.0), (1.2, 0.9), (6.0, 1.0)))
+    late = MethodResult("once", 6.0, 0.0, ((0.0, 2.0), (1.2, 1.1), (3.0, 0.1), (6.0, 1.0)))
+    seed = SeedResult(0, {"Early": early, "Late": late})
+    text = "".join(Walk(render_report(Results("toy", "smoke", 6, (seed,), summarise([seed])))).text)
+    assert "At a budget of 20\xa0% of the tokens, Early has the lowest loss, 0.90;" in text
+    assert "Over all budgets together, Late is the best." in text
+
+
+def test_page_names_the_pair_and_the_data_at_its_top(results: Results) -> None:
+    found = replace(results.provenance, data={"data": "eight years of Jena"})
+    text = "".join(Walk(render_report(replace(results, provenance=found))).text)
+    top = text[: text.index("At a budget of")]
+    for words in (found.models["predictor"], found.models["expert"], found.data["data"]):
+        assert words in top
+
+
+def test_methods_explain_themselves(results: Results) -> None:
+    walk = Walk(render_report(replace(results, about={"ChowSum": "Sums <up> doubts."})))
+    assert [tag for tag, found in walk.tags if found.get("title") == "Sums <up> doubts."] == ["button", "th"]
+
+
+def test_page_offers_its_card_to_other_sites(results: Results) -> None:
+    found = [
+        attributes
+        for card in ("", "card.png")
+        for _, attributes in Walk(render_report(results, card=card)).tags
+        if attributes.get("property") == "og:image"
+    ]
+    assert [one["content"] for one in found] == ["card.png"]
+
+
+def test_one_run_has_no_standard_deviation(results: Results) -> None:
+    one = replace(results, seeds=results.seeds[:1], summary=summarise(results.seeds[:1]))
+    text = " ".join("".join(Walk(render_report(one)).text).split())
+    row = one.summary["TokenwiseModel"]
+    assert f"{row.improvement_mean:.2f} (–)" in text
+    cells = [str(cell) for column in results_table(one).columns[1:3] for cell in column.cells]
+    assert any(f"{row.audc_mean:.3f} (–)" in cell for cell in cells)
+    assert not any("(0" in cell for cell in cells)
 
 
 def test_best_of_each_block_is_bold_and_references_are_not(page: str) -> None:
@@ -257,6 +301,37 @@ def test_toggles_pointer_and_slider(results: Results, driver: Any, tmp_path: Pat
     assert "ChowSum" in spoken
     button.click()
     assert len(driver.execute_script(READOUT)) == 5
+    assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
+
+
+@pytest.mark.browser
+def test_files_and_the_link_hold_what_is_shown(results: Results, driver: Any, tmp_path: Path) -> None:
+    path = write_report(results, tmp_path / "report.html")
+    driver.get(f"{path.as_uri()}#budget=35&show=Random,ChowSum,NoSuchMethod")
+    curves = mean_curves(results)
+    rows = driver.execute_script(READOUT)
+    assert [row.split()[0] for row in rows] == ["ChowSum", "Random"]
+    assert f"{curves['ChowSum'].mean[35]:.2f}" in rows[0]
+    driver.find_element("xpath", "//button[contains(., 'ChowMean')]").click()
+    assert driver.current_url.endswith("#budget=35&show=Random,ChowMean,ChowSum")
+
+    driver.execute_script(
+        "window.saved = []; URL.createObjectURL = blob => { saved.push(blob); return 'blob:null/x' };"
+        "HTMLAnchorElement.prototype.click = () => {}"
+    )
+    for kind in ("csv", "png"):
+        driver.find_element("css selector", f"[data-save={kind}]").click()
+    until(lambda: driver.execute_script("return saved.length") == 2)
+    text, image = driver.execute_async_script(
+        "const done = arguments[0]; Promise.all([saved[0].text(), createImageBitmap(saved[1])])"
+        ".then(([text, image]) => done([text, [image.width, image.height]]))"
+    )
+    assert image == [1640, 960]
+    head, *lines = [line.split(",") for line in text.splitlines()]
+    assert len(lines) == STEPS + 1
+    column = head.index('"ChowSum mean"')
+    assert float(lines[20][0]) == 0.2
+    assert [float(line[column]) for line in lines] == pytest.approx(curves["ChowSum"].mean, rel=1e-4)
     assert [entry for entry in driver.get_log("browser") if entry["level"] != "INFO"] == []
 
 

@@ -48,7 +48,7 @@ def test_terminal_table_marks_the_best_and_quotes_the_paper(results: Results) ->
     for paper in (results.paper, {}):
         columns = results_table(replace(results, paper=paper)).columns
         bold = {cell for cell in columns[1].cells if "[bold]" in str(cell)}
-        assert bold == {f"[bold]{row.audc_mean:.4g} ({row.audc_std:.2g})[/bold]"
+        assert bold == {f"[bold]{row.audc_mean:.3f} ({row.audc_std:.3f})[/bold]"
                         for name, row in results.summary.items() if name in best}  # fmt: skip
         assert ["paper" in str(column.header) for column in columns] == [False] * 4 + [True] * bool(paper)
 

@@ -124,6 +124,8 @@ def check_description(server: RunningServer, **expected: Any) -> None:
         "quality": None,
         "currency": None,
         "caps": [],
+        "about": model.served.codec.about,
+        "examples": list(model.served.codec.examples),
     }
     assert response == {**common, **expected}
 
@@ -144,6 +146,7 @@ def test_description_of_tours(tour_server: RunningServer) -> None:
     found = tuple(response[name] for name in ("kind", "by", "length", "size"))
     assert found == ("tour", "one-time", N_CITIES, N_CITIES)
     assert json.loads(response["hint"].replace(", ...", ""))
+    assert response["about"] == "reads cities and writes a short tour through all of them"
 
 
 # -- the deferral curve --------------------------------------------------------------------------------------------

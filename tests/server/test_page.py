@@ -16,6 +16,7 @@ import pytest
 from browsers import Browser
 from servers import (
     IGNORE_BUDGETS,
+    NumberCodec,
     RunningServer,
     SlowPredictor,
     metric,
@@ -48,6 +49,8 @@ def test_page_shows_what_the_model_writes(server: RunningServer, browser: Browse
     stats = browser.text("#stats")
     assert f"{by_expert} of {n}{switches} switch" in stats
     assert f"share{100 * by_expert / n:.1f} %budget {percent} %" in stats
+    spent = f"this one spent {100 * by_expert / n:.1f} % ({by_expert} of {n} tokens) at a budget of {percent} %"
+    assert browser.text("#average") == f"This is one input: {spent}. Budgets hold on average over many inputs."
     status = browser.text("#status")
     assert status.startswith(f"Done: the expert wrote {by_expert} of {n} tokens ({100 * by_expert / n:.1f} %)")
     rows = browser.js(
@@ -229,18 +232,40 @@ def test_earlier_runs_do_not_slow_down_later_ones(server: RunningServer, browser
     assert browser.js("window.made") == alone
 
 
-@pytest.mark.parametrize("button", ["#sweep", "#alone"])
-def test_budget_is_that_of_the_run_on_display(server: RunningServer, browser: Browser, button: str) -> None:
+@pytest.mark.parametrize(("button", "nearest"), [("#sweep", 20), ("#alone", 0)])
+def test_budget_stays_where_the_user_left_it(
+    server: RunningServer, browser: Browser, button: str, nearest: int
+) -> None:
+    """Regression: after a sweep it stood at 100 %, the last budget of the sweep."""
     browser.open(server)
     browser.find("#text").send_keys("7932")
     browser.slide(30)
     browser.run(button=button)
-    assert "budget 100 %" in browser.text("#stats")
-    assert set(browser.authors) == {"expert"}
-    assert browser.value("#budget") == "100"
-    assert browser.text("#budget-shown") == "100 %"
-    assert browser.curve_point[1] == "100"
-    assert '"budget":1}' in browser.text("#as-curl")
+    assert browser.value("#budget") == "30"
+    assert browser.text("#budget-shown") == "30 %"
+    assert browser.curve_point[1] == "30"
+    assert '"budget":0.3}' in browser.text("#as-curl")
+    assert f"budget {nearest} %" in browser.text("#stats")
+    assert browser.authors == toy_model().generate(["7932"], nearest / 100).sources[0]
+
+
+def test_page_says_what_the_model_does_and_offers_examples(browser: Browser) -> None:
+    class WordCodec(NumberCodec):
+        about, hint, examples = "reads a number <b> and writes letters", "13", ("7932", "8" * 60)
+
+    with running(with_parts(toy_model(), codec=WordCodec())) as server:
+        browser.open(server)
+        assert browser.text("#about").startswith("This model reads a number <b> and writes letters. A cheap predictor")
+        assert browser.find("#text").get_attribute("placeholder") == "For example: 13"
+        first, second = browser.driver.find_elements("css selector", "#examples button")
+        assert second.text == f"{'8' * 40}…"
+        box = browser.find("#text").rect["height"]
+        assert 40 < box < 90  # two lines: inputs are short
+        first.click()
+        assert browser.value("#text") == "7932"
+        assert "7932" in browser.text("#as-curl")
+        browser.run()
+        assert browser.text("#tokens") == toy_model().generate(["7932"], 0.2).outputs[0]
 
 
 def test_prices_are_remembered(server: RunningServer, browser: Browser) -> None:
@@ -381,7 +406,10 @@ def test_page_fits_a_phone(server: RunningServer, tour_server: RunningServer, br
     if kind == "tokens":
         browser.find("#text").send_keys("7932")
     browser.run(button="#sweep")
+    browser.find("#table-part summary").click()
     assert not browser.is_wider_than_phone
+    heights = "[...document.querySelectorAll('#table-part th, #table-part td')].map(cell => cell.clientHeight)"
+    assert max(browser.js(heights)) < 45  # one line: words are not broken
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_invalid_files(tmp_path: Path, text: str, message: str) -> None:
 
 def test_every_setting_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["serve", "--help"])
+        cli.main(["serve", "--help-all"])
     listed = capsys.readouterr().out
     named = [field.name for field, _ in all_settings()]
     assert named == [field.name for group in (ServerSettings, Limits) for field in fields(group)]

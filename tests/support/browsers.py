@@ -83,7 +83,9 @@ class Browser:
         self.js("document.getElementById('text').dispatchEvent(new Event('input'))")
 
     def run(self, *, button: str = "#run") -> None:
-        self.find(button).click()
+        found = self.find(button)  # scrolled to, so that the banner of an error is not above it
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+        found.click()
         self.wait_until_done()
 
     def wait_until_done(self) -> None:

@@ -1,23 +1,38 @@
 // The input: a text, or cities on a map with their coordinates.
 
-import { byId } from "./dom.js";
+import { byId, make } from "./dom.js";
 import { Field, randomCities } from "./tour.js";
 
 const DEFAULT_CITIES = 20; // for models that accept any number
+const ROWS = { text: 8, tokens: 2 }; // of the box: for texts, and for short inputs such as a word
+const SHOWN_LETTERS = 40; // of an example on its button
 
 export class TextInput {
   onChange = () => {};
 
   constructor(model) {
     this.text = byId("text");
-    this.text.placeholder = model.hint;
+    this.text.rows = ROWS[model.kind] ?? ROWS.text;
+    this.text.placeholder = model.hint && `For example: ${model.hint}`;
     byId("text-note").textContent = "Press Ctrl+Enter to run.";
+    byId("examples").hidden = model.examples.length === 0;
+    byId("examples").replaceChildren("Try: ", ...model.examples.map((one) => this.#button(String(one))));
     this.text.addEventListener("input", () => this.onChange());
     byId("clear").addEventListener("click", () => {
       this.restore("");
       this.text.focus();
       this.onChange();
     });
+  }
+
+  #button(text) {
+    const short = text.length > SHOWN_LETTERS ? `${text.slice(0, SHOWN_LETTERS)}…` : text;
+    const button = make("button", { type: "button", className: "small", textContent: short, title: text });
+    button.addEventListener("click", () => {
+      this.restore(text);
+      this.onChange();
+    });
+    return button;
   }
 
   get value() {

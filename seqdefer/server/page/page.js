@@ -4,7 +4,7 @@ import { RequestError, complete, describe, useKey } from "./api.js";
 import { CurveView } from "./curve.js";
 import { byId, make, percent, plural, recall, remember } from "./dom.js";
 import { TextInput, TourInput } from "./inputs.js";
-import { History, newRun, statsOf, summaryOf } from "./runs.js";
+import { History, averageNote, newRun, statsOf, summaryOf } from "./runs.js";
 import { refreshPromise, showPromise } from "./promise.js";
 import { asCurl, asPython } from "./snippets.js";
 import { SoundInput } from "./sound.js";
@@ -37,6 +37,8 @@ class Page {
     const { model } = this;
     byId("name").textContent = model.id;
     document.title = `${model.id} · seqdefer`;
+    const what = model.about || "writes sequences";
+    byId("about").textContent = `This model ${what}. A cheap predictor writes, and an expert takes over where it pays off.`;
     const how = model.by === "token" ? "defers token by token" : "hands off once";
     const facts = [how, `writes up to ${plural(model.length, "token")}`, `calibrated on ${plural(model.calibrated_on, "input")}`];
     byId("facts").textContent = facts.join(" · ");
@@ -110,8 +112,10 @@ class Page {
     this.controller = new AbortController();
     this.setBusy(true);
     try {
-      for (const budget of budgets) await this.write(newRun(value, budget));
-      byId("status").textContent = budgets.length > 1 ? `Done: ${budgets.length} runs to compare.` : summaryOf(this.shown);
+      const runs = budgets.map((budget) => newRun(value, budget));
+      for (const run of runs) await this.write(run);
+      this.showNearest(runs);
+      byId("status").textContent = runs.length > 1 ? `Done: ${runs.length} runs to compare.` : summaryOf(this.shown);
     } catch (error) {
       this.fail(error);
     } finally {
@@ -121,8 +125,13 @@ class Page {
     }
   }
 
+  // The slider stays where the user left it; of several runs, show the one nearest to it.
+  showNearest(runs) {
+    const distance = (run) => Math.abs(run.budget - this.budget);
+    this.show(runs.reduce((best, run) => (distance(run) < distance(best) ? run : best)));
+  }
+
   async write(run) {
-    this.setBudget(run.budget); // the slider shows the budget of the run on display
     this.show(run);
     try {
       for await (const event of complete(this.model.id, run.input, run.budget, this.controller.signal)) this.receive(run, event);
@@ -204,7 +213,8 @@ class Page {
   showStats() {
     if (!this.shown) return;
     const stats = statsOf(this.shown, this.prices, this.history.aloneFor(this.shown));
-    byId("stats").hidden = this.shown.tokens.length === 0;
+    byId("stats").hidden = byId("average").hidden = this.shown.tokens.length === 0;
+    byId("average").textContent = averageNote(this.shown);
     byId("stats").replaceChildren(...stats.map(([name, value, detail]) =>
       make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }), make("dd", { className: "soft", textContent: detail }))));
   }

@@ -64,6 +64,13 @@ export function summaryOf(run) {
   return `${start}: the expert wrote ${byExpert} of ${plural(written, "token")} (${percent(share)}), ${plural(switches, "switch")}.`;
 }
 
+// A budget is a promise about many inputs; one of them may spend much more or nothing.
+export function averageNote(run) {
+  const { written, byExpert, share } = countOf(run);
+  const spent = `this one spent ${percent(share)} (${byExpert} of ${plural(written, "token")}) at a budget of ${percent(run.budget, 0)}`;
+  return `This is one input: ${spent}. Budgets hold on average over many inputs.`;
+}
+
 export class History {
   constructor(part, list, onPick) {
     Object.assign(this, { part, list, onPick, runs: [] });

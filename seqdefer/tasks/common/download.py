@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from seqdefer.environment import cache_directory
 from seqdefer.errors import DataError
 from seqdefer.storage.files import write_aside
 from seqdefer.storage.user_files import SizeLimit, check_size, read_bytes
@@ -53,13 +53,6 @@ def fetch(file: RemoteFile, cache: Path | None = None) -> bytes:
         content = _download(file)
         _write_cached(path, content)
     return content
-
-
-def cache_directory() -> Path:
-    """Return the directory of downloaded files, which environment variables choose."""
-    if own := os.environ.get("SEQDEFER_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seqdefer"
 
 
 def wheel(requirement: str) -> Callable[[RemoteFile], bytes]:

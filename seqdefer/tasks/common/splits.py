@@ -104,8 +104,8 @@ def _shortage(pool: ItemPool[Item], counts: Mapping[SplitName, int]) -> str:
 def _deal(pool: ItemPool[Item], counts: Mapping[SplitName, int], seed: int) -> dict[SplitName, Sequence[Item]]:
     if len(pool) < len(counts):
         raise DataError(
-            f"{pool.name} leaves {count_nouns(len(pool), pool.noun)}; at least {len(counts)} are needed, one for each"
-            f" of {', '.join(counts)}"
+            f"{pool.name} leaves {count_nouns(len(pool), pool.noun)}; at least {len(counts)} are needed; give more"
+            " with --train"
         )
     order = _order(pool.items, seed)
     sizes = counts if sum(counts.values()) <= len(pool) else _divide_in_turn(len(pool), counts)

@@ -29,6 +29,8 @@ class PhonemeCodec(Codec):
     """Inputs are single words; outputs are phonemes separated by spaces."""
 
     field, kind, hint = "word", "tokens", "onomatopoeia"
+    about = "reads an English word and writes how it is pronounced, in phonemes of CMUdict"
+    examples = ("onomatopoeia", "thoroughly", "colonel", "rhythm", "photosynthesis")
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         words = [_word(one, f"input {place + 1} of {len(inputs)}") for place, one in enumerate(inputs)]

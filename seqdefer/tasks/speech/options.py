@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.tasks.common.options import check_ranges, option
@@ -25,6 +26,9 @@ RANGES = {
 class SpeechOptions:
     """Options of the speech task, which are also its command-line options."""
 
+    usual_options: ClassVar = ("predictor", "expert", "train", "test", "language", "length", "dtype", "train_clips")
+    test_options: ClassVar = ("test", "test_clips")
+    choices: ClassVar = {"error_rate": UNITS, "shown": FEATURE_SETS, "dtype": DTYPES}
     predictor: str = option(
         "openai/whisper-tiny", "the small model: a name on the Hugging Face Hub, or a folder", is_path=True
     )
@@ -60,7 +64,7 @@ class SpeechOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, RANGES)
-        for name, available in {"error_rate": UNITS, "shown": FEATURE_SETS, "dtype": DTYPES}.items():
+        for name, available in self.choices.items():
             if getattr(self, name) not in available:
                 raise unknown(f"--{name.replace('_', '-')}", getattr(self, name), available)
         for name in self.fact_names():

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from seqdefer.environment import cache_directory
 from seqdefer.errors import DataError
 from seqdefer.progress import Meter, Silent
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.storage.user_files import check_filled, join_quoted, looks_like_file
-from seqdefer.tasks.common.download import cache_directory
 from seqdefer.tasks.speech.audio import read_seconds
 from seqdefer.tasks.speech.data import (
     MANIFEST,

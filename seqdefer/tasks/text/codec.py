@@ -38,6 +38,14 @@ class TextCodec(Codec):
     """The codec of text tasks: a text or a chat in, a text out."""
 
     kind, hint = "text", "A text to read."
+    about = "reads a text and writes another"
+    examples = (
+        "The lighthouse on the eastern cape has been dark since a storm damaged its lamp in March. The harbour board "
+        "said on Tuesday that a replacement would arrive by ship next week. Until then, fishing boats are asked to use "
+        "the western channel, where two buoys with lights have been put out.",
+        "A school in the valley has planted four hundred trees along its playing field. The pupils chose the kinds "
+        "themselves, after measuring how much water the soil holds. The first apples are expected in five years.",
+    )
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ from seqdefer.storage.user_files import (
 from seqdefer.tasks.common.splits import DealtSplits, ItemPool, count_nouns, deal_splits
 from seqdefer.tasks.text.hub import load_dataset, parse_dataset_name
 
+CHOOSE_FIELDS = "choose others with --document-field and --summary-field (document_field and summary_field in Python)"
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -54,8 +56,7 @@ class Document:
     @classmethod
     def of_record(cls, record: Mapping[str, Any], fields: Fields, number: int, place: str) -> Document:
         """Return the document of a record; `place` names it in errors."""
-        advice = "choose others with --document-field and --summary-field (document_field and summary_field in Python)"
-        values = {field: get_field(record, field, place, advice) for field in (fields.document, fields.summary)}
+        values = {field: get_field(record, field, place, CHOOSE_FIELDS) for field in (fields.document, fields.summary)}
         document, summary = (check_filled(value, field, place) for field, value in values.items())
         return cls(check_id(record.get(fields.id), number, place), document, summary)
 
@@ -156,10 +157,12 @@ def _dataset_corpus(source: str, fields: Fields, split: str) -> Corpus:
     rows = load_dataset(wanted, instead, extra="text")
     missing = [field for field in (fields.document, fields.summary) if field not in rows.column_names]
     if missing:
-        raise DataError(f"{label} has no {join_quoted(missing)}; the columns are: {join_quoted(rows.column_names)}")
+        raise DataError(
+            f"{label} has no {join_quoted(missing)}; the columns are: {join_quoted(rows.column_names)}; {CHOOSE_FIELDS}"
+        )
     documents = list(_dataset_documents(rows, fields, label))
     if not documents:
-        raise DataError(f"{label} has no document with a summary")
+        raise DataError(f"{label} has no document with a summary; {CHOOSE_FIELDS}")
     corpus = corpus_of(label, documents)
     return replace(corpus, empty=len(rows) - len(documents))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from seqdefer.errors import OptionError, unknown
 from seqdefer.remote.client import Endpoint, check_url, is_url
@@ -32,6 +33,12 @@ RANGES = {
 class TextOptions:
     """Options of a text task, which are also its command-line options."""
 
+    usual_options: ClassVar = (
+        "predictor", "expert", "train", "test", "document_field", "summary_field", "prefix", "suffix", "length",
+        "input_tokens", "dtype", "train_documents", "test_documents", "expert_model",
+    )  # fmt: skip
+    test_options: ClassVar = ("test", "test_documents")
+    choices: ClassVar = {"rouge": ROUGE, "shown": FEATURE_SETS, "token_loss": TOKEN_LOSSES, "dtype": DTYPES}
     predictor: str = option("", "the small model: a name on the Hugging Face Hub, or a folder", is_path=True)
     expert: str = option(
         "",
@@ -81,8 +88,7 @@ class TextOptions:
         check_ranges(self, {name: range_ for name, range_ in RANGES.items() if getattr(self, name) is not None})
         if self.metric not in METRIC_NAMES and not self.metric.startswith(FUNCTION):
             raise unknown("--metric", self.metric, METRIC_NAMES)
-        choices = {"rouge": ROUGE, "shown": FEATURE_SETS, "token_loss": TOKEN_LOSSES, "dtype": DTYPES}
-        for name, available in choices.items():
+        for name, available in self.choices.items():
             if getattr(self, name) not in available:
                 raise unknown(f"--{name.replace('_', '-')}", getattr(self, name), available)
         check_prompt(self.expert_prompt)

@@ -22,6 +22,7 @@ class TourCodec(Codec):
 
     field, kind = "cities", "tour"
     hint = "[[0.1, 0.9], [0.4, 0.3], ...]"
+    about = "reads cities and writes a short tour through all of them"
 
     def __init__(self, n_cities: int) -> None:
         self.n_cities = self.size = n_cities

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ N_EVALUATION = 500  # instances that a trained predictor is measured on
 class TSPOptions:
     """Options of the task; the fields are command-line options."""
 
+    usual_options: ClassVar = ("data", "cities", "expert", "predictor", "train", "test")
+    test_options: ClassVar = ("test",)
     data: str | None = option(
         None,
         "cities to use instead of Gaussian ones: a TSPLIB .tsp file or a folder of them, or a CSV of coordinates",

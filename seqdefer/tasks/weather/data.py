@@ -209,6 +209,7 @@ def _find_column(header: Sequence[str], wanted: Iterable[str], kind: str, name: 
             return folded.index(candidate.casefold())
     raise DataError(
         f"{name} has no {kind} column: looked for {join_quoted(wanted)}; the columns are: {join_quoted(header)}"
+        + ("; choose one with --column" if kind == "temperature" else "; give a file with a column of times")
     )
 
 

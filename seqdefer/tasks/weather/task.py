@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,12 +23,14 @@ from seqdefer.errors import OptionError
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
 from seqdefer.recipes import Recipe, published
+from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.options import check_ranges, option
+from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 from seqdefer.tasks.weather.data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
 from seqdefer.tasks.weather.forecaster import ForecasterOptions, WeatherPredictor, load_or_train
 from seqdefer.tasks.weather.sources import default_series, official_jena_series
-from seqdefer.types import Examples, Sequences, SequenceSpec
+from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
 YEAR = 365.2425 * 24 * 60  # minutes
 DAY = 24 * 60
@@ -51,6 +54,7 @@ class ShortRecordWarning(UserWarning):
 class WeatherOptions:
     """Options of the weather task."""
 
+    usual_options: ClassVar = ("data", "column", "split", "noise", "train_windows")
     data: str = option(
         "mast",
         "a CSV file (plain or gzip) with a time and a temperature column; or 'jena' to download the official 2009-2016 "
@@ -169,6 +173,34 @@ class WeatherTask(Task):
             "predictor": f"LSTM encoder-decoder of {self.options.hidden} ({self.predictor.fingerprint})",
             "expert": f"truth plus Gaussian noise of {self.options.noise} °C",
         }
+
+    def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
+        losses = {
+            budget: self.sequence_loss(examples, _on_cpu(one.sequences)).tolist() for budget, one in rollouts.items()
+        }
+        drawn = []
+        for row in range(len(examples)):
+            rows = [_drawing(one, row, budget, losses[budget][row]) for budget, one in rollouts.items()]
+            minutes = round(float(examples.inputs[row, -2]) * DAY)
+            seen = _degrees(examples.inputs[row, :-2].tolist())
+            source = f"{minutes // 60 % 24:02d}:{minutes % 60:02d}, after {seen} °C"
+            drawn.append(TokenExample(source, _degrees(examples.targets[row].tolist()), rows))
+        return draw_tokens(drawn, separator="  ", legend=["°C, every ten minutes of the hour that follows"])
+
+
+def _on_cpu(sequences: Sequences) -> Sequences:
+    return Sequences(sequences.tokens.cpu(), sequences.lengths.cpu())
+
+
+def _degrees(values: Sequence[float]) -> str:
+    return "  ".join(number(value, 1) for value in values)
+
+
+def _drawing(rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
+    values, authors = rollout.sequences.tokens[row].tolist(), rollout.by_expert[row].tolist()
+    caption = f"{number(loss, 2)}{NBSP}°C², {sum(authors)} of {len(authors)} by the expert"
+    heading = f"budget {number(100 * budget, 0)}{NBSP}%"
+    return TokenDrawing([number(value, 1) for value in values], authors, rollout.scores[row].tolist(), heading, caption)
 
 
 def to_examples(windows: Windows) -> Examples:

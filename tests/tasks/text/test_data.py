@@ -234,7 +234,7 @@ def test_a_dataset_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"document": "d", "text": "s"}], "news/train has no 'summary'; the columns are: 'document', 'text'"),
+        ([{"document": "d", "text": "s"}], "the columns are: 'document', 'text'; choose others with --document-field"),
         ([{"document": "d", "summary": 5}], "news/train, row 0: 'summary' is a number, not a text"),
         ([{"document": " ", "summary": "s"}], "news/train has no document with a summary"),
     ],
@@ -329,7 +329,7 @@ def test_too_few_documents_are_divided_in_proportion(n: int, counts: dict[Any, i
 
 
 def test_bad_splits() -> None:
-    with pytest.raises(DataError, match="c leaves 2 documents; at least 3 are needed, one for each of train, valid"):
+    with pytest.raises(DataError, match="c leaves 2 documents; at least 3 are needed; give more with --train"):
         make_splits(Corpus("c", documents(2)), None, COUNTS, seed=0)
     with pytest.raises(DataError, match="c leaves 1 document; at least 2"):
         make_splits(Corpus("c", documents(2)), Corpus("t", documents(1)), COUNTS, seed=0)

@@ -224,7 +224,8 @@ def results(done: Path) -> Results:
 
 @pytest.mark.slow
 def test_files_of_a_run(done: Path) -> None:
-    assert {path.name for path in done.iterdir() if path.is_file()} == {"results.json", "report.html", "examples.html"}
+    files = {path.name for path in done.iterdir() if path.is_file()} - {"card.png"}  # where matplotlib is installed
+    assert files == {"results.json", "report.html", "examples.html"}
     assert {path.name for path in (done / "rejectors").iterdir()} == {
         f"{name}-seed{seed}" for name in FITTED for seed in (0, 1)
     }

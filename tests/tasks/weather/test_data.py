@@ -173,11 +173,19 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         (
             "date,p,wind\n",
             None,
-            r"no temperature column: looked for 'T \(degC\)', 'T2m', .*; the columns are: 'date', 'p', 'wind'$",
+            r"no temperature column: looked for 'T \(degC\)', .*; the columns are: 'date', 'p', 'wind'; choose one",
         ),
-        ("date,p,temp\n", "tmp", r"no temperature column: looked for 'tmp'; the columns are: 'date', 'p', 'temp'$"),
-        ("p,temp\n", None, r"no time column: looked for 'Date Time', 'date', .*; the columns are: 'p', 'temp'$"),
-        ("", None, r"no time column: .*; the columns are: none$"),
+        (
+            "date,p,temp\n",
+            "tmp",
+            r"looked for 'tmp'; the columns are: 'date', 'p', 'temp'; choose one with --column$",
+        ),
+        (
+            "p,temp\n",
+            None,
+            r"no time column: looked for 'Date Time', .*; the columns are: 'p', 'temp'; give a file with ",
+        ),
+        ("", None, r"no time column: .*; the columns are: none; give a file"),
         ("date,temp\n", None, r"only 0 of 0 rows have a temperature"),
         (
             "date,temp\n2020-01-01 00:00,280\n2020-01-01 00:10,281\n",
@@ -196,9 +204,9 @@ def test_the_temperature_column_can_be_named(tmp_path: Path) -> None:
         ("temp,date\n1\n", None, r"line 2: cannot read the time ''"),
         (f"date,temp\n{'x' * 140000},1\n", None, r"line 2: not a CSV file"),
         ("PK\x03\x04", None, r"is a zip archive: unpack it"),
-        ('date,"a\nb",\x1b[31m\n', None, r"the columns are: 'date', 'a\\nb', '\\x1b\[31m'$"),
-        (f"{','.join('abcdefghijklm')}\n", None, r"'i', 'j' and 3 more$"),
-        (f"date,{'x' * 1000}\n", None, r"'x{39}…'$"),
+        ('date,"a\nb",\x1b[31m\n', None, r"the columns are: 'date', 'a\\nb', '\\x1b\[31m'; choose one with --column$"),
+        (f"{','.join('abcdefghijklm')}\n", None, r"'i', 'j' and 3 more; "),
+        (f"date,{'x' * 1000}\n", None, r"'x{39}…'; choose one with --column$"),
         (f"date,temp\n{'x' * 1000},1\n", None, r"cannot read the time 'x{39}…';"),
     ],
 )

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqdefer.environment import cache_directory
 from seqdefer.errors import DataError
 from seqdefer.tasks.common import download
-from seqdefer.tasks.common.download import cache_directory
 from seqdefer.tasks.weather import sources
 from seqdefer.tasks.weather.data import Cleaning
 from seqdefer.tasks.weather.sources import default_series, official_jena_series

@@ -16,9 +16,11 @@ from oracles import prepare_weather, rows_of, temperatures, write_record
 from torch import Tensor
 
 from seqdefer.engine.drafts import draft
+from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.progress import Silent
+from seqdefer.report.panels import is_harmless
 from seqdefer.tasks.weather import forecaster
 from seqdefer.tasks.weather import task as weather_task
 from seqdefer.tasks.weather.data import STEP, Cleaning, Series, make_windows, read_series, split_windows
@@ -457,3 +459,18 @@ def test_the_task_describes_itself(weather: WeatherTask) -> None:
     assert weather.predictor.fingerprint in described["predictor"]
     assert f"test {len(weather.split('test'))}" in described["windows"]
     assert "0.1" in described["expert"]
+
+
+# -- drawing -------------------------------------------------------------------------------------------------------
+
+
+def test_examples_show_degrees_and_their_authors(record: Path, tmp_path: Path) -> None:
+    task = prepare_weather(record, tmp_path)
+    examples = task.split("test").select(torch.arange(2))
+    policy = HandOff(torch.tensor([6, 2]))
+    drawn = task.draw(examples, {0.5: roll_out(task.predictor, task.expert, examples, policy, task.spec)})
+    assert is_harmless(drawn)
+    assert [drawn.count(f'class="tokens-{author}"') - 1 for author in ("predictor", "expert")] == [8, 4]  # 1: legend
+    truth = "  ".join(f"{value:.1f}" for value in examples.targets[1].tolist()).replace("-", "\N{MINUS SIGN}")
+    assert truth in drawn
+    assert "4 of 6 by the expert" in drawn
