@@ -203,7 +203,8 @@ def test_no_other_hand_offs_are_asked_for_than_are_chosen_from(
 def test_progress_counts_every_input_once() -> None:
     for method in METHODS:
         told: list[int] = []
-        Toy.of(length=4).model(method).calibrate(numbers(N), progress=told.append)
+        model = Toy.of(length=4).model(method)
+        model.calibrate_on(model.served.codec.encode(numbers(N)), progress=told.append)
         assert sum(told) == N
 
 

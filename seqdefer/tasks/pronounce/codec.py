@@ -30,7 +30,7 @@ class PhonemeCodec(Codec):
 
     field, kind, hint = "word", "tokens", "onomatopoeia"
     about = "reads an English word and writes how it is pronounced, in phonemes of CMUdict"
-    examples = ("onomatopoeia", "thoroughly", "colonel", "rhythm", "photosynthesis")
+    examples = ("onomatopoeia", "thoroughly", "colonel", "rhythm", "catastrophe")
 
     def encode(self, inputs: Sequence[Any]) -> Examples:
         words = [_word(one, f"input {place + 1} of {len(inputs)}") for place, one in enumerate(inputs)]
