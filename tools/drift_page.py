@@ -65,7 +65,7 @@ alert on more: evidence of 1,000 is a false alarm in one of a thousand servers. 
 - **What `fit` calibrates on.** Without a guarantee these are the validation inputs, which chose the rejector: their
   scores may differ a little from those of fresh inputs. For a test that is exact, calibrate on inputs of your own.
 - **What counts.** All inputs count for `scores`. For `spent`, only answers that were written to their end count: not
-  those with `stop`, with a smaller `max_tokens`, or with a failed expert.
+  those with `stop`, with a smaller `max_tokens`, with a [cap](guarantees.md#hard-caps), or with a failed expert.
 - **Exchangeable** means that order tells nothing. Daily rhythms, repeated questions, health checks with one input and
   windows of one time series are not: an alarm then is right about the hypothesis, and may be of no interest.
 - The tests begin anew when a server starts. Several servers have several chances of a false alarm.

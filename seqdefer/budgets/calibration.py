@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqdefer.budgets.capped import Schedule
+from seqdefer.budgets.convex_hull import Floats
 from seqdefer.budgets.drift import DriftReference, drift_reference
 from seqdefer.budgets.guarantees import token_losses
 from seqdefer.budgets.promises import Promise, PromisingRule
@@ -128,14 +129,15 @@ def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRul
         )
     places = rule.places(spending, BUDGETS)
     settings, reference = settings_at(spending, BUDGETS, places), drift_reference(spending, places)
-    return Calibration(settings, inputs, rejector, promise, reference, remaining_tokens(spending))
+    ends = spending.at([0, len(spending.settings) - 1])  # the predictor alone, and the last setting
+    remaining = remaining_tokens(ends.written.ravel(), spending.length)
+    return Calibration(settings, inputs, rejector, promise, reference, remaining)
 
 
-def remaining_tokens(spending: Spending) -> tuple[float, ...]:
-    """Return how many tokens are expected from each position on, that one included, of sequences that get there: by
-    those of the predictor alone and of the last setting."""
-    lengths = spending.at([0, len(spending.settings) - 1]).written.ravel()
-    found = [lengths[lengths > place] - place for place in range(spending.length)]
+def remaining_tokens(lengths: Floats, length: int) -> tuple[float, ...]:
+    """Return how many tokens are expected from each position on, that one included, of sequences that get there, by
+    the lengths (n,) of some. None is longer than `length`."""
+    found = [lengths[lengths > place] - place for place in range(length)]
     return tuple(float(left.mean()) if len(left) else 1.0 for left in found)
 
 

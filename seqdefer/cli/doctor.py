@@ -17,6 +17,7 @@ PURPOSES = {
     "tsp": "exact solvers of the tsp task",
     "text": "Hugging Face models: the tasks text and xsum",
     "speech": "the speech task",
+    "metrics": "the metrics bleu, chrf, rouge2 and rougeL",
     "figures": "figures as PDF and PNG",
     "frame": "results as a pandas table",
     "ray": "labelling on a cluster",

@@ -109,6 +109,7 @@ def calibrate(arguments: list[str]) -> int:
     from seqdefer.budgets.promises import PromisingRule
     from seqdefer.methods.timing import TIMED_BUDGETS
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
+    from seqdefer.model.folders import read_pairing
     from seqdefer.model.generation import input_tokens
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
@@ -124,6 +125,8 @@ def calibrate(arguments: list[str]) -> int:
         raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
     if chosen.data is None and chosen.check is None and chosen.from_log is None:
         raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
+    if prices is not None and chosen.data is None:
+        raise OptionError("--prices needs --data FILE: what a budget costs depends on the length of inputs")
     given = {
         path: list(islice(read_lines(path, kind="JSONL or one input a line", max_mib=MAX_INPUTS_MIB), chosen.inputs))
         for path in (chosen.data, chosen.check)
@@ -133,6 +136,8 @@ def calibrate(arguments: list[str]) -> int:
     mean_tokens: int | None = None
     with show_progress(quiet=chosen.quiet) as meter:
         is_new = chosen.data is not None or chosen.from_log is not None
+        if is_new:
+            read_pairing(chosen.folder)  # what is written goes there, so it must not be the name of a repository
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
         field = chosen.field or model.served.codec.field
         codec = model.served.codec

@@ -18,23 +18,23 @@ from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, Confident
 from seqdefer.budgets.spending import Spending
 from seqdefer.evaluation.results import PromiseCheck, PromisedBudget
 
-BUDGETS = tuple(step / 20 for step in range(21))
+PROMISED_BUDGETS = tuple(step / 20 for step in range(21))
 LEAST_INPUTS = 20  # fewer promise nothing worth a figure
 
 
 def check_promise(method: str, spending: Spending) -> PromiseCheck | None:
-    """Return what is promised at BUDGETS and what inputs spent that calibration never saw; None with few inputs."""
+    """Return what is promised, and what inputs spent that the calibration never saw; None with few inputs."""
     if spending.inputs < LEAST_INPUTS:
         return None
     order = np.random.default_rng(0).permutation(spending.inputs)
     half = spending.inputs // 2
     calibrated, unseen = spending.select(order[:half]), spending.select(order[half:])
-    places = Confident(DEFAULT_CONFIDENCE, "inputs").places(calibrated, BUDGETS)
+    places = Confident(DEFAULT_CONFIDENCE, "inputs").places(calibrated, PROMISED_BUDGETS)
     seen, bounds = _shares(calibrated, calibrated, places), _bounds(calibrated, places)
     spent = _shares(unseen, calibrated, places)
     budgets = [
         PromisedBudget(budget, float(bound), float(before.mean()), float(after.mean()), 1.96 * _error(after))
-        for budget, bound, before, after in zip(BUDGETS, bounds, seen, spent, strict=True)
+        for budget, bound, before, after in zip(PROMISED_BUDGETS, bounds, seen, spent, strict=True)
     ]
     return PromiseCheck(method, DEFAULT_CONFIDENCE, half, spending.inputs - half, tuple(budgets))
 

@@ -54,6 +54,8 @@ def write_file(
     without scores."""
     if batch_size < 1:
         raise OptionError(f"--batch-size is {batch_size}; it must be at least 1")
+    if any(cap.per == "request" for cap in caps):
+        raise OptionError("--cap-per request does not go with --data: a file is not one request; cap each sequence")
     if out.exists():
         raise OptionError(f"{out} exists already; remove it, or choose another file with --out")
     field = field or model.served.codec.field

@@ -19,14 +19,14 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, calibrate, loss_curve
+from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, calibrate, loss_curve, remaining_tokens
 from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.caps import Allowance, Cap, allowances
 from seqdefer.budgets.prices import Bill, Prices
@@ -75,7 +75,7 @@ from seqdefer.model.folders import (
 from seqdefer.model.generation import Decisions, Generation, StreamedToken, input_tokens
 from seqdefer.model.hub import local_folder, upload
 from seqdefer.model.learning import QualityRequest, learn, requested_promises, require_limit, unseen_inputs
-from seqdefer.model.model_card import write_card
+from seqdefer.model.model_card import write_demo, write_model_card
 from seqdefer.model.unfitted import UnfittedPair, bind
 from seqdefer.progress import NO_PROGRESS, Clock, Meter, Progress, Silent
 from seqdefer.progress_bars import show_progress
@@ -288,6 +288,9 @@ class DeferringModel:
             require_own_endpoint(pairing, expert)
         entry = task_of(pairing, folder, is_downloaded=is_downloaded)
         entry, changes = bind(entry, {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
+        known = {field.name for field in fields(next(iter(entry.presets.values())))}
+        for name in changes.keys() - known:
+            raise OptionError(f"task {entry.name!r} has no option {name}: its pair belongs to it; leave {name} out")
         named = {name: absolute(value) for name, value in changes.items()}
         pairing = replace(pairing, options={**unbundled(pairing.options, folder), **named})
         served = load_served(entry, pairing, folder, device, meter or Silent())
@@ -313,7 +316,8 @@ class DeferringModel:
             if record is not None:
                 write_json(folder / name, to_plain(record))
         pairing = bundle_pair(folder, self.pairing, self.served) if bundle else self.pairing
-        write_card(folder, pairing, self.calibration, self.curve, self.method)
+        write_model_card(folder, pairing, self.calibration, self.curve, self.method)
+        write_demo(folder)
         write_pairing(folder, pairing)
         return folder
 
@@ -334,12 +338,15 @@ class DeferringModel:
             return upload(Path(folder), repository, private=private, token=token, message=message)
 
     def save_calibration(self, folder: Path | str) -> None:
-        """Write the budgets and what they take, into a folder that has the rest."""
+        """Write the budgets and what they take, into a folder that has the rest; its card shows them."""
+        folder = Path(folder)
         if self.calibration is not None:
-            write_json(Path(folder) / CALIBRATION_FILE, to_plain(self.calibration))
+            write_json(folder / CALIBRATION_FILE, to_plain(self.calibration))
         if self.timing is not None:
-            write_json(Path(folder) / TIMING_FILE, to_plain(self.timing))
-        update_digests(Path(folder))
+            write_json(folder / TIMING_FILE, to_plain(self.timing))
+        update_digests(folder)
+        if self.pairing is not None and (folder / PAIRING_FILE).is_file():
+            write_model_card(folder, self.pairing, self.calibration, self.curve, self.method)
 
     # -- budgets ---------------------------------------------------------------------------------------------------
 
@@ -439,8 +446,11 @@ class DeferringModel:
 
     def calibrate_from_log(self, rows: Sequence[ServedInput], rule: BudgetRule = NEAREST) -> Calibration:
         """Calibrate on what was served (`seqdefer.budgets.served` says what that can tell). No model runs."""
-        spending = served_spending(rows, self.served.spec.length, promises=isinstance(rule, PromisingRule))
-        self.calibration = calibrate(spending, inputs=spending.inputs, rejector=self.rejector.fingerprint, rule=rule)
+        length, name = self.served.spec.length, self.rejector.fingerprint
+        spending = served_spending(rows, length, promises=isinstance(rule, PromisingRule))
+        found = calibrate(spending, inputs=spending.inputs, rejector=name, rule=rule)
+        lengths = np.array([row.written for row in rows])  # a promise counts sequences as long as they could be
+        self.calibration = replace(found, remaining=remaining_tokens(lengths, length))
         return self.calibration
 
     def time(self, examples: Examples, *, at_once: int = BATCH_SIZE, progress: Progress = NO_PROGRESS) -> None:

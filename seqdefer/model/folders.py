@@ -231,8 +231,14 @@ def _bundled(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def hide_paths(folder: Path) -> None:
-    """Leave of files and folders of this machine only their names, in a folder for others."""
+    """Leave of files and folders of this machine only their names, in a folder for others. Raise where its task is a
+    file, which they do not have."""
     pairing = read_pairing(folder)
+    if pairing.task.endswith(FILE_SUFFIX):
+        raise OptionError(
+            f"the task of this model is the file {pairing.task}, which others do not have; install it as a package "
+            "and fit again by its name"
+        )
     options = {
         name: Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
         for name, value in pairing.options.items()

@@ -13,7 +13,7 @@ from seqdefer.model.folders import ROLES, Pairing
 from seqdefer.report.notebook import curve_svg
 from seqdefer.storage.files import write_text
 
-CARD_FILE, PICTURE_FILE, DEMO_FILE, NEEDS_FILE = "README.md", "curve.svg", "app.py", "requirements.txt"
+MODEL_CARD_FILE, PICTURE_FILE, DEMO_FILE, NEEDS_FILE = "README.md", "curve.svg", "app.py", "requirements.txt"
 CARD_BUDGETS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 MADE_BY = "<!-- made by seqdefer; remove this line to keep changes of your own -->"
 DEMO = '''"""A demo of this model. In a Space of the Hugging Face Hub with the SDK gradio, it starts by itself."""
@@ -44,16 +44,20 @@ if __name__ == "__main__":
 '''
 
 
-def write_card(
+def write_model_card(
     folder: Path, pairing: Pairing, calibration: Calibration | None, curve: LossCurve | None, method: str
 ) -> None:
-    """Write card, curve and demo into the folder of a model."""
-    card = folder / CARD_FILE
+    """Write the card and its curve into the folder of a model."""
+    card = folder / MODEL_CARD_FILE
     (folder / PICTURE_FILE).unlink(missing_ok=True)
     if curve is not None:
         write_text(folder / PICTURE_FILE, str(curve_svg(curve)))
     if not card.is_file() or MADE_BY in card.read_text(encoding="utf-8", errors="replace"):
         write_text(card, card_text(pairing, calibration, curve, method))
+
+
+def write_demo(folder: Path) -> None:
+    """Write the demo, and what it needs."""
     write_text(folder / DEMO_FILE, DEMO)
     write_text(folder / NEEDS_FILE, "seqdefer[text]\ngradio\n")
 
@@ -72,7 +76,7 @@ def card_text(pairing: Pairing, calibration: Calibration | None, curve: LossCurv
             'print(model.generate(["..."], budget=0.2))', "```", "",
             "`app.py` is a demo: copy this folder into a Space with the SDK gradio.", "",
             "## What a budget buys", "", *_curve_lines(calibration, curve), "",
-            "## Data", "", f"- task: `{pairing.task}`, metric: {_metric(pairing, curve)}",
+            "## Data", "", f"- task: `{Path(pairing.task).name}`, metric: {_metric(pairing, curve)}",
             f"- fitted on: {pairing.data or 'not recorded'}", f"- recipe: {pairing.recipe or 'not recorded'}", "",
             "## Limits", "",
             "- A budget holds on average over inputs like those it was measured on, not for each input.",

@@ -94,6 +94,13 @@ def create_app(
         )
     model.calibration.for_budget(budget)
     allowances(caps, [0], model.prices)  # raises if a cap in money has no prices
+    if caps and quality is not None:
+        raise OptionError("a cap may break a promise of quality; leave out --within, or the cap of the server")
+    if caps and served_log is not None:
+        raise OptionError(
+            "requests with a cap are not logged, and here all of them have one; leave out --served-log, or the cap of "
+            "the server"
+        )
     ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
     ledger = Ledger(usage or (None if keys is None else usage_file(keys)))
     limits, metrics = limits or Limits(), Metrics()

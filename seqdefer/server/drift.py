@@ -1,8 +1,8 @@
 """Watches what is served: tests of drift, what each budget spent, and the log that can calibrate again.
 
 The hypotheses are those of `budgets.drift`. Every input counts for the test of scores. Only those that were written to
-their end, without a stop text or a limit below the model's length and with an expert that answered, count for the test
-of what is spent. The tests begin anew with each start of a server.
+their end, without a stop text, a cap or a limit below the model's length and with an expert that answered, count for
+the test of what is spent. The tests begin anew with each start of a server.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Money(TypedDict):
 @no_extra
 class Deferral(TypedDict):
     """`degraded`: the expert failed, for this `reason`, and the predictor finished. `promise`: what the calibration
-    guarantees at this budget, and on what condition. `drift`: a warning that inputs are no longer like those of the
-    calibration. `capped`: tokens that a cap kept from the expert, where there is a cap."""
+    guarantees at this budget, and on what condition; none under a cap. `drift`: a warning that inputs are no longer
+    like those of the calibration. `capped`: tokens that a cap kept from the expert, where there is a cap."""
 
     budget: float
     expected_share: float

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.budgets.quality import QualityPromise
-from seqdefer.budgets.rules import Setting
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.generation import input_tokens
@@ -49,13 +49,23 @@ NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, s
 DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = CompletionRequest | ChatRequest | CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
-_Chosen = tuple[Setting, str | None, str | None]  # a setting, what is promised about it, and why it spends too little
+CAPPED_PROMISE = "a cap changes what is written, so the promise of the calibration does not hold for this request"
 
 log = logging.getLogger("seqdefer.server")
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(to_json(content), status, headers, media_type="application/json")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What decides for a request, what is promised about it, and why it spends too little."""
+
+    budget: float
+    setting: Setting
+    promise: str | None = None
+    shortfall: str | None = None
 
 
 @dataclass
@@ -131,17 +141,13 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        budget, caps = self._budget(body, inputs), self._caps(body)
-        if budget is None and self.quality is not None:
-            found: _Chosen = (self.quality.setting, self.quality.in_words(), None)
-            budget = self.quality.share
-        else:
-            budget = self.default_budget if budget is None else budget
-            found = self._for_budget(budget)
-        setting, promise, shortfall = found
-        remarks += [] if shortfall is None else [shortfall]
-        transcript = Transcript.empty(len(inputs), budget, setting.share, remarks)
-        transcript.promise, transcript.drift = promise, self.monitor.warning
+        chosen, caps = self._choose(body, inputs), self._caps(body)
+        if caps and chosen.promise is not None:
+            chosen, remarks = replace(chosen, promise=None), [*remarks, CAPPED_PROMISE]
+        remarks += [] if chosen.shortfall is None else [chosen.shortfall]
+        setting = chosen.setting
+        transcript = Transcript.empty(len(inputs), chosen.budget, setting.share, remarks)
+        transcript.promise, transcript.drift = chosen.promise, self.monitor.warning
         transcript.has_cap, transcript.prices = bool(caps), self.model.prices
         transcript.by_token = self.model.is_token_level
         asked = WriteRequest(inputs, setting.threshold, limit, caps=caps, **options)
@@ -150,11 +156,14 @@ class Service:
             active.on_close = partial(self._watch, asked, setting, transcript)
         return active
 
-    def _for_budget(self, budget: float) -> _Chosen:
-        calibration = self.model.calibration
+    def _choose(self, body: Asking, inputs: Sequence[Any]) -> _Choice:
+        budget, calibration = self._budget(body, inputs), self.model.calibration
+        if budget is None and self.quality is not None:
+            return _Choice(self.quality.share, self.quality.setting, self.quality.in_words())
         assert calibration is not None
+        budget = self.default_budget if budget is None else budget
         promise = None if calibration.promise is None else calibration.promise.in_words(budget)
-        return calibration.for_budget(budget), promise, calibration.shortfall(budget)
+        return _Choice(budget, calibration.for_budget(budget), promise, calibration.shortfall(budget))
 
     def _watch(self, request: WriteRequest, setting: Setting, transcript: Transcript) -> None:
         for index, tokens in enumerate(transcript.tokens):
@@ -187,7 +196,7 @@ class ActiveRequest:
     def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, state: Any) -> None:
         self.scheduler, self.transcript, self.started = scheduler, transcript, state["started"]
         self.account: Account = state["account"]
-        self.most = self._most_tokens(request) if request.may_defer and transcript.budget else 0
+        self.most = self._most_tokens(request) if request.may_defer and request.threshold < FINITE_LIMIT else 0
         self.account.check_spending(self.most)
         self.seconds = scheduler.limits.request_seconds
         self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - self.started)

@@ -376,7 +376,7 @@ def deferral_response(service: Described) -> DeferralModel:
         "audio": None if codec.max_seconds is None else {"max_seconds": codec.max_seconds, "language": codec.language},
         "budget": budget if quality is None else quality.share,
         "calibrated_on": calibration.inputs,
-        "promise": _promise(calibration.promise, budget),
+        "promise": _promise(None if service.caps else calibration.promise, budget),
         "quality": _quality(quality),
         "settings": settings,
         "drift": _drift(monitor),

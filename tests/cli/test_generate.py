@@ -295,6 +295,8 @@ def test_budgets_are_measured_on_a_log(folder: Path, tmp_path: Path, capsys: Cap
     error = fails_with(capsys, "calibrate", folder, "--from-log", log, "--data", log)
     assert error == "--data and --from-log both calibrate; give one of them"
     assert "there is no log" in fails_with(capsys, "calibrate", folder, "--from-log", tmp_path / "none.jsonl")
+    error = fails_with(capsys, "calibrate", "some/repository", "--from-log", log)
+    assert error.startswith("no deferring model in some/repository")
 
 
 def test_budgets_are_checked_on_other_inputs(folder: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -424,6 +426,11 @@ def test_a_cap_holds_and_is_told(folder: Path, capsys: Capture) -> None:
     assert "; the cap kept " in capsys.readouterr().out
 
 
+def test_a_pair_that_belongs_to_its_task_cannot_be_elsewhere(folder: Path, capsys: Capture) -> None:
+    error = fails_with(capsys, "generate", folder, 13, "--expert", "other/model")
+    assert error == "task 'toy' has no option expert: its pair belongs to it; leave expert out"
+
+
 def test_what_was_spent_and_saved_is_shown(folder: Path, prices: Path, capsys: Capture) -> None:
     assert run("generate", folder, 13, "--threshold=-inf", "--prices", prices) == 0
     assert " EUR: lost " in capsys.readouterr().out  # the expert alone needs one call
@@ -455,6 +462,8 @@ def test_calibrate_shows_what_budgets_cost(folder: Path, prices: Path, tmp_path:
     assert [one["money"] for one in budgets] == sorted(one["money"] for one in budgets)
     assert run("calibrate", folder, "--data", data, "--prices", prices, "--quiet") == 0
     assert "budgets in money" in capsys.readouterr().out
+    error = fails_with(capsys, "calibrate", folder, "--check", data, "--prices", prices)
+    assert error == "--prices needs --data FILE: what a budget costs depends on the length of inputs"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from toy_pair import Toy, numbers
 
 from seqdefer.budgets.promises import Confident
-from seqdefer.evaluation.promise import BUDGETS, check_promise
+from seqdefer.evaluation.promise import PROMISED_BUDGETS, check_promise
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,7 +23,7 @@ def test_the_halves_are_what_they_say(method: str) -> None:
     assert (check.inputs, check.unseen) == (100, 101)
     order = np.random.default_rng(0).permutation(201)
     calibrated, unseen = spending.select(order[:100]), spending.select(order[100:])
-    assert [one.budget for one in check.budgets] == list(BUDGETS)
+    assert [one.budget for one in check.budgets] == list(PROMISED_BUDGETS)
     for one in check.budgets:
         setting = Confident(0.9, "inputs").choose(calibrated, one.budget).threshold
         seen, spent = (part.at_setting(setting if abs(setting) < 1e90 else np.inf * np.sign(setting))

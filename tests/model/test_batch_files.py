@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from toy_pair import LetterCodec, Toy, numbers
 
+from seqdefer.budgets.caps import Cap
 from seqdefer.errors import InputError, OptionError
 from seqdefer.model.batch_files import FileCounts, write_file
 from seqdefer.model.deferring_model import DeferringModel
@@ -32,13 +33,13 @@ toy, calls = Toy.of(length=6), []
 model = DeferringModel(toy.served, toy.rejector("TokenwiseModel"))
 rows = batch_files._rows
 
-def kill_at_third(*arguments):
+def kill_at_third(*arguments, **how):
     calls.append(1)
     if len(calls) == 3:
         with Path({part!r}).open("ab") as file:
             file.write(b'{{"line": 9, "outp')  # half a row of the third batch has reached the disk
         os.kill(os.getpid(), signal.SIGKILL)
-    return rows(*arguments)
+    return rows(*arguments, **how)
 
 batch_files._rows = kill_at_third
 batch_files.write_file(model, Path({data!r}), Path({out!r}), threshold=0.0, batch_size=4)
@@ -74,6 +75,14 @@ def test_every_line_gets_its_row_in_order(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
     with pytest.raises(OptionError, match=r"out\.jsonl exists already"):
         write_file(model, data, out, threshold=0.0)
+
+
+def test_a_cap_of_a_request_is_refused(tmp_path: Path) -> None:
+    """It would hold for each batch, and a file of many could exceed it."""
+    data, out = write_inputs(tmp_path / "in.jsonl", numbers(N)), tmp_path / "out.jsonl"
+    with pytest.raises(OptionError, match="--cap-per request does not go with --data"):
+        write_file(toy_model(), data, out, threshold=0.0, caps=[Cap(tokens=3, per="request")])
+    assert not out.exists()
 
 
 def test_after_kill_9_the_same_call_makes_the_file_of_a_fresh_start(tmp_path: Path) -> None:

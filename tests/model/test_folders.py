@@ -72,8 +72,10 @@ def test_a_model_without_budgets_is_kept_and_budgets_are_added(saved: Path) -> N
     assert not (saved / "calibration.json").exists()  # of other weights, perhaps
     bare = DeferringModel.from_pretrained(saved)
     assert bare.calibration is None
+    assert "Budgets were not measured" in (saved / "README.md").read_text()
     bare.calibrate(numbers(20))
     bare.save_calibration(saved)
+    assert "Measured on 20 inputs." in (saved / "README.md").read_text()
     loaded = DeferringModel.from_pretrained(saved).calibration
     assert loaded is not None
     assert loaded.inputs == 20

@@ -14,7 +14,7 @@ import pytest
 from seqdefer import DeferringModel
 from seqdefer.errors import OptionError
 from seqdefer.model import deferring_model
-from seqdefer.model.folders import Pairing, write_pairing
+from seqdefer.model.folders import Pairing, hide_paths, write_pairing
 from seqdefer.model.hub import local_folder, upload
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -110,6 +110,13 @@ def test_an_endpoint_of_someone_else_is_not_called(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(deferring_model, "local_folder", lambda *_, **__: tmp_path)
     with pytest.raises(OptionError, match=r"would send your inputs to .*elsewhere\.example.*--expert on the command"):
         DeferringModel.from_pretrained("someone/model")
+
+
+def test_a_task_of_a_file_does_not_go_up(tmp_path: Path) -> None:
+    """Others do not have the file, and need not know where it lies."""
+    write_pairing(tmp_path, Pairing(str(tmp_path / "mine.py"), {}, "p", "e"))
+    with pytest.raises(OptionError, match="which others do not have; install it as a package"):
+        hide_paths(tmp_path)
 
 
 def test_what_is_a_folder_and_what_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import COMPLETE, COMPLETIONS, check_error, events_of, inputs_of, running, toy_model, with_parts
+from servers import (
+    COMPLETE,
+    COMPLETIONS,
+    LENGTH,
+    NumberCodec,
+    check_error,
+    events_of,
+    inputs_of,
+    running,
+    toy_model,
+    with_parts,
+)
+from toy_pair import Toy, numbers
 
 from seqdefer.budgets.caps import Cap
 from seqdefer.budgets.prices import Prices, Rates
+from seqdefer.budgets.quality import QualityPromise
+from seqdefer.errors import OptionError
+from seqdefer.model.served_log import ServedLog
+from seqdefer.server.app import create_app
+from seqdefer.server.request import CAPPED_PROMISE
 from seqdefer.server.transcriptions import TranscriptionRequest
 
 pytest.importorskip("openai", reason="needs openai: pip install openai")
@@ -74,6 +92,31 @@ def test_the_caps_of_a_server_hold_for_all(priced: Any) -> None:
     described = priced.get("/v1/deferral").json()
     assert described["caps"] == [{"tokens": 3, "passes": None, "money": None, "per": "sequence", "policy": "rising"}]
     assert described["currency"] == "EUR"
+
+
+def test_nothing_is_promised_under_a_cap(tmp_path: Path) -> None:
+    """A cap changes what is written, so that neither a promised budget nor a promised quality holds."""
+    model = Toy.of(length=LENGTH).model("OneTimeModel")
+    model.calibrate(numbers(60), guarantee="expected")
+    model, cap = with_parts(model, codec=NumberCodec()), Cap(tokens=9)
+    quality = QualityPromise(0.0, 0.4, 2.0, 1.5, 60, 1.0, 0.9, "loss", model.rejector.fingerprint)
+    with running(model, quality=quality) as server:
+        for budget in ({}, {"budget": 0.5}):
+            capped = ask(server, inputs_of(2), **budget, cap={"tokens": 9}).json()["deferral"]
+            assert "promise" not in capped
+            assert CAPPED_PROMISE in capped["remarks"]
+            free = server.post(COMPLETE, {"model": "toy", "inputs": inputs_of(2), "deferral": budget or None}).json()
+            assert free["deferral"]["promise"]
+            assert CAPPED_PROMISE not in free["deferral"].get("remarks", [])
+        assert server.get("/v1/deferral").json()["promise"] is not None
+    with running(model, caps=(cap,)) as server:
+        assert server.get("/v1/deferral").json()["promise"] is None
+    with pytest.raises(OptionError, match="leave out --within"):
+        create_app(model, "toy", caps=[cap], quality=quality)
+    log = ServedLog(tmp_path / "served.jsonl", 1)
+    with pytest.raises(OptionError, match="leave out --served-log"):
+        create_app(model, "toy", caps=[cap], served_log=log)
+    log.close()
 
 
 def test_answers_have_money(priced: Any) -> None:

@@ -16,7 +16,9 @@ from servers import LENGTH, NumberCodec, inputs_of, metric, running, toy_model, 
 from toy_pair import Toy, numbers
 
 from seqdefer.budgets.drift import DELTA
+from seqdefer.budgets.promises import budget_rule
 from seqdefer.budgets.quality import QualityPromise
+from seqdefer.budgets.rules import NEAREST
 from seqdefer.budgets.served import ServedInput, served_spending
 from seqdefer.errors import DataError, InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
@@ -242,6 +244,9 @@ def test_a_promise_from_a_log_counts_what_could_have_been_written() -> None:
         assert set(spending.at_setting(-np.inf).deferred[0]) == {ahead[1]}
     with pytest.raises(OptionError, match="a guarantee needs inputs: --data FILE"):
         served_spending([row(1), row(2)], 8, promises=True)
+    model = Toy.of(length=8).model("OneTimeModel")
+    for rule in (NEAREST, budget_rule("expected")):
+        assert model.calibrate_from_log(rows, rule).mean_length == 5  # 4 and 6: as long as they were, not could be
 
 
 # -- quality -------------------------------------------------------------------------------------------------------

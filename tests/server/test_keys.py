@@ -18,6 +18,7 @@ from processes import server_process
 from servers import COMPLETIONS, LENGTH, RunningServer, check_error, running, slow_model, toy_model, until
 
 from seqdefer import cli
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError
 from seqdefer.server.http import APIError
 from seqdefer.server.keys import APIKey, KeyRing, add_key, hash_key, read_keys, revoke_key
@@ -177,6 +178,17 @@ def test_spend_cap(tmp_path: Path) -> None:
         add = read_keys(path)[0]
         path.write_text(json.dumps({"keys": [{**vars(add), "expert_tokens_per_day": 10**6}]}), encoding="utf-8")
         assert ask(server, key).status_code == 200  # a higher cap takes effect
+
+
+def test_a_setting_that_spent_nothing_may_still_ask(tmp_path: Path) -> None:
+    """A promised quality may have spent nothing on the inputs it was tested on; its requests count all the same."""
+    path, model = tmp_path / "keys.json", toy_model()
+    key = add_key(path, "alice", expert_tokens_per_day=1)
+    quality = QualityPromise(-1e90, 0.0, 2.0, 1.5, 60, 1.0, 0.9, "loss", model.rejector.fingerprint)
+    with running(model, keys=path, quality=quality) as server:
+        spent = ask(server, key, {"model": "toy", "prompt": "13"}).json()["usage"]["expert_tokens"]
+        assert spent > 1
+        check_error(ask(server, key, {"model": "toy", "prompt": "13"}), 429, "and has used them")
 
 
 def test_metrics_are_for_the_operator(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ class TextOptions:
     """Options of a text task, which are also its command-line options."""
 
     usual_options: ClassVar = (
-        "predictor", "expert", "train", "test", "document_field", "summary_field", "prefix", "suffix", "length",
-        "input_tokens", "dtype", "train_documents", "test_documents", "expert_model",
+        "predictor", "expert", "train", "test", "document_field", "summary_field", "metric", "prefix", "suffix",
+        "length", "input_tokens", "dtype", "train_documents", "test_documents", "expert_model",
     )  # fmt: skip
     test_options: ClassVar = ("test", "test_documents")
     choices: ClassVar = {"rouge": ROUGE, "shown": FEATURE_SETS, "token_loss": TOKEN_LOSSES, "dtype": DTYPES}
