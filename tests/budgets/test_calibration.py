@@ -22,7 +22,8 @@ from seqdefer.labels import hand_offs
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LearningData
 from seqdefer.methods.deferral import UnjudgedTask, _between
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.calibrated_pair import BudgetWarning
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.report.terminal import calibration_table
 
@@ -203,7 +204,8 @@ def test_no_other_hand_offs_are_asked_for_than_are_chosen_from(
 def test_progress_counts_every_input_once() -> None:
     for method in METHODS:
         told: list[int] = []
-        Toy.of(length=4).model(method).calibrate(numbers(N), progress=told.append)
+        model = Toy.of(length=4).model(method)
+        model.calibrate_on(model.served.codec.encode(numbers(N)), progress=told.append)
         assert sum(told) == N
 
 
