@@ -29,7 +29,8 @@ from benchmarks.service.pair import cases_of, documents, make_pair
 from benchmarks.service.processes import ExpertProcess, ServeProcess, serve
 from benchmarks.service.report import log, parser_of, print_table, provenance, summary, use_threads
 from benchmarks.text import quiet
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.calibrated_pair import BudgetWarning
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.storage.files import write_json
 
 N_PROMPTS, WARM_UP_SECONDS = 16, 2.0

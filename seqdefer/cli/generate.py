@@ -35,7 +35,8 @@ def generate(arguments: list[str]) -> int:
     from rich.console import Console
 
     from seqdefer.budgets.prices import read_prices
-    from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
+    from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
+    from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.report.terminal import written_lines
 
     chosen = _parser(DEFAULT_BUDGET).parse_args(arguments)

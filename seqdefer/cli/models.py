@@ -42,7 +42,7 @@ FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage 
 
 
 def fit(arguments: list[str]) -> int:
-    from seqdefer.model.deferring_model import DEFAULT_BUDGET
+    from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
     from seqdefer.model.fitting import fit_model
     from seqdefer.model.learning import requested_promises, require_served
 
@@ -108,9 +108,10 @@ def calibrate(arguments: list[str]) -> int:
     from seqdefer.budgets.prices import read_prices
     from seqdefer.budgets.promises import PromisingRule
     from seqdefer.methods.timing import TIMED_BUDGETS
-    from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
+    from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.model.folders import read_pairing
     from seqdefer.model.generation import input_tokens
+    from seqdefer.model.writing_pair import CHECKED_BUDGETS
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)

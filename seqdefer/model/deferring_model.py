@@ -12,38 +12,22 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import sys
 import tempfile
-import warnings
 import weakref
-from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-import torch
-
-from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, calibrate, loss_curve, remaining_tokens
-from seqdefer.budgets.capped import Schedule
-from seqdefer.budgets.caps import Allowance, Cap, allowances
-from seqdefer.budgets.prices import Bill, Prices
-from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule, check_confidence
-from seqdefer.budgets.quality import QualityPromise, check_within, promise_quality
-from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting, realised_shares
-from seqdefer.budgets.served import ServedInput, served_spending
-from seqdefer.budgets.spending import Spending
-from seqdefer.errors import CheckpointError, InputError, OptionError
+from seqdefer.budgets.calibration import Calibration, LossCurve
+from seqdefer.budgets.promises import PromisingRule, ShareOf
+from seqdefer.budgets.quality import QualityPromise
+from seqdefer.budgets.rules import NEAREST, BudgetRule
+from seqdefer.errors import OptionError
 from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.interfaces import Served, Task, TaskEntry, TokenRejector
+from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
-from seqdefer.labels.labelled import CalibrationData, LabelledData
-from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.deferral import DeferralRunner, UnjudgedTask, deferral_of, n_set_aside
-from seqdefer.methods.plans import BATCH_SIZE, Plan, PlanResult
-from seqdefer.methods.timing import TIMED_BUDGETS, Timing, time_budgets
+from seqdefer.methods.timing import TIMED_BUDGETS, Timing
 from seqdefer.model.folders import (
     CALIBRATION_FILE,
     CURVE_FILE,
@@ -72,29 +56,22 @@ from seqdefer.model.folders import (
     update_digests,
     write_pairing,
 )
-from seqdefer.model.generation import Decisions, Generation, StreamedToken, input_tokens
 from seqdefer.model.hub import local_folder, upload
-from seqdefer.model.learning import QualityRequest, learn, requested_promises, require_limit, unseen_inputs
+from seqdefer.model.learning import QualityRequest, learn, requested_promises, unseen_inputs
 from seqdefer.model.model_card import write_demo, write_model_card
 from seqdefer.model.unfitted import UnfittedPair, bind
-from seqdefer.progress import NO_PROGRESS, Clock, Meter, Progress, Silent
+from seqdefer.model.writing_pair import WritingPair
+from seqdefer.progress import Clock, Meter, Silent
 from seqdefer.progress_bars import show_progress
 from seqdefer.recipes import DEFAULT_PRESET
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.report.notebook import model_html
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import to_plain
-from seqdefer.types import Examples, Rollout, Sequences
-
-DEFAULT_BUDGET = 0.2
-CHECKED_BUDGETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.8)
+from seqdefer.types import Examples
 
 
-class BudgetWarning(UserWarning):
-    """No setting of this rejector spends about the budget that was asked for."""
-
-
-class DeferringModel:
+class DeferringModel(WritingPair):
     """A pair, a rejector and the budgets it was calibrated for. `from_pair` makes one that waits for `fit`."""
 
     def __init__(
@@ -110,49 +87,8 @@ class DeferringModel:
         *,
         unfitted: UnfittedPair | None = None,
     ) -> None:
-        self.calibration, self.pairing, self.unfitted = calibration, pairing, unfitted
-        self.curve, self.timing, self.learned_from, self.quality = curve, timing, learned_from, quality
-        self.prices: Prices | None = None
-        self._fitted: tuple[Served, Rejector, DeferralRunner] | None = None
-        if served is not None and rejector is not None:
-            self._join(served, rejector)
-
-    def _join(self, served: Served, rejector: Rejector) -> None:
-        _check(served, rejector)
-        self._fitted = (served, rejector, deferral_of(rejector))
-
-    def _require_fitted(self) -> tuple[Served, Rejector, DeferralRunner]:
-        if self._fitted is None:
-            raise OptionError("this model is not fitted yet; fit it: model.fit(data)")
-        return self._fitted
-
-    @property
-    def served(self) -> Served:
-        """The pair, and how it reads inputs."""
-        return self._require_fitted()[0]
-
-    @property
-    def rejector(self) -> Rejector:
-        return self._require_fitted()[1]
-
-    @property
-    def deferral(self) -> DeferralRunner:
-        """How its kind of rejector decides."""
-        return self._require_fitted()[2]
-
-    @property
-    def task(self) -> str:
-        """The name of its task, "" where that is not known."""
-        return "" if self.pairing is None else self.pairing.task
-
-    @property
-    def is_token_level(self) -> bool:
-        return isinstance(self.rejector, TokenRejector)
-
-    @property
-    def method(self) -> str:
-        """The name of the method that made its rejector, "" where that is not known."""
-        return str(self.rejector.notes.get("method", ""))
+        super().__init__(served, rejector, calibration, pairing, curve, timing, learned_from, quality)
+        self.unfitted = unfitted
 
     def __repr__(self) -> str:
         if self._fitted is None:
@@ -348,326 +284,6 @@ class DeferringModel:
         if self.pairing is not None and (folder / PAIRING_FILE).is_file():
             write_model_card(folder, self.pairing, self.calibration, self.curve, self.method)
 
-    # -- budgets ---------------------------------------------------------------------------------------------------
-
-    def calibrate(
-        self,
-        inputs: Sequence[Any],
-        *,
-        guarantee: str = "nearest",
-        confidence: float | None = None,
-        share_of: ShareOf | None = None,
-        progress: bool = True,
-    ) -> Calibration:
-        """Measure what each setting spends on inputs like these, and use it from now on; `save_calibration` stores it.
-
-        `guarantee` is `nearest` (none), `expected` or `confident`, the last with a `confidence` (0.9): see
-        `seqdefer.budgets.promises`. It needs inputs that the rejector was not fitted on."""
-        rule, examples = budget_rule(guarantee, confidence=confidence, share_of=share_of), self._encode(inputs)
-        with show_progress(quiet=not progress) as meter, meter.stage("calibrate budgets", len(examples)) as advance:
-            if isinstance(rule, PromisingRule):
-                return self.promise(self.spending_on(self.calibration_data(examples), progress=advance), rule)
-            return self.calibrate_on(examples, progress=advance)
-
-    def calibration_data(self, examples: Examples) -> CalibrationData:
-        """Return encoded inputs as those that a guarantee may rest on; refuse what the rejector was fitted on."""
-        if self.learned_from is None and self.pairing is not None:
-            raise OptionError(
-                "this model was fitted before the inputs of a fit were recorded, so that it cannot be told whether a "
-                "guarantee would rest on them; fit it again"
-            )
-        return CalibrationData.of(examples, () if self.learned_from is None else self.learned_from.inputs)
-
-    def spending_on(
-        self, data: CalibrationData, *, judge: Task | None = None, progress: Progress = NO_PROGRESS
-    ) -> Spending:
-        """Tell what every setting does to inputs that a guarantee may rest on, with losses where their task judges."""
-        require_inputs(data.examples)
-        judge = judge or UnjudgedTask(self.served)
-        return self.deferral.spending(judge, data.examples, progress=progress, set_aside=True)
-
-    def promise(self, spending: Spending, rule: PromisingRule) -> Calibration:
-        """Calibrate with a guarantee, from `spending_on`."""
-        self.calibration = calibrate(spending, inputs=spending.inputs, rejector=self.rejector.fingerprint, rule=rule)
-        return self.calibration
-
-    def promise_quality(self, spending: Spending, judge: Task, *, within: float, confidence: float) -> QualityPromise:
-        """Find the least share that loses at most `within` more than the expert, from `spending_on` with the judge."""
-        limit, aside = require_limit(judge), n_set_aside(spending.inputs)
-        found = promise_quality(
-            spending, within=within, max_loss=limit, confidence=confidence, set_aside=aside
-        )  # fmt: skip
-        self.quality = replace(found, unit=judge.loss_unit, rejector=self.rejector.fingerprint)
-        return self.quality
-
-    def require_promise(self, rule: BudgetRule) -> None:
-        """Raise where the calibration does not promise what a rule would."""
-        if isinstance(rule, PromisingRule):
-            found = None if self.calibration is None else self.calibration.promise
-            if found is None or not rule.promise(found.inputs).follows_from(found):
-                has = "no guarantee" if found is None else f"another guarantee: {found.in_words(DEFAULT_BUDGET)}"
-                asked = f"--guarantee {rule.name} --share-of {rule.share_of}"
-                asked += "" if rule.confidence is None else f" --confidence {rule.confidence:g}"
-                raise OptionError(
-                    f"the calibration of this model has {has}; make one: seqdefer calibrate DIR --data FILE {asked}"
-                )
-
-    def require_quality(self, within: float, confidence: float) -> QualityPromise:
-        """Return the quality that is promised, or raise where it is less than this."""
-        check_within(within)
-        found = self.quality
-        if found is None or found.within > within or found.confidence < check_confidence(confidence):
-            has = "no promise of quality" if found is None else f"another promise: {found.in_words()}"
-            raise OptionError(
-                f"this model has {has}; make one: seqdefer fit TASK --within {within:g} --confidence {confidence:g}"
-            )
-        return found
-
-    def calibrate_on(
-        self,
-        examples: Examples,
-        *,
-        judge: Task | None = None,
-        labelled: LabelledData | None = None,
-        trees: DecisionTrees | None = None,
-        progress: Progress = NO_PROGRESS,
-    ) -> Calibration:
-        """Calibrate on encoded inputs, which may be labelled already, or have trees. With their task as `judge`,
-        measure what the budgets buy, too."""
-        require_inputs(examples)
-        spending = self.deferral.spending(
-            judge or UnjudgedTask(self.served), examples, labelled=labelled, trees=trees, progress=progress
-        )
-        n, name = len(examples), self.rejector.fingerprint
-        self.calibration = calibrate(spending, inputs=n, rejector=name)
-        if judge is not None:
-            self.curve = loss_curve(spending, unit=judge.loss_unit, inputs=n, rejector=name)
-        return self.calibration
-
-    def calibrate_from_log(self, rows: Sequence[ServedInput], rule: BudgetRule = NEAREST) -> Calibration:
-        """Calibrate on what was served (`seqdefer.budgets.served` says what that can tell). No model runs."""
-        length, name = self.served.spec.length, self.rejector.fingerprint
-        spending = served_spending(rows, length, promises=isinstance(rule, PromisingRule))
-        found = calibrate(spending, inputs=spending.inputs, rejector=name, rule=rule)
-        lengths = np.array([row.written for row in rows])  # a promise counts sequences as long as they could be
-        self.calibration = replace(found, remaining=remaining_tokens(lengths, length))
-        return self.calibration
-
-    def time(self, examples: Examples, *, at_once: int = BATCH_SIZE, progress: Progress = NO_PROGRESS) -> None:
-        """Measure what budgets take on this machine, on encoded inputs; `save_calibration` stores it. A remote expert
-        is not called for this."""
-        assert self.calibration is not None
-        thresholds = {budget: self.calibration.for_budget(budget).threshold for budget in TIMED_BUDGETS}
-        self.timing = time_budgets(
-            self.served, self.deferral, thresholds, examples,
-            rejector=self.rejector.fingerprint, at_once=at_once, progress=progress,
-        )  # fmt: skip
-
-    def setting(self, budget: float) -> Setting:
-        """Return what decides at a budget and what that spends; warn where that is not about the budget."""
-        self._require_fitted()
-        if self.calibration is None:
-            raise OptionError(
-                "the budgets of this model were not measured; do that with inputs like yours: seqdefer calibrate DIR "
-                "--data FILE, or give a threshold"
-            )
-        if (shortfall := self.calibration.shortfall(budget)) is not None:
-            warnings.warn(shortfall, BudgetWarning, stacklevel=_callers_level())
-        return self.calibration.for_budget(budget)
-
-    def check(
-        self, inputs: Sequence[Any], budgets: Sequence[float] = CHECKED_BUDGETS, *, progress: Progress = NO_PROGRESS
-    ) -> tuple[Setting, ...]:
-        """Return what budgets spend on other inputs than those of the calibration: settings, with the shares seen
-        here."""
-        settings, deferred, written = [self.setting(budget) for budget in budgets], [], []
-        for setting in settings:
-            rollout = self.generate(inputs, threshold=setting.threshold).rollout
-            deferred.append(rollout.deferred.numpy())
-            written.append(rollout.sequences.lengths.numpy())
-            progress(1)
-        shares = realised_shares(np.stack(deferred).astype(float), np.stack(written).astype(float))
-        seen = zip(budgets, settings, *shares, strict=True)
-        return tuple(Setting(budget, one.threshold, *map(float, found)) for budget, one, *found in seen)
-
-    # -- caps and money --------------------------------------------------------------------------------------------
-
-    def use_prices(self, prices: Prices) -> None:
-        """Count money by these prices from now on. Hours are counted by measured times where the prices name none."""
-        length = None if self.calibration is None else self.calibration.mean_length
-        if self.timing is None or length is None:
-            self.prices = prices.with_times(None, None)
-        else:
-            self.prices = prices.with_times(self.timing.predictor / length, self.timing.expert / length)
-
-    def expected_money(self, tokens: int, share: float) -> float:
-        """Return about what a sequence costs whose input has so many tokens, if the expert writes a share of it."""
-        if self.prices is None:
-            raise OptionError("a budget in money needs prices; give --prices FILE")
-        length = None if self.calibration is None else self.calibration.mean_length
-        if length is None:
-            raise OptionError(
-                "a budget in money needs the usual length of sequences, which this model's calibration does not have; "
-                "make it again: seqdefer calibrate DIR --data FILE"
-            )
-        return self.prices.expected(tokens, length, share, by_token=self.is_token_level)
-
-    def budget_for_money(self, money: float, tokens: Sequence[int]) -> float:
-        """Return the largest budget whose setting is expected to cost at most `money` a sequence, for inputs of so
-        many tokens."""
-        if not (math.isfinite(money) and money >= 0):
-            raise OptionError(f"budget in money is {money}; give an amount from 0 on")
-        mean = round(sum(tokens) / len(tokens))
-        alone = self.expected_money(mean, 0.0)
-        if alone > money:
-            assert self.prices is not None
-            raise OptionError(
-                f"a budget of {money:g} {self.prices.currency} is too small: the predictor alone costs about "
-                f"{alone:.3g} a sequence"
-            )
-        assert self.calibration is not None
-        costs = [self.expected_money(mean, one.share) for one in self.calibration.settings]
-        return max(budget for budget, cost in zip(BUDGETS, costs, strict=True) if budget == 0 or cost <= money)
-
-    def _allowances(
-        self, cap: Cap | Sequence[Cap], inputs: Sequence[Any], examples: Examples
-    ) -> list[Allowance] | None:
-        caps = [cap] if isinstance(cap, Cap) else list(cap)
-        if self.is_token_level and self.calibration is None and any(one.policy == "rising" for one in caps):
-            raise OptionError(
-                "a rising cap needs budgets that were measured; do that: seqdefer calibrate DIR --data FILE, or choose "
-                "the policy cut-off (--cap-policy)"
-            )
-        has_money = any(one.money is not None for one in caps)
-        tokens = input_tokens(self.served.codec, inputs, examples) if has_money else [0] * len(inputs)
-        return allowances(caps, tokens, self.prices)
-
-    def _bills(self, rollout: Rollout, inputs: Sequence[Any], examples: Examples) -> list[Bill]:
-        assert self.prices is not None
-        tokens = input_tokens(self.served.codec, inputs, examples)
-        rows = zip(tokens, rollout.authors.tolist(), rollout.sequences.lengths.tolist(), strict=True)
-        return [self.prices.bill(n, authors[:length], by_token=self.is_token_level) for n, authors, length in rows]
-
-    # -- writing ---------------------------------------------------------------------------------------------------
-
-    def generate(
-        self,
-        inputs: Sequence[Any],
-        budget: float = DEFAULT_BUDGET,
-        *,
-        threshold: float | None = None,
-        budget_money: float | None = None,
-        cap: Cap | Sequence[Cap] = (),
-        batch_size: int = BATCH_SIZE,
-    ) -> Generation:
-        """Write sequences for all inputs, the expert about `budget` of their tokens; or by a threshold you name; or for
-        about `budget_money` a sequence, with prices. A `cap` is never exceeded: see `seqdefer.budgets.caps`."""
-        examples = self._encode(inputs)
-        if budget_money is not None:
-            budget = self.budget_for_money(budget_money, input_tokens(self.served.codec, inputs, examples))
-        allowed = self._allowances(cap, inputs, examples)
-        result = self._run(examples, self._threshold(budget, threshold), batch_size, allowed=allowed)
-        rollout, capped = result.rollout, None if allowed is None else result.capped.tolist()
-        bills = None if self.prices is None else self._bills(rollout, inputs, examples)
-        return Generation(
-            self._outputs(rollout.sequences), rollout, self.served.authors, self.served.codec, capped, bills
-        )
-
-    def decide(
-        self,
-        inputs: Sequence[Any],
-        budget: float = DEFAULT_BUDGET,
-        *,
-        threshold: float | None = None,
-        batch_size: int = BATCH_SIZE,
-    ) -> Decisions:
-        """Return where the rejector would defer, without running the expert."""
-        examples = self._encode(inputs)
-        result = self._run(examples, self._threshold(budget, threshold), batch_size, may_defer=False)
-        alone = result.rollout
-        return Decisions(self._outputs(alone.sequences), alone.sequences, alone.scores, result.wanted)
-
-    def stream(
-        self,
-        one: Any,
-        budget: float = DEFAULT_BUDGET,
-        *,
-        threshold: float | None = None,
-        budget_money: float | None = None,
-        cap: Cap | Sequence[Cap] = (),
-    ) -> Iterator[StreamedToken]:
-        """Yield the tokens of one sequence as they are written. Their texts together are the output."""
-        examples = self._encode([one])
-        if budget_money is not None:
-            budget = self.budget_for_money(budget_money, input_tokens(self.served.codec, [one], examples))
-        allowed = self._allowances(cap, [one], examples)
-        return self._stream(examples, self._threshold(budget, threshold), allowed)
-
-    def _stream(
-        self, examples: Examples, threshold: float, allowed: Sequence[Allowance] | None
-    ) -> Iterator[StreamedToken]:
-        served, plan, n_shown, shown = self.served, self.plan(), 0, ""
-        (row,) = plan.admit(examples, torch.tensor([threshold], dtype=torch.float64), None, allowed)
-        while plan.rows:
-            plan.turn()
-            if row.written.error is not None:
-                raise row.written.error
-            tokens = row.written.tokens
-            for position in range(n_shown, len(tokens)):
-                is_last = row.is_over and position + 1 == len(tokens)
-                added = served.codec.added(tokens[: position + 1], shown, is_last=is_last)
-                shown += added
-                author = served.authors[row.written.authors[position]]
-                score = row.written.scores[position]
-                yield StreamedToken(position, tokens[position], added, author, score, row.is_capped(position))
-            n_shown = len(tokens)
-
-    def plan(self, **options: Any) -> Plan:
-        """Return a plan of this pair, without rows; options as in `seqdefer.methods.plans`."""
-        return self.deferral.plan(self.served, schedule=self._schedule, **options)
-
-    def _run(self, examples: Examples, threshold: float, batch_size: int, **options: Any) -> PlanResult:
-        if batch_size < 1:
-            raise OptionError(f"batch size {batch_size}; it must be at least 1")
-        settings = torch.full((len(examples),), threshold, dtype=torch.float64)
-        how = {"at_once": batch_size, "schedule": self._schedule, **options}
-        return self.deferral.write(self.served, examples, settings, **how)
-
-    @property
-    def _schedule(self) -> Schedule | None:
-        return None if self.calibration is None else self.calibration.schedule(self.served.spec.length)
-
-    def _threshold(self, budget: float, threshold: float | None) -> float:
-        if threshold is None:
-            return self.setting(budget).threshold
-        if math.isnan(threshold):
-            raise OptionError("threshold is nan; it is a score, or inf to never defer")
-        return threshold
-
-    def _encode(self, inputs: Sequence[Any]) -> Examples:
-        listed = [] if isinstance(inputs, str) else list(inputs)
-        if not listed:
-            raise InputError(f"inputs are {inputs!r:.40}; give a list of one input or more")
-        return self.served.codec.encode(listed)
-
-    def _outputs(self, sequences: Sequences) -> list[Any]:
-        rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
-        return [self.served.codec.decode(tokens[:length]) for tokens, length in rows]
-
-
-def require_inputs(examples: Examples) -> None:
-    """Raise where there is too little to measure anything with."""
-    if len(examples) < 2:
-        raise OptionError(f"inputs to calibrate with: {len(examples)}; give at least 2, and better some hundred")
-
-
-def _callers_level() -> int:
-    """Return the `stacklevel` of a warning that names the line outside this module which led to it."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
-        level, frame = level + 1, frame.f_back
-    return level
-
 
 def _name_of(model: Any) -> str:
     return str(getattr(model, "name", "") or type(model).__name__)
@@ -678,16 +294,3 @@ def _temporary_folder(owner: object) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="seqdefer-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _check(served: Served, rejector: Rejector) -> None:
-    if rejector.predictor not in ("", served.predictor.fingerprint):  # "": a rule that fits any
-        raise CheckpointError(
-            f"the rejector was fitted for predictor {rejector.predictor}, not for {served.predictor.fingerprint}; load "
-            "that predictor, or fit a rejector for this one"
-        )
-    if rejector.length not in (None, served.spec.length):
-        raise CheckpointError(
-            f"the rejector was fitted for sequences of {rejector.length} tokens, not of {served.spec.length}; "
-            "fit one for these"
-        )

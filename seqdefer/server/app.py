@@ -31,7 +31,8 @@ from seqdefer import __version__
 from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError
-from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
+from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.served_log import ServedLog
 from seqdefer.server import openapi
 from seqdefer.server.drift import TrafficMonitor

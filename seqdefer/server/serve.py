@@ -25,7 +25,8 @@ from typing import Any
 from seqdefer.budgets.caps import Cap
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError, missing_extra
-from seqdefer.model.deferring_model import DEFAULT_BUDGET, DeferringModel
+from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.served_log import ServedLog
 from seqdefer.server.connections import ACCEPT_AT_ONCE, connection_class, log_failed_accepts, reserve_descriptors
 from seqdefer.server.gateway import is_loopback, loading_app

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from seqdefer.errors import OptionError, unknown
-from seqdefer.model.deferring_model import DEFAULT_BUDGET
+from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
 from seqdefer.server.http import Limits, option
 from seqdefer.server.logs import FORMATS, LEVELS
 

@@ -22,7 +22,8 @@ from seqdefer.labels import hand_offs
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LearningData
 from seqdefer.methods.deferral import UnjudgedTask, _between
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.calibrated_pair import BudgetWarning
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.report.terminal import calibration_table
 

@@ -21,7 +21,8 @@ from seqdefer.budgets.token_sweeps import TokenSweep
 from seqdefer.errors import OptionError
 from seqdefer.labels.labelled import CalibrationData, input_names
 from seqdefer.methods.deferral import UnjudgedTask, n_set_aside
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.calibrated_pair import BudgetWarning
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import LearnedFrom, Pairing
 from seqdefer.types import Examples, HandOffTable
 

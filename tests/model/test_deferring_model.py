@@ -24,7 +24,8 @@ from seqdefer.labels.trees import enumerate_trees
 from seqdefer.methods.base import FitContext
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.methods.registry import fittable_methods, get_method
-from seqdefer.model.deferring_model import BudgetWarning, DeferringModel
+from seqdefer.model.calibrated_pair import BudgetWarning
+from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.recipes import LearningSettings
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.draft import DraftNetwork

@@ -16,7 +16,7 @@ import seqdefer
 from seqdefer import DeferringModel, Metric, cli
 from seqdefer.errors import CheckpointError, DataError, OptionError
 from seqdefer.evaluation.settings import choose_settings
-from seqdefer.model import deferring_model
+from seqdefer.model import calibrated_pair, deferring_model
 from seqdefer.progress import Silent
 from seqdefer.registry import load_task
 from seqdefer.storage.files import read_json
@@ -233,7 +233,8 @@ def test_progress_is_shown_unless_it_is_not_wanted(model: DeferringModel, monkey
     def show(*, quiet: bool) -> Iterator[Any]:
         yield Silent() if quiet else Recorder()
 
-    monkeypatch.setattr(deferring_model, "show_progress", show)
+    for module in (calibrated_pair, deferring_model):
+        monkeypatch.setattr(module, "show_progress", show)
     model.calibrate(TEXTS, progress=False)
     assert not stages
     model.calibrate(TEXTS)
@@ -266,7 +267,7 @@ def test_models_and_outputs_say_what_they_are(model: DeferringModel) -> None:
     assert written._repr_html_().count("underline") == sum(written.expert_tokens) + 1  # one in the legend
 
 
-@pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning")  # two inputs measure little
+@pytest.mark.filterwarnings("ignore::seqdefer.model.calibrated_pair.BudgetWarning")  # two inputs measure little
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/your-own-pair.md, with tiny models in the folders that it names."""
     from tests.test_docs import ROOT, run_blocks

@@ -12,7 +12,8 @@ from servers import BUDGETS, IGNORE_BUDGETS, LENGTH, RunningServer, documents, i
 from toy_pair import METHODS, Toy
 
 from seqdefer.errors import OptionError
-from seqdefer.model.deferring_model import BudgetWarning, Generation
+from seqdefer.model.calibrated_pair import BudgetWarning
+from seqdefer.model.generation import Generation
 from seqdefer.server.app import create_app
 
 openai = pytest.importorskip("openai", reason="needs openai: pip install openai")

@@ -32,7 +32,8 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.interfaces import Policy, Served, Task
 from seqdefer.methods.plans import scored_hand_offs
-from seqdefer.model.deferring_model import DeferringModel, Generation
+from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.generation import Generation
 from seqdefer.progress import Silent
 from seqdefer.rejectors.token import TokenNetwork
 from seqdefer.server.batches import Token

@@ -25,7 +25,7 @@ from tests.remote.test_client import Handler, Misbehaving, completion, content, 
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::seqdefer.tasks.text.remote.ExpertCallsWarning"),
-    pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning"),
+    pytest.mark.filterwarnings("ignore::seqdefer.model.calibrated_pair.BudgetWarning"),
 ]
 PATIENT = Limits(grace_seconds=0.5, request_seconds=60.0)
 

@@ -41,7 +41,7 @@ COMPLETE, SCORE = "/v1/deferral/complete", "/v1/deferral/score"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 LENGTH, N_CITIES = 12, 7
 BUDGETS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-IGNORE_BUDGETS = pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning")
+IGNORE_BUDGETS = pytest.mark.filterwarnings("ignore::seqdefer.model.calibrated_pair.BudgetWarning")
 
 
 # -- models --------------------------------------------------------------------------------------------------------

@@ -375,7 +375,7 @@ def fitted(dictionary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::seqdefer.model.deferring_model.BudgetWarning")  # how near depends on the machine
+@pytest.mark.filterwarnings("ignore::seqdefer.model.calibrated_pair.BudgetWarning")  # how near depends on the machine
 def test_a_fitted_pair_needs_no_dictionary_and_may_be_moved(
     fitted: Path, dictionary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
