@@ -19,11 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.budgets.quality import QualityPromise
-from seqdefer.budgets.rules import Setting
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.generation import input_tokens
-from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest
+from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest, encode_inputs
 from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.log_probs import gives_log_probs
@@ -165,9 +164,9 @@ class Service:
         given, money = requested_budget(body, self.name), body.given_money
         if money is None:
             return given
-        codec = self.model.served.codec
         try:
-            return self.model.budget_for_money(money, input_tokens(codec, inputs, codec.encode(inputs)))
+            tokens = encode_inputs(self.model.served.codec, inputs).event.input_tokens
+            return self.model.budget_for_money(money, tokens)
         except InputError as error:
             param = "deferral" if isinstance(error, OptionError) else None
             raise APIError(400, str(error), param=param) from error
@@ -187,7 +186,7 @@ class ActiveRequest:
     def __init__(self, scheduler: Scheduler, request: WriteRequest, transcript: Transcript, state: Any) -> None:
         self.scheduler, self.transcript, self.started = scheduler, transcript, state["started"]
         self.account: Account = state["account"]
-        self.most = self._most_tokens(request) if request.may_defer and transcript.budget else 0
+        self.most = self._most_tokens(request) if request.may_defer and request.threshold < FINITE_LIMIT else 0
         self.account.check_spending(self.most)
         self.seconds = scheduler.limits.request_seconds
         self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - self.started)
