@@ -109,6 +109,7 @@ def calibrate(arguments: list[str]) -> int:
     from seqdefer.budgets.promises import PromisingRule
     from seqdefer.methods.timing import TIMED_BUDGETS
     from seqdefer.model.deferring_model import CHECKED_BUDGETS, DeferringModel
+    from seqdefer.model.folders import read_pairing
     from seqdefer.model.generation import input_tokens
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
@@ -133,6 +134,7 @@ def calibrate(arguments: list[str]) -> int:
     mean_tokens: int | None = None
     with show_progress(quiet=chosen.quiet) as meter:
         is_new = chosen.data is not None or chosen.from_log is not None
+        read_pairing(chosen.folder)  # raises if there is none: a model of the Hub is not a folder to write into
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
         field = chosen.field or model.served.codec.field
         codec = model.served.codec
