@@ -156,7 +156,7 @@ class Prices:
         return Prices(*rates, self.currency)
 
 
-def is_amount(value: object) -> bool:
+def is_amount(value: Any) -> bool:
     """Tell whether a price or a cap can be counted with."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value <= MAX_AMOUNT
 
