@@ -158,7 +158,8 @@ class Prices:
 
 def is_amount(value: Any) -> bool:
     """Tell whether a price or a cap can be counted with."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value <= MAX_AMOUNT
+    kind = type(value)
+    return issubclass(kind, numbers.Real) and kind is not bool and bool(0 <= value <= MAX_AMOUNT)
 
 
 def total(bills: Sequence[Bill]) -> Bill:
