@@ -158,8 +158,9 @@ class Prices:
 
 def is_amount(value: Any) -> bool:
     """Tell whether a price or a cap can be counted with."""
-    kind = type(value)
-    return issubclass(kind, numbers.Real) and kind is not bool and bool(0 <= value <= MAX_AMOUNT)
+    if isinstance(value, bool):
+        return False
+    return issubclass(type(value), numbers.Real) and bool(0 <= value <= MAX_AMOUNT)
 
 
 def total(bills: Sequence[Bill]) -> Bill:
