@@ -21,10 +21,11 @@ networks and methods when one is listed or looked up. A name that two packages u
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -107,20 +108,29 @@ def load_task(name: str) -> TaskEntry:
 def load_task_file(path: Path) -> TaskEntry:
     """Import a file and return its `ENTRY`. Its folder becomes importable, as that of a script: the file may import its
     neighbours, and labelling processes find it."""
-    if not path.is_file():
-        raise OptionError(f"there is no file {path}; name an installed task (seqdefer tasks) or a file with one")
+    from seqdefer.interfaces import TaskEntry  # imports PyTorch
+
+    if not os.path.isfile(path):  # Path.is_file fails where a name is too long
+        raise OptionError(
+            f"there is no file {str(path)!r:.200}; name an installed task (seqdefer tasks) or a file with one"
+        )
     path = path.resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     try:
         module = import_module(path.stem)
-    except Exception as error:  # whatever the file raises
+    except (Exception, SystemExit) as error:  # whatever the file raises
         places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         place = f", line {places[-1].lineno}" if places else ""
-        raise ContractError(f"{path}{place} cannot be loaded: {error!r}") from error
+        raise ContractError(f"{path}{place} cannot be loaded: {error!r:.300}") from error
     if Path(module.__file__ or "").resolve() != path:
         raise OptionError(f"{path} has the name of another module, {module.__file__}; rename the file")
-    entry: TaskEntry | None = getattr(module, "ENTRY", None)
-    if entry is None:
-        raise ContractError(f"{path} has no ENTRY; add one: ENTRY = seqdefer.TaskEntry(name=...)")
+    entry = getattr(module, "ENTRY", None)
+    if not isinstance(entry, TaskEntry):
+        what = "no ENTRY" if entry is None else f"an ENTRY that is {entry!r:.60}"
+        raise ContractError(f"{path} has {what}; add one: ENTRY = seqdefer.TaskEntry(name=...)")
+    if not entry.presets or not all(is_dataclass(options) for options in entry.presets.values()):
+        raise ContractError(
+            f"{path}: the presets of ENTRY are {entry.presets!r:.60}; give a dataclass of options by name"
+        )
     return replace(entry, file=str(path))

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from seqdefer.budgets.prices import Charge, Prices
+from seqdefer.budgets.prices import MAX_AMOUNT, Charge, Prices, is_amount
 from seqdefer.errors import OptionError, unknown
 
 CapScope = Literal["sequence", "request"]
@@ -46,8 +46,8 @@ class Cap:
         if all(limit is None for limit in limits.values()):
             raise OptionError("a cap limits nothing; give tokens, passes or money")
         for name, limit in limits.items():
-            if limit is not None and (isinstance(limit, bool) or not math.isfinite(limit) or limit < 0):
-                raise OptionError(f"a cap of {limit} {name}; give a number from 0 on")
+            if limit is not None and not is_amount(limit):
+                raise OptionError(f"a cap of {limit!r:.40} {name}; give a number from 0 to {MAX_AMOUNT:g}")
             if name != "money" and limit is not None and int(limit) != limit:
                 raise OptionError(f"a cap of {limit} {name}; give a whole number")
         if self.per not in get_args(CapScope):

@@ -27,6 +27,7 @@ and write a sequence of the same length.
 from __future__ import annotations
 
 import math
+import numbers
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,6 +37,7 @@ from typing import Any
 from seqdefer.errors import OptionError, unknown
 
 MILLION = 1e6
+MAX_AMOUNT = 1e12  # of prices and caps: sums stay finite
 TIMES = ("seconds_per_token", "seconds_per_call")
 
 
@@ -154,6 +156,13 @@ class Prices:
         return Prices(*rates, self.currency)
 
 
+def is_amount(value: Any) -> bool:
+    """Tell whether a price or a cap can be counted with."""
+    if isinstance(value, bool):
+        return False
+    return issubclass(type(value), numbers.Real) and bool(0 <= value <= MAX_AMOUNT)
+
+
 def total(bills: Sequence[Bill]) -> Bill:
     """Return the sum of bills in one currency."""
     predictor, expert, alone = (
@@ -215,9 +224,8 @@ def _read_rates(path: Path, content: Mapping[str, Any], name: str) -> Rates:
     for key, value in table.items():
         if key not in known:
             raise unknown(f"price in [{name}] of {path}:", key, known)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < 0:
-            raise OptionError(f"{key} in [{name}] of {path} is {value!r:.40}; give a number from 0 on")
+        if not is_amount(value):
+            raise OptionError(f"{key} in [{name}] of {path} is {value!r:.40}; give a number from 0 to {MAX_AMOUNT:g}")
     if not set(table) - set(TIMES):
         raise OptionError(f"[{name}] in {path} has no price; give output, call, hour or minute, 0 if it is free")
     return Rates(**{key: float(value) for key, value in table.items()})

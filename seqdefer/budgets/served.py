@@ -26,7 +26,7 @@ import torch
 from seqdefer.budgets.convex_hull import Floats
 from seqdefer.budgets.spending import TokenSpending
 from seqdefer.budgets.token_sweeps import N_THRESHOLDS, TokenSweep
-from seqdefer.errors import OptionError
+from seqdefer.errors import DataError, OptionError
 
 MAX_ASIDE = 32  # inputs that choose the settings of a promise
 
@@ -57,6 +57,13 @@ def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool 
     """Return what settings spend on inputs that were served. With `promises`, some inputs choose the settings and are
     not counted, and counts are never below the truth: see above."""
     is_token_level = bool(rows and rows[0].scores)
+    for row in rows:
+        if not _is_sound(row, length, is_token_level):
+            raise DataError(
+                f"the log has an input, served at {row.time!r:.40}, not one of this model: {row.deferred} "
+                f"of {row.written} tokens by the expert, {len(row.scores)} scores, a draft of {row.draft}; remove its "
+                "line, or calibrate with inputs: --data FILE"
+            )
     if promises and is_token_level:
         raise OptionError(
             "a log does not tell what other settings of token-level deferral would have spent, because decisions "
@@ -71,6 +78,15 @@ def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool 
     first_scores = torch.tensor([row.first_score for row in counted], dtype=torch.float64)
     sweep = TokenSweep(torch.from_numpy(settings), deferred, written, torch.zeros(deferred.shape), None, first_scores)
     return TokenSpending(sweep, length, has_fixed_settings=promises)
+
+
+def _is_sound(row: ServedInput, length: int, is_token_level: bool) -> bool:
+    """Tell whether a server can have logged an input; someone else may have."""
+    if not 0 <= row.deferred <= row.written <= length or row.written == 0:
+        return False
+    if is_token_level:
+        return len(row.scores) == row.written
+    return not row.scores and 0 < row.draft <= length and all(0 <= kept <= length for _, kept in row.hand_offs)
 
 
 def _settings(rows: Sequence[ServedInput]) -> Floats:

@@ -127,10 +127,15 @@ def add_common(parser: argparse.ArgumentParser, printed: str | None = None) -> N
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
+def model_folder(text: str) -> Path:
+    """Return the folder or the repository of a model. What begins with ./ is never a repository."""
+    return Path(text).absolute() if text.startswith("./") else Path(text)
+
+
 def add_model(parser: Parser) -> None:
     """Add the folder of a fitted model, and where its pair is now."""
     words = "folder of seqdefer fit, or a repository OWNER/NAME of the Hugging Face Hub"
-    parser.add_argument("folder", type=Path, metavar="DIR", help=words)
+    parser.add_argument("folder", type=model_folder, metavar="DIR", help=words)
     for role in ("predictor", "expert"):
         words = f"where the {role} is now: a name on the Hub, a folder or an address (as fitted); another is refused"
         parser.add_argument(f"--{role}", metavar="TEXT", help=words)

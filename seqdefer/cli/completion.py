@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from seqdefer.cli.common import Command, Parser
+from seqdefer.cli.common import Command, Parser, model_folder
 from seqdefer.cli.parser import ASK_FOR_PARSER, ParserFound, with_actions
 from seqdefer.errors import SeqdeferError, unknown
 
@@ -73,7 +73,7 @@ def _complete(option: argparse.Action, file: Any) -> None:
     values = option.metavar.split("|") if isinstance(option.metavar, str) else []
     if option.choices is None and len(values) > 1:
         option.choices = values
-    elif option.type is Path or option.metavar == "PATH":
+    elif option.type in (Path, model_folder) or option.metavar == "PATH":
         option.complete = file  # type: ignore[attr-defined]
 
 

@@ -60,8 +60,11 @@ def _check_name(name: str) -> None:
     from seqdefer.registry import find_tasks
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        better = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_") or "my_task"
-        raise OptionError(f"{name!r} cannot be the name of a module; use small letters, digits and _, such as {better}")
+        better = re.sub(r"[^a-z0-9_]+", "_", name.lower()).strip("_0123456789")[:40] or "task"
+        better = f"my_{better}" if keyword.iskeyword(better) or better == "task" else better
+        raise OptionError(
+            f"{name!r:.80} cannot be the name of a module; use small letters, digits and _, such as {better}"
+        )
     if name in find_tasks():
         raise OptionError(f"there is a task {name!r} already; choose another name")
     if find_spec(name) is not None:

@@ -14,17 +14,18 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from seqdefer.budgets.caps import Cap
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.methods.plans import BATCH_SIZE
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Meter, Silent
-from seqdefer.storage.files import make_folder, read_json, write_json
+from seqdefer.storage.files import read_json, writable_folder, write_json
 from seqdefer.storage.user_files import parse_input, read_lines
 
 KIND = "JSONL or one input a line"
@@ -58,6 +59,8 @@ def write_file(
         raise OptionError("--cap-per request does not go with --data: a file is not one request; cap each sequence")
     if out.exists():
         raise OptionError(f"{out} exists already; remove it, or choose another file with --out")
+    if any(cap.per == "request" for cap in caps):
+        raise OptionError("--cap-per request does not go with --data, as a file is not one request; cap each sequence")
     field = field or model.served.codec.field
     made_by = {
         "rejector": model.rejector.fingerprint, "predictor": model.served.predictor.fingerprint,
@@ -65,11 +68,10 @@ def write_file(
         "batch_size": batch_size, "data": _digest(data), "caps": [asdict(cap) for cap in caps],
         "prices": None if model.prices is None else asdict(model.prices),
     }  # fmt: skip
-    part = _open_part(out, made_by)
     n = sum(1 for _ in read_lines(data, kind=KIND))
-    found, failed = _keep_batches(part, batch_size, n)
-    lines = islice(read_lines(data, kind=KIND), found, None)
-    with (meter or Silent()).stage("generate", n) as advance, part.open("ab") as file:
+    with _unfinished(out, made_by) as file, (meter or Silent()).stage("generate", n) as advance:
+        found, failed = _keep_batches(file, batch_size, n)
+        lines = islice(read_lines(data, kind=KIND), found, None)
         advance(found)
         while batch := list(islice(lines, batch_size)):
             rows = list(_rows(model, batch, data, field, threshold=threshold, cap=caps))
@@ -78,8 +80,6 @@ def write_file(
             os.fsync(file.fileno())
             failed += sum("error" in row for row in rows)
             advance(len(batch))
-    os.replace(part, out)
-    _how(part).unlink()
     return FileCounts(n, found, failed)
 
 
@@ -131,6 +131,38 @@ def _how(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
+@contextmanager
+def _unfinished(out: Path, made_by: dict[str, Any]) -> Iterator[BinaryIO]:
+    """Open the unfinished file, which becomes `out` in the end. After an error, one without rows is removed."""
+    with writable_folder(out.parent):
+        part = _open_part(out, made_by)
+        with part.open("rb+") as file:
+            _lock(file, part)
+            try:
+                yield file
+            except BaseException:
+                if not part.stat().st_size:
+                    part.unlink()
+                    _how(part).unlink()
+                raise
+        os.replace(part, out)
+        _how(part).unlink()
+
+
+def _lock(file: BinaryIO, part: Path) -> None:
+    """Refuse a file that another process is writing; a process that is killed holds no lock."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise OptionError(
+            f"{part} is being written by another process; wait for it, or choose another --out"
+        ) from error
+
+
 def _open_part(out: Path, made_by: dict[str, Any]) -> Path:
     """Return the path of the unfinished file; refuse one that other options or inputs have begun."""
     part = out.with_name(f"{out.name}.part")
@@ -145,27 +177,26 @@ def _open_part(out: Path, made_by: dict[str, Any]) -> Path:
                 "another file with --out"
             )
         return part
-    make_folder(out.parent)
     write_json(_how(part), made_by)
     part.touch()
     return part
 
 
-def _keep_batches(part: Path, batch_size: int, n: int) -> tuple[int, int]:
+def _keep_batches(file: BinaryIO, batch_size: int, n: int) -> tuple[int, int]:
     """Cut an unfinished file after its last whole batch. Return the number of its rows, and of those that failed."""
-    with part.open("rb+") as file:
-        ends, failed, place = [0], [0], 0
-        for line in file:
-            try:
-                has_failed = "error" in json.loads(line)
-            except ValueError:  # half a line, or what a power failure left
-                break
-            if not line.endswith(b"\n"):
-                break
-            place += len(line)
-            ends.append(place)
-            failed.append(failed[-1] + has_failed)
-        rows = len(ends) - 1
-        kept = rows if rows == n else rows - rows % batch_size
-        file.truncate(ends[kept])
+    ends, failed, place = [0], [0], 0
+    for line in file:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # half a line, or what a power failure left
+            break
+        if not isinstance(row, dict) or not line.endswith(b"\n"):
+            break
+        place += len(line)
+        ends.append(place)
+        failed.append(failed[-1] + ("error" in row))
+    rows = len(ends) - 1
+    kept = rows if rows == n else rows - rows % batch_size
+    file.truncate(ends[kept])
+    file.seek(ends[kept])
     return kept, failed[kept]

@@ -98,7 +98,8 @@ def _digest(path: Path) -> str:
 def _check_digest(path: Path, action: str) -> None:
     """Refuse a record that is not the one that was written. Folders of earlier versions have no digests."""
     manifest = read_json(path.parent / PAIRING_FILE)
-    if path.name in DIGESTED_FILES and DIGESTS in manifest and manifest[DIGESTS].get(path.name) != _digest(path):
+    digests = manifest.get(DIGESTS, {path.name: _digest(path)})
+    if path.name in DIGESTED_FILES and (not isinstance(digests, dict) or digests.get(path.name) != _digest(path)):
         reason = f"its digest is not the one in {PAIRING_FILE}; it was edited, or writing it was interrupted"
         raise CheckpointError(f"{path} is not what was written: {reason}; {action}")
 
@@ -170,7 +171,7 @@ def task_of(pairing: Pairing, folder: Path, *, is_downloaded: bool = False) -> T
     task of a file is one that its user wrote or put somewhere else."""
     path = Path(pairing.task)
     is_inside = not path.is_absolute() or folder.resolve() in path.resolve().parents
-    if path.suffix == FILE_SUFFIX and (is_inside or is_downloaded):
+    if pairing.task.endswith(FILE_SUFFIX) and (is_inside or is_downloaded):
         reason = "a downloaded model" if is_downloaded else "part of the model"
         raise CheckpointError(
             f"{folder / PAIRING_FILE} names the code {pairing.task!r:.200}, which is {reason}; code is not run from "
@@ -186,7 +187,7 @@ def load_served(entry: TaskEntry, pairing: Pairing, folder: Path, device: str, m
     kind = type(next(iter(entry.presets.values())))
     try:
         options = kind(**pairing.options)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:  # an unknown name, or a value of another type
         reason = f"the options of task {pairing.task!r} are not those of this version: {error}"
         raise CheckpointError(f"{folder / PAIRING_FILE}: {reason}; fit it again") from error
     served = entry.serve(options, folder / WORK_FOLDER, choose_device(device), meter)

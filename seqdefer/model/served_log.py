@@ -13,7 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -34,14 +37,13 @@ class ServedLog:
             raise OptionError(f"--served-log-mib is {max_mib}; it must be at least 1")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_file() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            if path.is_file() and not _ends_with_line(path):
                 with path.open("a") as file:  # after a process that was killed
                     file.write("\n")
             self._handler = _Rotating(path, maxBytes=max_mib * MIB // 2, backupCount=1, encoding="utf-8")
-        except OSError as error:
-            raise OptionError(
-                f"cannot write {path}: {error.strerror}; choose another file with --served-log"
-            ) from error
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+            reason = getattr(error, "strerror", None) or error
+            raise OptionError(f"cannot write {path}: {reason}; choose another file with --served-log") from error
         self._handler.setFormatter(logging.Formatter("%(message)s"))
 
     def write(self, row: ServedInput) -> None:
@@ -49,14 +51,15 @@ class ServedLog:
         self._handler.emit(logging.makeLogRecord({"msg": json.dumps(to_plain(row), separators=(",", ":"))}))
 
     def close(self) -> None:
-        self._handler.close()
+        with suppress(OSError):  # a full disk, which was logged when the line was written
+            self._handler.close()
 
 
 class _Rotating(RotatingFileHandler):
     """A handler whose own failures are logged in one line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        log.exception("cannot write the log of what is served to %s", self.baseFilename)
+        log.error("cannot write the log of what is served to %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
 def read_served(path: Path, rejector: str, *, most: int) -> tuple[list[ServedInput], int]:
@@ -65,10 +68,10 @@ def read_served(path: Path, rejector: str, *, most: int) -> tuple[list[ServedInp
     if not path.is_file():
         raise InputError(f"there is no log {path}; it is written by: seqdefer serve DIR --served-log {path}")
     for file in (path.with_name(f"{path.name}.1"), path):
-        for number, line in enumerate(_lines(file), 1):
+        for number, line in _lines(file):
             try:
                 plain = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 n_skipped += 1
                 continue
             try:
@@ -84,7 +87,16 @@ def read_served(path: Path, rejector: str, *, most: int) -> tuple[list[ServedInp
     return list(rows), n_skipped
 
 
-def _lines(file: Path) -> list[str]:
-    if not os.path.exists(file):
-        return []
-    return [line for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers; none of a file that is missing."""
+    if file.is_file():
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _ends_with_line(path: Path) -> bool:
+    """Whether a file ends with a whole line, or is empty."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) in (b"", b"\n")

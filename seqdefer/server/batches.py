@@ -8,6 +8,7 @@ A turn that asks a remote expert is left where it is until the answer is there.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -29,6 +30,7 @@ from seqdefer.server.stopping import StopText
 from seqdefer.types import PREDICTOR, Examples
 
 FinishReason = Literal["stop", "length"]
+_encoding = threading.Lock()  # the event loop encodes too, and neither warnings nor tokenizers are made for threads
 
 
 @dataclass(frozen=True)
@@ -108,18 +110,19 @@ class EncodedInputs:
 
 def encode_inputs(codec: Codec, inputs: Sequence[Any]) -> EncodedInputs:
     """Encode the inputs of one request, turning warnings into remarks. Raises InputError."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        joined = codec.encode(inputs)
-    remarks = sorted({str(warning.message) for warning in caught})
-    return EncodedInputs(joined, InputsRead(input_tokens(codec, inputs, joined), remarks))
+    with _encoding:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            joined = codec.encode(inputs)
+        tokens = input_tokens(codec, inputs, joined)
+    return EncodedInputs(joined, InputsRead(tokens, sorted({str(warning.message) for warning in caught})))
 
 
 def _join(codec: Codec, members: Sequence[Member]) -> Examples:
     if len(members) == 1:
         return members[0].encoded.examples
     inputs = [one for member in members for one in member.recipient.request.inputs]
-    with warnings.catch_warnings():  # each request has its remarks already
+    with _encoding, warnings.catch_warnings():  # each request has its remarks already
         warnings.simplefilter("ignore")
         return codec.encode(inputs)
 

@@ -22,8 +22,7 @@ from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.generation import input_tokens
-from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest
+from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest, encode_inputs
 from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
 from seqdefer.server.log_probs import gives_log_probs
@@ -174,9 +173,9 @@ class Service:
         given, money = requested_budget(body, self.name), body.given_money
         if money is None:
             return given
-        codec = self.model.served.codec
         try:
-            return self.model.budget_for_money(money, input_tokens(codec, inputs, codec.encode(inputs)))
+            tokens = encode_inputs(self.model.served.codec, inputs).event.input_tokens
+            return self.model.budget_for_money(money, tokens)
         except InputError as error:
             param = "deferral" if isinstance(error, OptionError) else None
             raise APIError(400, str(error), param=param) from error

@@ -142,4 +142,7 @@ def _check(path: Path, name: str, value: Any, kinds: Mapping[str, Any]) -> Any:
     accepted = {float: (int, float), Path: (str,)}.get(kind, (kind,))
     if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
         raise OptionError(f"{name} in {path} is {value!r:.80}; give {KINDS[kind]}")
-    return kind(value)
+    try:
+        return kind(value)
+    except OverflowError:
+        raise OptionError(f"{name} in {path} is {value!r:.80}; give a smaller number") from None

@@ -7,6 +7,7 @@ of a stream, and with response_format=verbose_json.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Self
 
@@ -67,6 +68,8 @@ class TranscriptionRequest(Asking):
             raise ValueError("a stream has events of its own; leave out response_format or stream")
         if self.budget is not None and self.budget_money is not None:
             raise ValueError("give either deferral[budget] or deferral[budget_money]")
+        if self.given_cap is None and self.model_fields_set & {"cap_per", "cap_policy"}:
+            raise ValueError("a cap limits nothing; give deferral[cap][tokens], [passes] or [money]")
         return self
 
     @property
@@ -96,6 +99,7 @@ async def read_form(request: Request) -> TranscriptionRequest:
         raise APIError(415, f"the content-type is {found!r:.100}; {FORM_HINT}", code="unsupported_format")
     try:
         async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
+            _refuse_repeats([name for name, _ in form.multi_items()])
             fields = {name: await one.read() if isinstance(one, UploadFile) else one for name, one in form.items()}
     except HTTPException as error:
         raise APIError(400, f"the form cannot be read: {error.detail.rstrip('.')}; {FORM_HINT}") from error
@@ -106,6 +110,13 @@ async def read_form(request: Request) -> TranscriptionRequest:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in problems]) from error
+
+
+def _refuse_repeats(names: Sequence[str]) -> None:
+    """Refuse a field that is there twice: one of two caps would be ignored. A list, NAME[], may be."""
+    for name in names:
+        if names.count(name) > 1 and not name.endswith("[]"):
+            raise APIError(400, f"the field {name!r:.80} is given more than once; give it once", param=name[:80])
 
 
 def no_audio(name: str) -> APIError:

@@ -223,6 +223,8 @@ def check_id(value: object, number: int, place: str) -> str:
 
 def json_kind(value: object) -> str:
     """Return what JSON calls the type of a value."""
+    if isinstance(value, float) and value != value:
+        return "missing (nan)"  # as pandas has it
     return _JSON_KINDS.get(type(value), type(value).__name__)
 
 
@@ -236,6 +238,6 @@ def quote(text: str, max_length: int = 40) -> str:
 
 def join_quoted(names: Iterable[str], max_names: int = 10) -> str:
     """Return names of a file, quoted, for a message."""
-    quoted = [quote(name) for name in names]
+    quoted = [quote(str(name)) for name in names]  # columns of a DataFrame may be numbers
     more = f" and {len(quoted) - max_names} more" if len(quoted) > max_names else ""
     return (", ".join(quoted[:max_names]) or "none") + more

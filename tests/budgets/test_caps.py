@@ -173,9 +173,11 @@ def test_a_cap_of_a_request_is_divided() -> None:
     ("wrong", "message"),
     [
         ({}, "a cap limits nothing; give tokens, passes or money"),
-        ({"tokens": -1}, "a cap of -1 tokens; give a number from 0 on"),
+        ({"tokens": -1}, "a cap of -1 tokens; give a number from 0 to 1e+12"),
+        ({"tokens": 10**400}, f"a cap of {'1' + '0' * 39} tokens; give a number from 0 to 1e+12"),
+        ({"tokens": "5"}, "a cap of '5' tokens; give a number from 0 to 1e+12"),
         ({"tokens": 2.5}, "a cap of 2.5 tokens; give a whole number"),
-        ({"money": math.nan}, "a cap of nan money; give a number from 0 on"),
+        ({"money": math.nan}, "a cap of nan money; give a number from 0 to 1e+12"),
         ({"tokens": 1, "per": "day"}, "unknown scope of a cap 'day'; available: request, sequence"),
         ({"tokens": 1, "policy": "soft"}, "unknown policy of a cap 'soft'; available: cut-off, rising"),
     ],

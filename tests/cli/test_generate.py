@@ -470,7 +470,7 @@ def test_calibrate_shows_what_budgets_cost(folder: Path, prices: Path, tmp_path:
     ("arguments", "message"),
     [
         (["--cap-money", 1], "a cap in money needs prices; give --prices FILE"),
-        (["--cap-tokens", -1], "a cap of -1 tokens; give a number from 0 on"),
+        (["--cap-tokens", -1], "a cap of -1 tokens; give a number from 0 to 1e+12"),
         (["--cap-per", "request"], "--cap-per and --cap-policy say how to cap; give --cap-tokens, --cap-passes"),
         (["--cap-tokens", 1, "--cap-per", "day"], "unknown scope of a cap 'day'; available: request, sequence"),
         (["--budget-money", 1], "a budget in money needs prices; give --prices FILE"),
@@ -485,7 +485,7 @@ def test_bad_caps_and_prices(arguments: list[Any], message: str, folder: Path, c
 def test_prices_that_cannot_be_used(folder: Path, prices: Path, capsys: Capture) -> None:
     prices.write_text(PRICES.replace("call = 0.5", "call = -0.5"))
     error = fails_with(capsys, "generate", folder, 13, "--prices", prices)
-    assert error == f"call in [expert] of {prices} is -0.5; give a number from 0 on"
+    assert error == f"call in [expert] of {prices} is -0.5; give a number from 0 to 1e+12"
     prices.write_text(PRICES.replace("output = 100000\n", "hour = 2\n"))
     error = fails_with(capsys, "generate", folder, 13, "--prices", prices)
     assert "the predictor has a price per hour or minute, but how long it takes was not measured" in error
@@ -493,3 +493,30 @@ def test_prices_that_cannot_be_used(folder: Path, prices: Path, capsys: Capture)
     assert "is too small: the predictor alone costs about" in fails_with(
         capsys, "generate", folder, 13, "--prices", prices, "--budget-money", 0.001
     )
+
+
+def test_a_folder_with_a_dot_is_never_a_repository(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """argparse made ./me/mine the repository me/mine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "no deferring model in " in fails_with(capsys, "generate", "./me/mine", 13)
+
+
+def test_calibrate_writes_into_a_folder_alone(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of the Hub was loaded, and its calibration written into a new folder of the same name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("seqdefer.model.deferring_model.local_folder", lambda *_, **__: folder)
+    data = write_numbers(tmp_path / "own.jsonl", 40)
+    assert "no deferring model in me/mine" in fails_with(capsys, "calibrate", "me/mine", "--data", data)
+    assert not (tmp_path / "me").exists()
+
+
+@pytest.mark.parametrize("digests", [[], 5, None])
+def test_digests_that_are_no_table(digests: Any, folder: Path, capsys: Capture) -> None:
+    found = json.loads((folder / "deferral.json").read_text())
+    (folder / "deferral.json").write_text(json.dumps({**found, "digests": digests}))
+    assert "its digest is not the one in deferral.json" in fails_with(capsys, "generate", folder, 13)

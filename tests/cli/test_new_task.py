@@ -70,7 +70,8 @@ def test_a_fitted_file_is_found_again_and_code_of_a_model_is_not_run(
     ("name", "message"),
     [
         ("My-Task", "'My-Task' cannot be the name of a module; use small letters, digits and _, such as my_task"),
-        ("class", "'class' cannot be the name of a module"),
+        ("class", "'class' cannot be the name of a module; use small letters, digits and _, such as my_class"),
+        ("1abc", "'1abc' cannot be the name of a module; use small letters, digits and _, such as abc"),
         ("weather", "there is a task 'weather' already"),
         ("json", "there is a module 'json' already; choose another name, such as my_json"),
     ],
@@ -90,6 +91,10 @@ def test_nothing_is_overwritten(home: Path, capsys: Capture) -> None:
         ("x = 1\ny = z\n", ContractError, r"line 2 cannot be loaded: NameError"),
         ("def f(:\n", ContractError, r"cannot be loaded: SyntaxError"),
         ("x = 1\n", ContractError, r"has no ENTRY; add one"),
+        ("ENTRY = 5\n", ContractError, r"has an ENTRY that is 5; add one"),
+        ("from seqdefer import TaskEntry as ENTRY\n", ContractError, r"has an ENTRY that is <class"),
+        ("import sys\nsys.exit(0)\n", ContractError, r"line 2 cannot be loaded: SystemExit\(0\)"),
+        ("from seqdefer import TaskEntry\nENTRY = TaskEntry('a', 'b', {}, None)\n", ContractError, r"the presets of"),
     ],
 )
 def test_files_that_are_no_task(

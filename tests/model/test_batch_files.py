@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -150,3 +151,44 @@ def test_bad_arguments(tmp_path: Path) -> None:
         write_file(toy_model(), tmp_path / "none.jsonl", tmp_path / "out", threshold=0.0)
     with pytest.raises(OptionError, match="--batch-size is 0"):
         write_file(toy_model(), tmp_path / "none.jsonl", tmp_path / "out", threshold=0.0, batch_size=0)
+
+
+@pytest.mark.parametrize("threshold", [0.0, math.nan])
+def test_what_fails_at_once_leaves_nothing(threshold: float, tmp_path: Path) -> None:
+    data, out = write_inputs(tmp_path / "in.jsonl", numbers(N)), tmp_path / "new" / "out.jsonl"
+    if threshold == 0.0:
+        data.write_bytes(data.read_bytes() + b"\xff\n")
+    with pytest.raises(InputError, match=r"not UTF-8|threshold is nan"):
+        write_file(toy_model(), data, out, threshold=threshold)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("damage", ["5\n", "null\n", "[" * 100_000 + "\n"])
+def test_damaged_rows_are_written_again(damage: str, tmp_path: Path, fresh: tuple[Path, bytes, str]) -> None:
+    data, content, how = fresh
+    (tmp_path / "out.jsonl.part").write_bytes(b"".join(content.splitlines(keepends=True)[:4]) + damage.encode())
+    (tmp_path / "out.jsonl.part.json").write_text(how)
+    write_file(toy_model(), data, tmp_path / "out.jsonl", threshold=0.0, batch_size=4)
+    assert (tmp_path / "out.jsonl").read_bytes() == content
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path, fresh: tuple[Path, bytes, str]) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    data, content, how = fresh
+    part = tmp_path / "out.jsonl.part"
+    part.touch()
+    (tmp_path / "out.jsonl.part.json").write_text(how)
+    with part.open("rb+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(OptionError, match=r"out\.jsonl\.part is being written by another process"):
+            write_file(toy_model(), data, tmp_path / "out.jsonl", threshold=0.0, batch_size=4)
+        assert part.exists()
+    write_file(toy_model(), data, tmp_path / "out.jsonl", threshold=0.0, batch_size=4)
+    assert (tmp_path / "out.jsonl").read_bytes() == content
+
+
+def test_a_cap_of_a_request_is_refused(tmp_path: Path) -> None:
+    """Each batch was a request of its own, and a file got the cap several times."""
+    data = write_inputs(tmp_path / "in.jsonl", numbers(N))
+    with pytest.raises(OptionError, match="--cap-per request does not go with --data"):
+        write_file(toy_model(), data, tmp_path / "out", threshold=0.0, caps=[Cap(tokens=5, per="request")])

@@ -305,3 +305,15 @@ def test_the_real_pair(shared_dir: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="truncated"):
         written = model.generate([row["document"] for row in rows[:2]], budget=0.5)
     assert all(written.outputs)
+
+
+def test_frames_with_gaps_say_where() -> None:
+    from seqdefer.tasks.text.data import Fields
+    from seqdefer.tasks.text.given import Given
+
+    frame = pytest.importorskip("pandas").DataFrame
+    gaps = frame([{"document": "a", "summary": "b"}, {"document": float("nan"), "summary": "c"}])
+    with pytest.raises(DataError, match=r"row 2: 'document' is missing \(nan\), not a text"):
+        Given(train=gaps).corpus(Fields())
+    with pytest.raises(DataError, match="row 1: there is no 'document'; the fields are: '0', '1'"):
+        Given(train=frame([["a", "b"]])).corpus(Fields())

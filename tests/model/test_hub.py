@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seqdefer import DeferringModel
-from seqdefer.errors import OptionError
+from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.model import deferring_model
 from seqdefer.model.folders import Pairing, hide_paths, write_pairing
 from seqdefer.model.hub import local_folder, upload
@@ -130,3 +130,26 @@ def test_what_is_a_folder_and_what_a_repository(tmp_path: Path, monkeypatch: pyt
         upload(tmp_path, "mine", private=None, token=None, message="")
     with pytest.raises(OptionError, match="put together by hand"):
         DeferringModel().save_pretrained(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["own/na--me", "x/y.git", "own/" + "n" * 200])
+def test_names_that_the_hub_does_not_have_are_one_line(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"cannot download {name}: .*; give a folder with a deferral.json"):
+        local_folder(name)
+    with pytest.raises(CheckpointError, match=f"cannot upload {name}: .*; check the name and the token"):
+        upload(tmp_path, name, private=None, token="hf_x", message="")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "nonsense"])
+def test_a_hub_that_does_not_answer_is_one_line(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(CheckpointError, match=r"cannot upload me/mine: .*; check the name and the token"):
+        upload(tmp_path, "me/mine", private=None, token="hf_x", message="")
+
+
+def test_damaged_records_of_others_are_one_line(tmp_path: Path) -> None:
+    """Whatever someone else wrote into deferral.json."""
+    for options in ({"expert": ["https://x"]}, {"metric": 5}):
+        write_pairing(tmp_path, Pairing("text", options, "p", "e"))
+        with pytest.raises(CheckpointError, match="the options of task 'text' are not those of this version"):
+            DeferringModel.from_pretrained(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from servers import (
     events_of,
     inputs_of,
     running,
+    text_model,
     toy_model,
     with_parts,
 )
@@ -180,3 +182,22 @@ def test_caps_hold_under_load() -> None:
     assert found.requests == 500
     assert found.capped > 0
     assert found.exceeded == 0
+
+
+def test_remarks_are_not_those_of_other_requests() -> None:
+    """Inputs of requests with a budget in money are encoded by the event loop, and others meanwhile by a thread: each
+    caught the other's warnings."""
+    model = with_parts(text_model())
+    model.use_prices(PRICES)
+    long = " ".join(f"w{3 + place % 50}" for place in range(60))
+
+    def ask_one(place: int) -> list[str]:
+        is_long = place % 2 == 1
+        deferral = {"budget_money": 50.0} if is_long else {"budget": 0.5}
+        answer = ask(server, [long if is_long else "w5 w6"] * 3, **deferral).json()
+        remarks: list[str] = answer["deferral"].get("remarks", [])
+        return remarks if not is_long else []
+
+    with running(model) as server, ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(ask_one, range(120)))
+    assert not any("truncated" in remark for remarks in found for remark in remarks)

@@ -230,6 +230,50 @@ def test_logs_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         ServedLog(tmp_path / "served.jsonl" / "below", 1)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"written": 0, "deferred": 0, "scores": ()},
+        {"deferred": 6},
+        {"written": -5},
+        {"scores": (0.1,)},
+        {"written": 10**90},
+        {"scores": (), "draft": 5},
+    ],
+)
+def test_a_forged_log_does_not_calibrate(change: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"served at '2026.*not one of this model: .*--data FILE"):
+        served_spending([row(1), row(2), replace(row(3), **change)], 8)
+
+
+@pytest.mark.parametrize("change", [{"draft": 0}, {"hand_offs": ((1.0, -5),)}, {"draft": 9}, {"scores": (0.1,) * 4}])
+def test_a_forged_log_of_hand_offs_does_not_calibrate(change: dict[str, Any]) -> None:
+    good = ServedInput("2026", "r", 0.2, 2.0, 4, 0, draft=4, hand_offs=((1.0, 3), (0.5, 1)))
+    with pytest.raises(DataError, match="not one of this model"):
+        served_spending([good, good, replace(good, **change)], 8)
+
+
+def test_lines_that_are_nested_too_deeply_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "served.jsonl"
+    lines = [json.dumps(to_plain(row(place))) for place in range(2)]
+    path.write_text("\n".join([lines[0], "[" * 100_000, "", lines[1], "5"]) + "\n")
+    with pytest.raises(DataError, match=r"served\.jsonl, line 5 is not of a log"):
+        read_served(path, "r", most=9)
+    path.write_text("\n".join([lines[0], "[" * 100_000, lines[1]]) + "\n")
+    assert read_served(path, "r", most=9) == ([row(0), row(1)], 1)
+
+
+def test_a_full_disk_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    log = ServedLog(Path("/dev/full"), 1)
+    log.write(row(1))
+    (found,) = caplog.records
+    assert found.message == "cannot write the log of what is served to /dev/full: [Errno 28] No space left on device"
+    assert found.exc_info is None
+    log.close()  # as a server does in the end
+
+
 def test_a_promise_from_a_log_counts_what_could_have_been_written() -> None:
     """One-time: the hand-off at other settings is known, and what the expert would have written is at most the rest."""
     rows = [ServedInput("", "r", 0.2, 2.0, 4, 0, draft=4, hand_offs=((1.0, 3), (0.5, 1))) for _ in range(40)]

@@ -346,3 +346,13 @@ def test_files_are_never_half_written(tmp_path: Path) -> None:
             ledger.save()
         is_over.set()
         assert reading.result() > 0
+
+
+def test_a_spend_cap_holds_where_a_promised_quality_spent_nothing(tmp_path: Path) -> None:
+    """The inputs of the promise needed no expert, so its budget is 0; others do."""
+    path = tmp_path / "keys.json"
+    key = add_key(path, "alice", expert_tokens_per_day=1)
+    quality = QualityPromise(-1e6, 0.0, 1.0, 1.0, 60, 1.0, 0.9, "loss", toy_model().rejector.fingerprint)
+    with running(toy_model(), keys=path, quality=quality) as server:
+        found = [ask(server, key, {"model": "toy", "prompt": "13"}).status_code for _ in range(3)]
+    assert found == [200, 429, 429]

@@ -298,3 +298,11 @@ def test_responses_fit_the_description(speech_server: RunningServer) -> None:
 
     for name, shape in {"json": Transcription, "verbose_json": VerboseTranscription}.items():
         TypeAdapter(shape).validate_python(upload(speech_server, sounds(1)[0], response_format=name).json())
+
+
+def test_caps_of_forms_are_never_ignored(speech_server: RunningServer) -> None:
+    """A cap without a limit, and one of two caps, were ignored."""
+    answer = upload(speech_server, sounds(1)[0], **{"deferral[cap][per]": "request"})
+    check_error(answer, 400, "a cap limits nothing; give deferral[cap][tokens], [passes] or [money]")
+    twice: Any = {"deferral[cap][tokens]": ["1", "5"]}
+    check_error(upload(speech_server, sounds(1)[0], **twice), 400, "'deferral[cap][tokens]' is given more than once")

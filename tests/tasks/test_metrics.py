@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -86,3 +87,21 @@ def test_what_is_no_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtraError, match=r"the metric chrf needs the package 'sacrebleu'.*\[metrics\]"):
         get_metric("chrf")
     assert "rouge1" in METRIC_NAMES
+
+
+def fails(prediction: str, reference: str, text: str) -> float:
+    raise ZeroDivisionError("no words")
+
+
+@pytest.mark.parametrize("function", [fails, lambda *_: None, lambda *_: "much", lambda p, r: 1.0, lambda *_: 10**400])
+def test_functions_that_fail_say_on_what(function: Any) -> None:
+    with pytest.raises(DataError, match=r"metric 'mine' failed on the prediction 'p': .*\(prediction, reference, in"):
+        Metric(function, "mine").losses(["p"], ["r"], ["t"])
+
+
+def test_losses_are_finite() -> None:
+    with pytest.raises(DataError, match="it must be 0 or more"):
+        Metric(lambda *_: 1e307, lower_is_better=True).losses(["p"], ["r"], ["t"])
+    for best in (math.inf, "much"):
+        with pytest.raises(OptionError, match="it must be above 0"):
+            Metric(lambda *_: 1.0, best=best)  # type: ignore[arg-type]

@@ -17,10 +17,11 @@ from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
-from seqdefer.errors import DataError, OptionError, missing_extra, unknown
+from seqdefer.errors import DataError, OptionError, SeqdeferError, missing_extra, unknown
 from seqdefer.tasks.common.edit_distance import character_error_rates, word_error_rates
 
 Score = Callable[[str, str, str], float]  # of a prediction, its reference and the input
+MAX_ERROR = 1e12  # of metrics where lower is better: sums of losses stay finite
 TOLERANCE = 1e-6  # of scores that exceed the best by rounding
 
 
@@ -40,8 +41,8 @@ class Metric:
     def __post_init__(self) -> None:
         if not callable(self.score):
             raise OptionError(f"metric {self.score!r:.60} is not a function (prediction, reference, input) -> float")
-        if not self.best > 0:
-            raise OptionError(f"the best score of metric {self.title!r} is {self.best}; it must be above 0")
+        if not (isinstance(self.best, int | float) and 0 < self.best < math.inf):
+            raise OptionError(f"the best score of metric {self.title!r} is {self.best!r:.40}; it must be above 0")
 
     @property
     def title(self) -> str:
@@ -62,8 +63,8 @@ class Metric:
         return [self._loss(*texts) for texts in zip(predictions, references, inputs, strict=True)]
 
     def _loss(self, prediction: str, reference: str, text: str) -> float:
-        score = float(self.score(prediction, reference, text))
-        limit = math.inf if self.lower_is_better else self.best + TOLERANCE
+        score = self._score(prediction, reference, text)
+        limit = MAX_ERROR if self.lower_is_better else self.best + TOLERANCE
         if not (math.isfinite(score) and 0 <= score <= limit):
             range_ = "0 or more" if self.lower_is_better else f"between 0 and {self.best:g}"
             raise DataError(
@@ -71,6 +72,17 @@ class Metric:
                 "Metric(function, best=...) where more is possible, or lower_is_better=True of an error"
             )
         return 100 * score if self.lower_is_better else 100 * max(0.0, 1 - score / self.best)
+
+    def _score(self, prediction: str, reference: str, text: str) -> float:
+        try:
+            return float(self.score(prediction, reference, text))
+        except SeqdeferError:  # a package that is missing, say
+            raise
+        except Exception as error:  # whatever the function raises, or returns instead of a number
+            raise DataError(
+                f"metric {self.title!r} failed on the prediction {prediction!r:.60}: {error!r:.200}; it is called with "
+                "(prediction, reference, input) and returns a number"
+            ) from error
 
 
 # -- by name -------------------------------------------------------------------------------------------------------
