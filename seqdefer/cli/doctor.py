@@ -17,6 +17,7 @@ PURPOSES = {
     "tsp": "exact solvers of the tsp task",
     "text": "Hugging Face models: the tasks text and xsum",
     "speech": "the speech task",
+    "metrics": "the metrics rouge2, rougeL, bleu and chrf",
     "figures": "figures as PDF and PNG",
     "frame": "results as a pandas table",
     "ray": "labelling on a cluster",

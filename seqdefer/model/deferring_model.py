@@ -18,7 +18,7 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -635,6 +635,9 @@ class DeferringModel:
         return threshold
 
     def _encode(self, inputs: Sequence[Any]) -> Examples:
+        if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):  # list() would give the columns' names
+            what = type(inputs).__name__
+            raise InputError(f"inputs are a {what}; give a list of inputs, such as one column: {what.lower()}[NAME]")
         listed = [] if isinstance(inputs, str) else list(inputs)
         if not listed:
             raise InputError(f"inputs are {inputs!r:.40}; give a list of one input or more")

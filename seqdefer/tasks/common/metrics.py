@@ -9,6 +9,7 @@ rates), it is 100 x score.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Metric:
     def __post_init__(self) -> None:
         if not callable(self.score):
             raise OptionError(f"metric {self.score!r:.60} is not a function (prediction, reference, input) -> float")
+        if not _takes_three(self.score):
+            raise OptionError(f"metric {self.title!r} does not take three arguments: (prediction, reference, input)")
         if not self.best > 0:
             raise OptionError(f"the best score of metric {self.title!r} is {self.best}; it must be above 0")
 
@@ -62,7 +65,7 @@ class Metric:
         return [self._loss(*texts) for texts in zip(predictions, references, inputs, strict=True)]
 
     def _loss(self, prediction: str, reference: str, text: str) -> float:
-        score = float(self.score(prediction, reference, text))
+        score = self._score(prediction, reference, text)
         limit = math.inf if self.lower_is_better else self.best + TOLERANCE
         if not (math.isfinite(score) and 0 <= score <= limit):
             range_ = "0 or more" if self.lower_is_better else f"between 0 and {self.best:g}"
@@ -71,6 +74,26 @@ class Metric:
                 "Metric(function, best=...) where more is possible, or lower_is_better=True of an error"
             )
         return 100 * score if self.lower_is_better else 100 * max(0.0, 1 - score / self.best)
+
+    def _score(self, *texts: str) -> float:
+        given = self.score(*texts)
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"metric {self.title!r} returned {given!r:.60} for the prediction {texts[0]!r:.60}; return a number"
+            ) from None
+
+
+def _takes_three(function: Score) -> bool:
+    """Return whether a function can be called with three arguments; some of C do not tell, and are believed."""
+    try:
+        inspect.signature(function).bind("", "", "")
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 # -- by name -------------------------------------------------------------------------------------------------------
