@@ -21,6 +21,7 @@ from seqdefer.budgets.spending import Spending
 from seqdefer.errors import OptionError
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
+SHOWN_BUDGETS = (0.05, 0.1, 0.2, 0.5)  # in the repr
 EASY_BUDGET = 0.5  # where inputs are too few for it, nothing is promised at all
 
 
@@ -34,6 +35,12 @@ class Calibration:
     promise: Promise | None = None  # what the rule that chose the settings guarantees, if anything
     reference: DriftReference | None = None  # what later inputs are compared with; calibrations of old have none
     remaining: tuple[float, ...] = ()  # tokens expected from each position on; empty in files of earlier versions
+
+    def __repr__(self) -> str:
+        """Return a line for notebooks: a hundred settings would fill the screen."""
+        spent = ", ".join(f"{one.share:.3f} at {one.budget:g}" for one in self.settings if one.budget in SHOWN_BUDGETS)
+        promised = "" if self.promise is None else f", guarantee {self.promise.rule}"
+        return f"Calibration({self.inputs} inputs{promised}, spent: {spent})"
 
     def for_budget(self, budget: float) -> Setting:
         """Return the setting whose realised share comes nearest to a budget; with a promise, the setting of the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +101,9 @@ class CalibratedPair:
         return str(self.rejector.notes.get("method", ""))
 
     def _encode(self, inputs: Sequence[Any]) -> Examples:
+        if isinstance(inputs, Mapping) or hasattr(inputs, "columns"):  # list() would give the columns' names
+            what = type(inputs).__name__
+            raise InputError(f"inputs are a {what}; give a list of inputs, such as one column: {what.lower()}[NAME]")
         listed = [] if isinstance(inputs, str) else list(inputs)
         if not listed:
             raise InputError(f"inputs are {inputs!r:.40}; give a list of one input or more")

@@ -71,7 +71,8 @@ def read_pairing(folder: Path) -> Pairing:
     if not (folder / PAIRING_FILE).is_file():
         is_begun = (folder / WORK_FOLDER).is_dir()
         action = "the same seqdefer fit resumes it" if is_begun else "make one: seqdefer fit TASK"
-        raise CheckpointError(f"no deferring model in {folder}: it has no {PAIRING_FILE}; {action}")
+        fault = f"it has no {PAIRING_FILE}" if folder.is_dir() else "there is no such folder"
+        raise CheckpointError(f"no deferring model in {folder}: {fault}; {action}")
     return _read(Pairing, folder / PAIRING_FILE, "fit it again: seqdefer fit TASK")
 
 

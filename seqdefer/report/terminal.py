@@ -91,8 +91,10 @@ def timing_table(timing: Timing, curve: LossCurve | None) -> Table:
     """Return a table of what budgets buy and what they take, beside each model alone."""
     caption = (
         f"{timing.inputs} inputs, {timing.at_once} at once, on {timing.machine['device']} with "
-        f"{timing.machine['cores']} cores; loss and Random of the calibration's inputs"
+        f"{timing.machine['cores']} cores"
     )
+    if curve is not None:  # calibrate measures no losses: they stay those of fit
+        caption += f"; loss and Random: {curve.unit}, on the {curve.inputs} validation inputs of fit"
     table = Table(title="what budgets buy, and what they take", box=box.SIMPLE_HEAD, caption=caption)
     for heading in ("budget", "spent", *(("loss", "Random") if curve else ()), "asked", "ms", "times as fast"):
         table.add_column(heading, justify="right")

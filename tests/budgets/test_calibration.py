@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from toy_pair import METHODS, Toy, numbers
 
 from seqdefer.budgets import rules
 from seqdefer.budgets.calibration import BUDGETS, Calibration
+from seqdefer.budgets.promises import Promise
 from seqdefer.budgets.rules import FINITE_LIMIT, TOLERANCE, Setting, realised_shares
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
@@ -154,8 +156,19 @@ def test_a_rejector_that_always_says_the_same_meets_nothing_between() -> None:
         assert model.generate(numbers(3), 0.3).share == 0
 
 
-@pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan, math.inf])
-def test_budgets_are_shares(budget: float) -> None:
+def test_the_repr_is_a_line() -> None:
+    found = calibrated("TokenwiseModel").calibration
+    assert found is not None
+    text = repr(found)
+    assert text.startswith(f"Calibration({found.inputs} inputs, spent: ")
+    assert f"{found.settings[20].share:.3f} at 0.2" in text
+    assert len(text) < 120
+    promised = replace(found, promise=Promise("expected", "tokens", 300, "betting"))
+    assert f"{found.inputs} inputs, guarantee expected, spent" in repr(promised)
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan, math.inf, "0.2", None])
+def test_budgets_are_shares(budget: Any) -> None:
     with pytest.raises(OptionError, match="it is the share of tokens the expert writes, from 0 to 1"):
         calibrated("TokenwiseModel").generate([1], budget)
 
@@ -205,7 +218,7 @@ def test_progress_counts_every_input_once() -> None:
     for method in METHODS:
         told: list[int] = []
         model = Toy.of(length=4).model(method)
-        model.calibrate_on(model.served.codec.encode(numbers(N)), progress=told.append)
+        model.calibrate_on(model.served.codec.encode(list(numbers(N))), progress=told.append)
         assert sum(told) == N
 
 

@@ -221,7 +221,7 @@ def test_bad_options(arguments: list[Any], message: str, folder: Path, capsys: C
 def test_folders_without_a_model(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     nowhere = tmp_path / "nowhere"
     assert fails_with(capsys, "generate", nowhere, 13) == (
-        f"no deferring model in {nowhere}: it has no deferral.json; make one: seqdefer fit TASK"
+        f"no deferring model in {nowhere}: there is no such folder; make one: seqdefer fit TASK"
     )
     (tmp_path / "data.txt").write_text("13\n14\n")
     assert "no deferring model in" in fails_with(capsys, "calibrate", nowhere, "--data", tmp_path / "data.txt")

@@ -72,6 +72,7 @@ def test_the_table_says_what_is_slower_than_the_expert() -> None:
     assert (curve.loss_at(0.25), curve.random_at(0.25)) == (2.0, 2.75)
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(timing_table(timing, curve))
+    assert "loss and Random: error, on the 10 validation inputs" in " ".join(console.export_text(clear=False).split())
     lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
     assert lines["0.20"].split() == ["0.20", "0.250", "2", "2.75", "1.5", "10", "2.00"]
     assert "slower than the expert alone" in lines["0.50"]

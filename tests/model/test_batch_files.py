@@ -185,10 +185,3 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path, fresh: tuple[Path, 
         assert part.exists()
     write_file(toy_model(), data, tmp_path / "out.jsonl", threshold=0.0, batch_size=4)
     assert (tmp_path / "out.jsonl").read_bytes() == content
-
-
-def test_a_cap_of_a_request_is_refused(tmp_path: Path) -> None:
-    """Each batch was a request of its own, and a file got the cap several times."""
-    data = write_inputs(tmp_path / "in.jsonl", numbers(N))
-    with pytest.raises(OptionError, match="--cap-per request does not go with --data"):
-        write_file(toy_model(), data, tmp_path / "out", threshold=0.0, caps=[Cap(tokens=5, per="request")])

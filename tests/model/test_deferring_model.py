@@ -268,6 +268,15 @@ def test_inputs_are_a_list_of_some(inputs: Any) -> None:
         model_of("TokenwiseModel").generate(inputs)
 
 
+@pytest.mark.parametrize("kind", ["dict", "DataFrame"])
+def test_a_table_is_not_read_as_the_names_of_its_columns(kind: str) -> None:
+    """`calibrate(frame)` once measured budgets on the names of the columns."""
+    columns = {"document": ["a", "b"], "summary": ["c", "d"]}
+    inputs: Any = columns if kind == "dict" else pytest.importorskip("pandas").DataFrame(columns)
+    with pytest.raises(InputError, match=f"inputs are a {kind}; .* one column"):
+        model_of("TokenwiseModel").calibrate(inputs)
+
+
 def test_choices_that_cannot_be() -> None:
     model = model_of("TokenwiseModel")
     with pytest.raises(OptionError, match="batch size 0; it must be at least 1"):

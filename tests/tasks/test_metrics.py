@@ -72,13 +72,21 @@ def test_scores_out_of_range(value: float) -> None:
         Metric(lambda *_: value, "odd").losses(["p"], ["r"], ["t"])
 
 
+def test_functions_of_other_arguments_are_refused_before_labelling() -> None:
+    def alike(prediction: str, reference: str) -> float:
+        return float(prediction == reference)
+
+    with pytest.raises(OptionError, match=r"metric 'alike' does not take three arguments: \(prediction, reference"):
+        Metric(alike)  # type: ignore[arg-type]
+
+
 def test_what_is_no_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="unknown metric 'rogue'; available: bleu, cer, chrf"):
         get_metric("rogue")
     with pytest.raises(OptionError, match="metric 3 is not a function"):
         Metric(3)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"best score .* is 0; it must be above 0"):
-        Metric(len, best=0)  # type: ignore[arg-type]
+        Metric(lambda *_: 0.0, best=0)
 
     def absent(name: str) -> None:
         raise ImportError(name)
@@ -93,7 +101,7 @@ def fails(prediction: str, reference: str, text: str) -> float:
     raise ZeroDivisionError("no words")
 
 
-@pytest.mark.parametrize("function", [fails, lambda *_: None, lambda *_: "much", lambda p, r: 1.0, lambda *_: 10**400])
+@pytest.mark.parametrize("function", [fails, lambda *_: None, lambda *_: "much", lambda *_: [0.5], lambda *_: 10**400])
 def test_functions_that_fail_say_on_what(function: Any) -> None:
     with pytest.raises(DataError, match=r"metric 'mine' failed on the prediction 'p': .*\(prediction, reference, in"):
         Metric(function, "mine").losses(["p"], ["r"], ["t"])

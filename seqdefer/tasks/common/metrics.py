@@ -9,6 +9,7 @@ rates), it is 100 x score.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Metric:
     def __post_init__(self) -> None:
         if not callable(self.score):
             raise OptionError(f"metric {self.score!r:.60} is not a function (prediction, reference, input) -> float")
+        if not _takes_three(self.score):
+            raise OptionError(f"metric {self.title!r} does not take three arguments: (prediction, reference, input)")
         if not (isinstance(self.best, int | float) and 0 < self.best < math.inf):
             raise OptionError(f"the best score of metric {self.title!r} is {self.best!r:.40}; it must be above 0")
 
@@ -83,6 +86,17 @@ class Metric:
                 f"metric {self.title!r} failed on the prediction {prediction!r:.60}: {error!r:.200}; it is called with "
                 "(prediction, reference, input) and returns a number"
             ) from error
+
+
+def _takes_three(function: Score) -> bool:
+    """Return whether a function can be called with three arguments; some of C do not tell, and are believed."""
+    try:
+        inspect.signature(function).bind("", "", "")
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 # -- by name -------------------------------------------------------------------------------------------------------
