@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,8 @@ def nearest_place(shares: Floats, budget: float) -> int:
 
 def check_budget(budget: float) -> float:
     """Return the budget, or raise if it is not between 0 and 1."""
-    given: Any = budget  # a text, from Python
-    if isinstance(given, str) or not 0.0 <= given <= 1.0:
+    given: Any = budget  # a text or None, from Python
+    if not (isinstance(given, Real) and 0.0 <= float(given) <= 1.0):
         raise OptionError(
             f"budget is {budget!r}; it is the share of tokens the expert writes, from 0 to 1: 0.2 is 20 %"
         )

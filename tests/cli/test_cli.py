@@ -154,7 +154,7 @@ def test_python_dash_m() -> None:
             ["run", "weather", "--preset", "quik"],
             "available: paper, paper-size, quick (did you mean 'quick'?)",
         ),
-        (["run", "no_such.py"], "there is no file no_such.py; name an installed task (seqdefer tasks) or a file"),
+        (["run", "no_such.py"], "there is no file 'no_such.py'; name an installed task (seqdefer tasks) or a file"),
         (["completion", "tcsh"], "unknown shell 'tcsh'; available: bash, fish, zsh"),
         (["run", "--seeds", "3"], "name the task first: seqdefer run TASK --seeds ..."),
         (["tasks", "weather"], "unrecognized arguments: weather"),
