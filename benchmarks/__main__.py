@@ -9,9 +9,8 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,29 +24,15 @@ from benchmarks.measure import ResultsDifferError, Row
 from benchmarks.weather import DEFAULT, QUICK, Bench, Sizes
 from seqdefer import __version__
 from seqdefer.environment import choose_device, machine
-from seqdefer.errors import OptionError, SeqdeferError, unknown
+from seqdefer.errors import MissingExtraError, OptionError, SeqdeferError, unknown
 from seqdefer.storage.files import writable_folder, write_json
 from seqdefer.tasks.text.loading import DTYPES
+from seqdefer.tasks.text.models import transformers
 
-Benchmark = Callable[[Bench], list[Row]]
-OURS = {**weather.OURS, **tsp.OURS, **labelling.OURS, **text.OURS, **speculation.OURS}
-OURS |= {**rejector.OURS, **server.OURS}
-
-
-def benchmarks(choice: text.Choice) -> dict[str, Benchmark]:
-    """Return the benchmarks by name, in the order of the table."""
-    return {
-        **weather.BENCHMARKS,
-        **tsp.BENCHMARKS,
-        **labelling.BENCHMARKS,
-        "text": partial(text.text, choice=choice),
-        "speculation": partial(speculation.speculation, choice=choice),
-        "rejector": partial(rejector.rejector, choice=choice),
-        "server": partial(server.server, choice=choice),
-    }
-
-
-BENCHMARKS = tuple(benchmarks(text.Choice()))
+PLAIN = {**weather.BENCHMARKS, **tsp.BENCHMARKS, **labelling.BENCHMARKS}
+OF_PAIRS = {**text.BENCHMARKS, **speculation.BENCHMARKS, **rejector.BENCHMARKS, **server.BENCHMARKS}
+BENCHMARKS = {**PLAIN, **OF_PAIRS}  # in the order of the table
+OURS = {name: words for name, (_, words) in BENCHMARKS.items()}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,11 +65,11 @@ def _main(arguments: list[str], sizes: Sizes | None, text_sizes: text.Sizes | No
     begun = time.perf_counter()
     with writable_folder(chosen.out.parent), tempfile.TemporaryDirectory() as folder:
         bench = Bench(sizes, Path(folder), data=chosen.data, full=chosen.full)
-        rows = run(bench, {name: benchmarks(choice)[name] for name in names}, begun)
+        rows = run(bench, names, choice, begun)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
     command = " ".join(["python -m benchmarks", *_without_out(arguments)])
     made = provenance(bench, command, begun)
-    if any(row.benchmark in ("text", "speculation", "rejector", "server") for row in rows):
+    if any(row.benchmark in OF_PAIRS for row in rows):
         made["text"] = text.provenance(choice)
     made["ours"] = {row.benchmark: OURS[row.benchmark] for row in rows}
     write_json(chosen.out, made | {"rows": [asdict(row) for row in rows]})
@@ -133,7 +118,10 @@ def _text_choice(chosen: argparse.Namespace, sizes: text.Sizes) -> text.Choice:
     if chosen.documents is not None and chosen.pair is None:
         raise OptionError("--documents needs --pair: the synthetic pair reads token ids, not texts")
     choose_device(chosen.device)  # fail before measuring anything
-    pair = None if chosen.pair is None else (chosen.pair[0], chosen.pair[1])
+    pair = None
+    if chosen.pair is not None:
+        transformers()
+        pair = (chosen.pair[0], chosen.pair[1])
     return text.Choice(pair, chosen.documents, chosen.device, chosen.dtype, sizes, tuple(chosen.at_once or ()))
 
 
@@ -144,13 +132,17 @@ def _names(only: list[str] | None) -> list[str]:
     return [name for name in BENCHMARKS if not only or name in only]
 
 
-def run(bench: Bench, benchmarks: Mapping[str, Benchmark], begun: float) -> list[Row]:
-    """Run the benchmarks and return their rows."""
+def run(bench: Bench, names: Sequence[str], choice: text.Choice, begun: float) -> list[Row]:
+    """Run the benchmarks and return their rows; skip those that need a package that is missing."""
     rows: list[Row] = []
-    for name, benchmark in benchmarks.items():
+    for name in names:
+        benchmark, _ = BENCHMARKS[name]
         bench.log = _logger(name, begun)
         bench.log("start")
-        rows += benchmark(bench)
+        try:
+            rows += benchmark(bench, choice) if name in OF_PAIRS else benchmark(bench)
+        except MissingExtraError as missing:
+            bench.log(f"skipped: {missing}")
     return rows
 
 

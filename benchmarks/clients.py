@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,9 +21,13 @@ OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 EVENT = b"data: {"
 
 
+class RequestFailed(Exception):
+    """The server answered with an error."""
+
+
 def complete(connection: http.client.HTTPConnection, model: str, text: str, stream: bool) -> dict[str, Any]:
-    """Send one request; return its text, its seconds, the server's overhead and, of a stream, the seconds between its
-    pieces, the first from the request on."""
+    """Send one request; return its text and the bodies that it came in, its seconds, the server's overhead and, of a
+    stream, the seconds between its pieces, the first from the request on."""
     body = json.dumps({"model": model, "prompt": text, "stream": stream})
     begun = time.perf_counter()
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -34,16 +39,26 @@ def complete(connection: http.client.HTTPConnection, model: str, text: str, stre
             times.append(time.perf_counter())
     response.read()  # nothing, but now the connection can be used again
     seconds = time.perf_counter() - begun
+    content = b"".join(lines)
     if response.status != 200:
-        raise SystemExit(f"the server returned {response.status}: {b''.join(lines)[:200]!r}")
+        raise RequestFailed(f"status {response.status}: {content[:200]!r}")
+    pieces = [line.removeprefix(b"data: ") for line in lines if line.startswith(EVENT)] if stream else [content]
+    bodies = [json.loads(piece) for piece in pieces]
+    if not bodies or any("error" in body for body in bodies):
+        raise RequestFailed(f"a stream failed: {content[-200:]!r}")
+    whole = "".join(body["choices"][0]["text"] for body in bodies)
     overhead = float(response.headers[OVERHEAD_HEADER]) / 1000
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    return {"seconds": seconds, "overhead": overhead, "text": _text(lines, stream), "gaps": gaps}
+    return {"seconds": seconds, "overhead": overhead, "text": whole, "gaps": gaps, "bodies": bodies}
 
 
-def _text(lines: list[bytes], stream: bool) -> str:
-    bodies = [line.removeprefix(b"data: ") for line in lines if line.startswith(EVENT)] if stream else [b"".join(lines)]
-    return "".join(json.loads(body)["choices"][0]["text"] for body in bodies)
+def run_threads(works: Sequence[Callable[[], None]]) -> None:
+    """Run each of `works` in a thread, until all have ended."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def run(address: str, model: str, n_clients: int, inputs: list[str], stream: bool) -> dict[str, Any]:
@@ -60,13 +75,10 @@ def run(address: str, model: str, n_clients: int, inputs: list[str], stream: boo
             except queue.Empty:
                 return connection.close()
             answers[place] = complete(connection, model, inputs[place], stream)
+            del answers[place]["bodies"]
 
-    threads = [threading.Thread(target=work) for _ in range(n_clients)]
     begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads([work] * n_clients)
     if not all(answers):
         raise SystemExit("a client failed; see above")
     return {"seconds": time.perf_counter() - begun, "answers": answers}

@@ -64,7 +64,7 @@ SUBJECTS = {
     "tsp": Subject(
         "tsp", "OneTimeModel", 2000, {"train": 400, "validation": 100, "test": 2000}, {"hand_offs": 11}
     ),
-    "xsum": Subject("xsum", "TokenwiseModel", 120, {"test_documents": 600}),
+    "xsum": Subject("xsum", "TokenwiseModel", 600, {"test_documents": 600}),
 }  # fmt: skip
 
 

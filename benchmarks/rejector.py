@@ -14,13 +14,12 @@ from torch import Tensor
 from benchmarks.measure import Row, require_same
 from benchmarks.speculation import decoder_only, sizes_on
 from benchmarks.text import Choice, Decoding, decoding_of, quiet
-from benchmarks.weather import Bench
+from benchmarks.weather import Bench, Benchmarks
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.pace import Pace
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.environment import choose_device
-from seqdefer.errors import MissingExtraError
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.token import TokenNetwork
@@ -30,17 +29,12 @@ from seqdefer.tasks.text.rows import complete_rows
 from seqdefer.tasks.text.task import RECIPES
 from seqdefer.types import Sequences
 
-OURS = {"rejector": "a rejector that scores every token and never defers (budget 0)"}
 BATCHES = (1, 8, 32)
 
 
 def rejector(bench: Bench, choice: Choice) -> list[Row]:
     """Measure the rejector with the pair, and with a decoder-only predictor."""
-    try:
-        transformers()
-    except MissingExtraError as missing:
-        bench.log(f"skipped: {missing}")
-        return []
+    transformers()
     with quiet(), torch.no_grad():
         return _rows(bench, "the predictor", decoding_of(choice)) + _rows(
             bench, "a decoder-only predictor", _decoder_only(choice)
@@ -99,3 +93,6 @@ def unfitted_rejector(some: Decoding) -> TokenNetwork:
     )  # fmt: skip
     network = token_networks()[settings.architecture](sizes, some.pair.predictor.fingerprint)
     return network.to(some.pair.predictor.device).eval()
+
+
+BENCHMARKS: Benchmarks = {"rejector": (rejector, "a rejector that scores every token and never defers (budget 0)")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,12 +22,11 @@ import torch
 from benchmarks.measure import Row, require_same, seconds_of
 from benchmarks.rejector import unfitted_rejector, with_facts
 from benchmarks.text import BUDGET, Choice, Decoding, decoding_of, quiet, search_threshold
-from benchmarks.weather import Bench
+from benchmarks.weather import Bench, Benchmarks
 from seqdefer.budgets.calibration import BUDGETS, Calibration
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.engine.interleaved import roll_out
-from seqdefer.errors import MissingExtraError
 from seqdefer.interfaces import Codec, Served
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.token import TokenNetwork
@@ -89,12 +88,8 @@ def _roll(some: Decoding, rejector: TokenNetwork, threshold: float) -> Any:
 def server(bench: Bench, choice: Choice) -> list[Row]:
     from seqdefer.server.serve import require_extra
 
-    try:
-        transformers()
-        require_extra()
-    except MissingExtraError as missing:
-        bench.log(f"skipped: {missing}")
-        return []
+    transformers()
+    require_extra()
     bench.log("preparing a pair, a rejector and its threshold")
     with quiet(), torch.no_grad():
         loads, rows = choice.sizes.n_asked, list[Row]()
@@ -204,6 +199,4 @@ def _load_rows(bench: Bench, serving: Serving, address: str, n_clients: int, n: 
     ]
 
 
-OURS: Mapping[str, str] = {
-    "server": f"a server over a socket, {BUDGET:.0%} of tokens by the expert",
-}
+BENCHMARKS: Benchmarks = {"server": (server, f"a server over a socket, {BUDGET:.0%} of tokens by the expert")}

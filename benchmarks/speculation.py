@@ -21,14 +21,14 @@ from torch import Tensor
 
 from benchmarks.measure import ResultsDifferError, Row, Seconds, race, require_same
 from benchmarks.text import Choice, Decoding, IdTokenizer, decoding_of, quiet
-from benchmarks.weather import SEED, Bench
+from benchmarks.weather import SEED, Bench, Benchmarks
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import Pace
 from seqdefer.engine.rows import rows_of_expert
 from seqdefer.engine.speculative import run_all, speculative_loop
 from seqdefer.environment import choose_device
-from seqdefer.errors import MissingExtraError, OptionError
+from seqdefer.errors import OptionError
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rows import Chunk
 from seqdefer.tasks.text.models import text_model, transformers
@@ -41,7 +41,6 @@ REPEATS = 3
 COMPARED = 8  # documents; the interleaved loop is slow
 TIE = 1e-3  # how far rounding in float32 may move log probabilities and scores, in nats
 COMPARED_BUDGETS = (0.2,)  # in half precision, where batches of different shapes round differently
-OURS = {"speculation": "speculative deferral, documents streaming in"}
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,7 @@ QUICK = Sizes(
 
 def speculation(bench: Bench, choice: Choice) -> list[Row]:
     """Compare budgets with either model alone, with assisted generation and with the bound."""
-    try:
-        transformers()
-    except MissingExtraError as missing:
-        bench.log(f"skipped: {missing}")
-        return []
+    transformers()
     device = choose_device(choice.device)
     sizes = sizes_on(device, is_quick=choice.sizes.is_quick)
     is_exact = choice.dtype == "float32"
@@ -278,3 +273,6 @@ def _gap(some: Decoding, threshold: float, row: int, ours: Rollout, plain: Rollo
     candidates = [list(writer.model.ends) if line[at] == writer.end else [line[at]] for line in lines]
     one, other = (float(logits.float().log_softmax(0)[tokens].max()) for tokens in candidates)
     return abs(one - other)
+
+
+BENCHMARKS: Benchmarks = {"speculation": (speculation, "speculative deferral, documents streaming in")}

@@ -38,7 +38,8 @@ from seqdefer.types import Proposal
 
 CLIP_FACTS = 5  # of `SpeechFacts.of_inputs`, the last columns of the context
 SOUND = ("sharpness", "spread", "place", "level")
-WORD = ("rarity", "begins_word", "is_digit", "is_capital", "is_end", "repeats")
+WORD = ("rarity", "begins_word", "is_digit", "is_capital", "is_mark", "is_end", "repeats")
+READING = ("alike", "rival")
 UNCERTAINTY = "uncertainty, nothing learned"
 
 
@@ -68,6 +69,7 @@ VARIANTS: dict[str, Variant | None] = {
     "without facts about the clip": Variant(clip=False),
     "without facts about the sound": Variant.without(*SOUND),
     "without facts about the word": Variant.without(*WORD),
+    "without what reads alike": Variant.without(*READING),
     **{f"without {name}": Variant.without(name) for name in FACTS},
 }
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import Row, require_same
-from benchmarks.weather import SEED, Bench
+from benchmarks.weather import SEED, Bench, Benchmarks
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import draft
-from seqdefer.engine.interleaved import HandOff, roll_out
+from seqdefer.engine.interleaved import roll_out
 from seqdefer.environment import choose_device, machine
-from seqdefer.errors import DataError, MissingExtraError
+from seqdefer.errors import DataError
 from seqdefer.interfaces import Policy
 from seqdefer.labels.branches import branch_out
 from seqdefer.rejectors.confidence import Confidence
@@ -37,7 +37,7 @@ from seqdefer.tasks.text.data import read_corpus
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 from seqdefer.tasks.text.pairs import TextPair, load_pair
 from seqdefer.tasks.text.passes import PADDING, pad_left
-from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
+from seqdefer.types import Examples, Sequences, SequenceSpec
 
 BUDGET = 0.2
 NEAR = 0.005  # stop the search for a threshold at a share this close to the budget
@@ -104,15 +104,8 @@ class Decoding:
         return torch.cat(parts)
 
     def roll(self, policy: Policy[Any]) -> Tensor:
-        return self.over(lambda some: self._roll(policy, some).sequences.tokens)
-
-    def _roll(self, policy: Policy[Any], some: Examples) -> Rollout:
-        return roll_out(self.pair.predictor, self.pair.expert, some, policy, self.spec)
-
-    def predictor(self) -> Tensor:
         def way(some: Examples) -> Tensor:
-            keep_all = HandOff(torch.full((len(some),), self.spec.length))
-            return roll_out(self.pair.predictor, None, some, keep_all, self.spec).sequences.tokens
+            return roll_out(self.pair.predictor, self.pair.expert, some, policy, self.spec).sequences.tokens
 
         return self.over(way)
 
@@ -246,13 +239,7 @@ def quiet() -> Iterator[None]:
 
 def text(bench: Bench, choice: Choice) -> list[Row]:
     """Compare both ends with `generate`, and branching with one run per hand-off."""
-    try:
-        transformers()
-    except MissingExtraError as missing:
-        if choice.pair is not None:
-            raise
-        bench.log(f"skipped: {missing}")
-        return []
+    transformers()
     bench.log("preparing a pair" if choice.pair is None else "loading the pair")
     whole, is_exact = decoding_of(choice), choice.dtype == "float32"
     with quiet(), torch.no_grad():
@@ -340,4 +327,4 @@ def _name(source: str) -> str:
     return Path(source).name if Path(source).exists() else source
 
 
-OURS: Mapping[str, str] = {"text": "all hand-offs of documents, labelled together"}
+BENCHMARKS: Benchmarks = {"text": (text, "all hand-offs of documents, labelled together")}

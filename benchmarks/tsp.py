@@ -8,20 +8,19 @@ longer on average.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Event
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.measure import ResultsDifferError, Row, require_same
-from benchmarks.weather import SEED, Bench
+from benchmarks.weather import SEED, Bench, Benchmarks
 from seqdefer.environment import n_threads
-from seqdefer.errors import MissingExtraError
+from seqdefer.tasks.tsp.completions import Stop
 from seqdefer.tasks.tsp.data import gaussian_instances
 from seqdefer.tasks.tsp.experts import TourExpert, in_parallel, make_expert
 from seqdefer.tasks.tsp.solvers import solve_cold
@@ -70,9 +69,9 @@ class TourLabels:
         """Return the same tours by an independent Gurobi solve for each hand-off."""
         cities, drafts, n_cities = self.cities.double().numpy(), self.drafts.numpy(), self.drafts.shape[1]
 
-        def solve(number: int, stop: Event) -> np.ndarray:
+        def solve(number: int, stop: Stop) -> np.ndarray:
             row, kept = divmod(number, n_cities + 1)
-            return drafts[row] if stop.is_set() else solve_cold(cities[row], drafts[row, :kept])
+            return drafts[row] if stop[0] else solve_cold(cities[row], drafts[row, :kept])
 
         return torch.from_numpy(np.stack(in_parallel(self._pool, solve, self.n_hand_offs)))
 
@@ -82,11 +81,7 @@ class TourLabels:
 
 def tours(bench: Bench) -> list[Row]:
     """Compare the exact expert and the local search with cold solves."""
-    try:
-        exact, search = make_expert("gurobi"), make_expert("search")
-    except MissingExtraError as missing:
-        bench.log(f"skipped: {missing}")
-        return []
+    exact, search = make_expert("gurobi"), make_expert("search")
     cities = gaussian_instances(bench.sizes.n_tours, bench.sizes.n_tour_cities, SEED, "test")
     everything = TourLabels(cities, drafts_of(cities))
     some = everything if bench.full else everything.first(bench.sizes.n_cold_tours)
@@ -132,5 +127,4 @@ def require_near(ours: Tensor, shortest: Tensor) -> str:
     return f"{n_equal:,} of {n:,} tour lengths equal, mean gap {gap:.2g} % (allowed: {ALLOWED_GAP} %)"
 
 
-OURS: Mapping[str, str] = {"tours": "all hand-offs of tours, with bounds and short-cuts"}
-BENCHMARKS: Mapping[str, Callable[[Bench], list[Row]]] = {"tours": tours}
+BENCHMARKS: Benchmarks = {"tours": (tours, "all hand-offs of tours, with bounds and short-cuts")}

@@ -29,7 +29,8 @@ from seqdefer.evaluation.oracle import all_outcomes
 from seqdefer.hyperparameters import PUBLISHED_TOKEN, Settings
 from seqdefer.interfaces import Policy, SplitName, Task
 from seqdefer.labels.hand_offs import hand_off_table
-from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees, enumerate_trees
 from seqdefer.progress import Silent
 from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.confidence import ChowSum
@@ -125,6 +126,9 @@ class Bench:
 
     def race(self, **ways: Callable[[], Any]) -> Any:
         return race(ways, self.sizes.repeats, self.sizes.least_seconds, self.log)
+
+
+Benchmarks = dict[str, tuple[Callable[..., list[Row]], str]]  # by name: the benchmark, and what our way is
 
 
 def some_of(examples: Examples, n: int) -> Examples:
@@ -503,21 +507,12 @@ def _paper_note(n: int) -> str:
     return "the paper, on an Nvidia A40: about 5 hours of training"
 
 
-OURS: Mapping[str, str] = {
-    "training": "token-level training over memoised trees",
-    "labels": "all hand-offs, with the short-cuts",
-    "enumerate": "all trees, level by level from live states",
-    "sweep": "all thresholds at once over the trees",
-    "curve": "a sort and a cumulative sum",
-    "engine": "interleaved rollouts, batched",
-    "paper_scale": "trees and token-level training, with the settings of the paper (not a ratio)",
-}
-BENCHMARKS: Mapping[str, Callable[[Bench], list[Row]]] = {
-    "training": training,
-    "labels": labels,
-    "enumerate": enumerate_,
-    "sweep": sweep,
-    "curve": curve,
-    "engine": engine,
-    "paper_scale": paper_scale,
+BENCHMARKS: Benchmarks = {
+    "training": (training, "token-level training over memoised trees"),
+    "labels": (labels, "all hand-offs, with the short-cuts"),
+    "enumerate": (enumerate_, "all trees, level by level from live states"),
+    "sweep": (sweep, "all thresholds at once over the trees"),
+    "curve": (curve, "a sort and a cumulative sum"),
+    "engine": (engine, "interleaved rollouts, batched"),
+    "paper_scale": (paper_scale, "trees and token-level training, with the settings of the paper (not a ratio)"),
 }

@@ -14,6 +14,7 @@ from seqdefer.errors import OptionError, unknown
 from seqdefer.renames import names_moved
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     import torch
@@ -66,6 +67,19 @@ def send(values: list[Any], device: torch.device, dtype: torch.dtype | None = No
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def fetch(tensors: Sequence[torch.Tensor]) -> list[list[Any]]:
+    """Return tensors as lists of numbers. The host waits for a GPU once, not for each of them."""
+    import torch
+
+    if tensors[0].is_cuda:
+        on_host = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in tensors]
+        for host, one in zip(on_host, tensors, strict=True):
+            host.copy_(one, non_blocking=True)
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+        tensors = on_host
+    return [one.tolist() for one in tensors]
 
 
 def choose_device(name: str) -> torch.device:

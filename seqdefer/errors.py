@@ -19,7 +19,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from importlib import import_module
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 
 class SeqdeferError(Exception):
@@ -68,6 +72,18 @@ def unknown(kind: str, value: object, available: Iterable[str]) -> OptionError:
     return OptionError(f"unknown {kind} {str(value)!r}; available: {', '.join(known)}{suggestion(str(value), known)}")
 
 
+def require_known(kind: str, value: object, available: Collection[str]) -> None:
+    """Raise `unknown` for a name that is not available."""
+    if value not in available:
+        raise unknown(kind, value, available)
+
+
+def look_up(kind: str, name: str, known: Mapping[str, Value]) -> Value:
+    """Return the value of a name; raise `unknown` for a name that is not known."""
+    require_known(kind, name, known)
+    return known[name]
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'tsp'?)" for a name that is nearly a known one, else nothing."""
     from difflib import get_close_matches  # only needed after a mistake
@@ -76,9 +92,23 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+def one_line(text: str) -> str:
+    """Escape line ends and control sequences, which names of files and options may hold."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtraError:
     """Return the error for an absent package, with the command that installs it into this very Python."""
     return MissingExtraError(f"{purpose} needs the package {package!r}; install it with: {install_command(extra)}")
+
+
+def import_extra(module: str, extra: str, purpose: str, instead: str = "") -> Any:
+    """Import a module that comes with an extra; where it is missing, say how to install it, and what else to do."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = missing_extra((error.name or module).partition(".")[0], extra, purpose)
+        raise MissingExtraError(f"{missing}; or {instead}" if instead else str(missing)) from error
 
 
 def install_command(extra: str) -> str:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,34 +129,6 @@ class Replayed:
             with _one_at_a_time, self.while_recording(), _without_collection(), recording:
                 result = list(self.function(*constants, *given))
         return _Graph(graph, given, result)
-
-
-class Beside:
-    """Work that a GPU does beside what it is given afterwards, until `wait`. Elsewhere it is done at once.
-
-    All of it runs on one stream of the device, one piece after the other, as graphs do not run beside themselves. What
-    it reads must be kept until the host knows that it is done."""
-
-    _streams: ClassVar[dict[torch.device, Any]] = {}
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.stream = device, None
-        if device.type == "cuda":
-            self.stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))
-
-    @contextmanager
-    def work(self) -> Iterator[None]:
-        if self.stream is None:
-            yield
-            return
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def wait(self) -> None:
-        """Let what the GPU is given from now on wait for the work."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
 
 def weakly(method: Function) -> Function:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known
 
 Input = Literal["states", "confidence", "entropy"]
 INPUTS: tuple[Input, ...] = get_args(Input)
 Strategy = Literal["free", "teacher", "scheduled", "explore"]  # how training rollouts continue: `Steering`
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-TreeKind = Literal["open", "closed"]  # decision trees of long sequences in training: `LearningSettings`
+TreeKind = Literal["open", "closed", "branched"]  # decision trees of long sequences in training: `LearningSettings`
 TREE_KINDS: tuple[TreeKind, ...] = get_args(TreeKind)
 
 
@@ -37,8 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for one in self.inputs:
-            if one not in INPUTS:
-                raise unknown("input of a rejector", one, INPUTS)
+            require_known("input of a rejector", one, INPUTS)
         if not self.inputs:
             raise OptionError(f"a rejector without inputs; choose from {', '.join(INPUTS)}")
         for name in ("learning_rate", "epochs", "batch_size", "layers", "units", "patience", "least_steps"):

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,21 +32,45 @@ if not TYPE_CHECKING:
     __getattr__ = names_moved(__name__)
 
 
-def _append_all(append: Callable[[State, Tensor], State], state: State, tokens: Tensor) -> State:
-    for column in tokens.unbind(1):
-        state = append(state, column)
-    return state
+class Stateful(ABC, Generic[State]):
+    """Base of roles whose state has a row for each row of a batch."""
+
+    def select(self, state: State, rows: Tensor) -> State:
+        """Return the state of `rows` (int64 indices, repeats allowed), in that order. Override it unless the state is a
+        tensor, or a record with such a method (`seqdefer.types.BatchRecord`)."""
+        known: Any = state
+        return cast(State, known[rows] if isinstance(known, Tensor) else known.select(rows))
+
+    def join(self, states: Sequence[State]) -> State:
+        """Return one state with the rows of all, in order; they may stand at different positions. Without it, such rows
+        run one batch after the other."""
+        raise NotImplementedError
 
 
-class Predictor(ABC, Generic[State]):
+class StatefulModel(Stateful[State]):
+    """Base of predictors and experts whose state has read the tokens so far."""
+
+    @abstractmethod
+    def append(self, state: State, tokens: Tensor) -> State:
+        """Return the state after `tokens` (B,), which either author may have written."""
+
+    def extend(self, state: State, tokens: Tensor) -> State:
+        """Return the state after several tokens (B, T), equal to appending them one by one. Override it where a model
+        reads many tokens in one pass."""
+        for column in tokens.unbind(1):
+            state = self.append(state, column)
+        return state
+
+
+class Predictor(StatefulModel[State]):
     """Frozen autoregressive model that proposes every token.
 
     `fingerprint` names the weights and what is shown to rejectors: a rejector fitted for one predictor refuses another.
-    `writer` names only what the tokens depend on; "" where it is not known. `batch_size` rows run at once when drafts
-    and trees are made. Decision trees of at most `max_tree_nodes` nodes per example are enumerated: lower it for a
-    model whose steps are expensive. `vocabulary_size`: tokens are numbers below it, from 0 on; None where there is no
+    `writer` names only what the tokens depend on; "" where it is not known. `batch_size` examples run at once when
+    drafts and trees are made. Decision trees of at most `max_tree_nodes` nodes per example are enumerated: lower it for
+    a model whose steps are expensive. `vocabulary_size`: tokens are numbers below it, from 0 on; None where there is no
     vocabulary. A server takes no others from an expert. `runs_past_end`: a row may be asked for more tokens than its
-    sequence has, which nobody uses; set it where nothing breaks, so that rows at different positions run further ahead
+    sequence has, which are dropped; set it where nothing breaks, so that rows at different positions run further ahead
     together.
     """
 
@@ -58,6 +82,11 @@ class Predictor(ABC, Generic[State]):
     batch_size: int = 4096
     max_tree_nodes: int = CHEAP_TREE_NODES
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of trees that run at once: more than `batch_size` where rows of one example share most of its memory."""
+        return self.batch_size
+
     @abstractmethod
     def start(self, inputs: Tensor) -> tuple[State, Tensor]:
         """Read the inputs (B, ...). Return the state before the first token, and the context (B, C): what a rejector
@@ -66,24 +95,6 @@ class Predictor(ABC, Generic[State]):
     @abstractmethod
     def propose(self, state: State) -> Proposal:
         """Propose the next token of every row, from the state alone. Asking twice gives the same answer."""
-
-    @abstractmethod
-    def append(self, state: State, tokens: Tensor) -> State:
-        """Return the state after `tokens` (B,), whoever wrote them."""
-
-    @abstractmethod
-    def select(self, state: State, rows: Tensor) -> State:
-        """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
-
-    def extend(self, state: State, tokens: Tensor) -> State:
-        """Return the state after several tokens (B, T), equal to appending them one by one. Override it where a model
-        reads many tokens in one pass."""
-        return _append_all(self.append, state, tokens)
-
-    def join(self, states: Sequence[State]) -> State:
-        """Return one state with the rows of all, in order; they may have read different numbers of tokens. Without it,
-        rows that stand at different positions run one batch after the other."""
-        raise NotImplementedError
 
     def rows(self) -> PredictorRows | None:
         """Return rows that stand at their own positions, where the model has a faster way than states; else None."""
@@ -143,7 +154,7 @@ class DraftExpert(Expert):
         and the number of expert runs. As good as `complete` for each."""
 
 
-class NextTokenExpert(Expert, Generic[State]):
+class NextTokenExpert(Expert, StatefulModel[State]):
     """Expert that can also name the next token; `complete` then comes for free.
 
     `append` receives every token, `next` only the rows that ask: an expert with a cache can leave tokens unread until
@@ -170,23 +181,6 @@ class NextTokenExpert(Expert, Generic[State]):
     @abstractmethod
     def next(self, state: State, rows: Tensor) -> tuple[Tensor, State]:
         """Name the next token of `rows` (int64 indices (R,)), as (R,); return it with the state and its caches."""
-
-    @abstractmethod
-    def append(self, state: State, tokens: Tensor) -> State:
-        """Return the state after `tokens` (B,), whoever wrote them."""
-
-    @abstractmethod
-    def select(self, state: State, rows: Tensor) -> State:
-        """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
-
-    def extend(self, state: State, tokens: Tensor) -> State:
-        """Return the state after several tokens (B, T), equal to appending them one by one."""
-        return _append_all(self.append, state, tokens)
-
-    def join(self, states: Sequence[State]) -> State:
-        """Return one state with the rows of all, in order; they may have read different numbers of tokens. Without it,
-        rows that stand at different positions run one batch after the other."""
-        raise NotImplementedError
 
     def rows(self) -> ExpertRows | None:
         """Return rows that stand at their own positions, where the expert has a faster way than states; else None."""
@@ -286,7 +280,7 @@ class Task(ABC):
         return ""
 
 
-class Policy(ABC, Generic[State]):
+class Policy(Stateful[State]):
     """Turns scores into decisions, one position at a time. The state goes in and out, as in the models.
 
     `final`: a row that is deferred once stays with the expert to its end (whole and one-time deferral); the engine then
@@ -304,16 +298,12 @@ class Policy(ABC, Generic[State]):
         """Return scores (B,), whether to defer (bool (B,)), and the state for the next position. `position` is one for
         all rows, or int64 (B,)."""
 
-    @abstractmethod
-    def select(self, state: State, rows: Tensor) -> State:
-        """Return the state of `rows` (int64 indices), in that order."""
-
-    def join(self, states: Sequence[State]) -> State:
-        """Return one state with the rows of all, in order. Without it, rows at different positions are not batched."""
-        raise NotImplementedError
+    def is_fixed(self, state: State) -> bool:
+        """Tell whether `decide` returns this state as it is: several positions can then be decided at once."""
+        return False
 
 
-class TokenRejector(ABC, Generic[State]):
+class TokenRejector(Stateful[State]):
     """Scores every position as it comes: the higher, the better it is to defer this token. It never decides.
 
     It may look at the context, the position and the predictor's proposals along the prefix, and at nothing else: its
@@ -322,6 +312,7 @@ class TokenRejector(ABC, Generic[State]):
     """
 
     reads_first: bool = False
+    has_memory: bool = True  # False: `score` returns the state that it was given
 
     @abstractmethod
     def start(self, context: Tensor) -> State:
@@ -330,14 +321,6 @@ class TokenRejector(ABC, Generic[State]):
     @abstractmethod
     def score(self, state: State, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, State]:
         """Return scores (B,) of deferring at `position` (one for all rows, or int64 (B,)), and the next state."""
-
-    @abstractmethod
-    def select(self, state: State, rows: Tensor) -> State:
-        """Return the state of `rows` (int64 indices, repeats allowed), in that order."""
-
-    def join(self, states: Sequence[State]) -> State:
-        """Return one state with the rows of all, in order. Without it, rows at different positions are not batched."""
-        raise NotImplementedError
 
 
 class DraftRejector(ABC):

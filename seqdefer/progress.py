@@ -12,7 +12,7 @@ Progress = Callable[[int], None]  # receives the number of items finished since 
 
 
 class _NoProgress:
-    """Progress that nobody watches. An object, so that signatures show its name."""
+    """Progress that is not shown. An object, so that signatures show its name."""
 
     def __call__(self, steps: int) -> None:
         pass

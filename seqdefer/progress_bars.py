@@ -45,6 +45,18 @@ def show_progress(*, quiet: bool) -> Iterator[Meter]:
         yield _Bars(bars)
 
 
+def say(*parts: Any, quiet: bool) -> None:
+    """Print texts and tables on stderr, where progress is shown; leave out what is None."""
+    if quiet:
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    for part in parts:
+        if part is not None:
+            console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+
+
 class _Bars:
     """One bar per stage."""
 

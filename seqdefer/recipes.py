@@ -46,8 +46,8 @@ class LearningSettings:
     hand_offs: int | None = None  # size of J; None allows them all
     alpha: float | None = None  # alpha_1; None is the rule of thumb
     trees: TreeKind | None = None  # of long sequences; None: `tree_kind` follows from the strategy
-    rollouts: int = 8  # of each example that closed trees are made of
-    price: float | None = None  # added to the cost of each expert token; None: a little where some cost nothing
+    rollouts: int = 8  # of each example that closed and branched trees are made of
+    price: float | None = None  # added to the cost of each expert token; None: `default_price`
 
     @property
     def tree_kind(self) -> TreeKind:
@@ -55,7 +55,10 @@ class LearningSettings:
 
         Open trees grow wherever a training rollout goes, so that all decisions are followed, and the models are called
         while a rejector learns. Closed trees are made once, of a few rollouts, and a decision that they lack leads to
-        the other child. The paper's strategies say who decides, so they need open trees; `explore`, ours, does not."""
+        the other child. The paper's strategies say who decides, so they need open trees; `explore`, ours, does not.
+
+        Branched trees (ours) are closed ones that know what both decisions lead to if the predictor writes the rest.
+        Their losses count up to the end of the sequence: `seqdefer.labels.regrets`."""
         return self.trees or ("closed" if self.strategy == "explore" else "open")
 
 

@@ -32,7 +32,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seqdefer.errors import ContractError, OptionError, unknown
+from seqdefer.errors import ContractError, OptionError, look_up
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
@@ -98,10 +98,7 @@ def load_task(name: str) -> TaskEntry:
     """Import the entry of an installed task, or that of a file: `load_task("./my_task.py")`."""
     if name.endswith(FILE_SUFFIX):
         return load_task_file(Path(name))
-    points = find_tasks()
-    if name not in points:
-        raise unknown("task", name, points)
-    entry: TaskEntry = points[name].load()
+    entry: TaskEntry = look_up("task", name, find_tasks()).load()
     return entry
 
 

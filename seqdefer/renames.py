@@ -51,7 +51,7 @@ NEW_PLACES = {
     "seqdefer.server.limits": "seqdefer.server.http",
     "seqdefer.server.pages": "seqdefer.server.app",
     "seqdefer.server.running": "seqdefer.server.serve",
-    "seqdefer.server.schemas": "seqdefer.server.openapi",
+    "seqdefer.server.schemas": "seqdefer.server.shapes",
     "seqdefer.server.turns": "seqdefer.server.fallback",
     "seqdefer.server.working": "seqdefer.server.request",
     "seqdefer.settings": "seqdefer.evaluation.settings",

@@ -35,10 +35,15 @@ class PredictorRows(ABC):
     def propose(self) -> Proposal:
         """Propose the next token of every row."""
 
-    def guesses(self) -> Tensor | None:
-        """Return the tokens that `propose` proposes, where they are known before the rest of it: the next step need not
-        wait for that, and a GPU works on both at once."""
+    def guess(self) -> Tensor | None:
+        """Return the tokens that `propose` would propose, where they are known before the rest of it. The rest is left
+        to `propose_guessed`: one call for several positions takes a GPU hardly longer than for one."""
         return None
+
+    def propose_guessed(self) -> Proposal:
+        """Propose at every position since the last call at which `guess` was asked instead: all rows of the first
+        position, then all of the next."""
+        raise NotImplementedError
 
     @abstractmethod
     def append(self, tokens: Tensor) -> None:

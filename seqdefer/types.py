@@ -7,15 +7,53 @@ Past the end of a shorter sequence tokens are padding (0) and carry no meaning: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 Granularity = Literal["whole", "once", "token"]
 PREDICTOR, EXPERT = 0, 1  # authors of a token; `Served.authors` has their names
+
+
+class TensorRecord:
+    """Base of frozen dataclasses of tensors and other records; fields of other types stay as they are."""
+
+    def _map(self, change: Callable[[Any], Any]) -> Self:
+        """Return a copy with every tensor and record changed."""
+        parts = vars(self).items()
+        return type(self)(**{n: change(part) if isinstance(part, Tensor | TensorRecord) else part for n, part in parts})
+
+    def to(self, device: torch.device | str) -> Self:
+        return self._map(lambda part: part.to(device))
+
+
+class BatchRecord(TensorRecord):
+    """Base of records with a row for each item of a batch: the first dimension of every tensor."""
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+    def select(self, rows: Tensor) -> Self:
+        """Return `rows` (int64 indices, repeats allowed), in that order."""
+        return self._map(lambda part: part[rows] if isinstance(part, Tensor) else part.select(rows))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Put the rows of all parts under each other."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
+        return cls(**{name: _joined(column) for name, column in columns.items()})
+
+
+def _joined(column: list[Any]) -> Any:
+    first = column[0]
+    if isinstance(first, Tensor):
+        return torch.cat(column)
+    return first.join(column) if isinstance(first, BatchRecord) else first
 
 
 @dataclass(frozen=True)
@@ -37,25 +75,16 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True)
-class Examples:
+class Examples(BatchRecord):
     """Inputs with their targets. Predictors see `inputs` alone; a simulated expert may look at `targets`."""
 
     inputs: Tensor  # (n, ...)
     targets: Tensor  # (n, ...)
     ids: Tensor  # (n,) int64, an identity that survives selection and splitting
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def select(self, rows: Tensor) -> Self:
-        return type(self)(self.inputs[rows], self.targets[rows], self.ids[rows])
-
-    def to(self, device: torch.device | str) -> Self:
-        return type(self)(self.inputs.to(device), self.targets.to(device), self.ids.to(device))
-
 
 @dataclass(frozen=True)
-class PairStatistics:
+class PairStatistics(BatchRecord):
     """What both models' distributions say about a position, once the expert has read what was written before it.
 
     q is the predictor's distribution, p the expert's, v the token that the predictor proposes.
@@ -78,12 +107,9 @@ class PairStatistics:
         """Return all of them in one tensor (B, 7)."""
         return torch.stack([getattr(self, one.name) for one in fields(self)], 1)
 
-    def select(self, rows: Tensor) -> PairStatistics:
-        return PairStatistics.of(self.stack()[rows])
-
 
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(BatchRecord):
     """The predictor's next token, and what it knows about it. `pair` is there only for those who let the expert read
     first."""
 
@@ -93,34 +119,17 @@ class Proposal:
     entropy: Tensor | None = None  # (B,) of the predictive distribution; None for real-valued tokens
     pair: PairStatistics | None = field(default=None, kw_only=True)
 
-    def select(self, rows: Tensor) -> Proposal:
-        entropy = None if self.entropy is None else self.entropy[rows]
-        pair = None if self.pair is None else self.pair.select(rows)
-        return Proposal(self.tokens[rows], self.features[rows], self.uncertainty[rows], entropy, pair=pair)
-
     def tensors(self) -> list[Tensor]:
         """Return the tensors, without `pair`; `Proposal(*tensors)` is the proposal again."""
         return [self.tokens, self.features, self.uncertainty, *([] if self.entropy is None else [self.entropy])]
 
-    @staticmethod
-    def join(parts: Sequence[Proposal]) -> Proposal:
-        """Put the rows of proposals without `pair` under each other."""
-        columns = zip(*(part.tensors() for part in parts), strict=True)
-        return parts[0] if len(parts) == 1 else Proposal(*(torch.cat(column) for column in columns))
-
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(BatchRecord):
     """Sequences (or prefixes) of different lengths in one padded tensor."""
 
     tokens: Tensor  # (B, L)
     lengths: Tensor  # (B,) int64, the end token counted
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def select(self, rows: Tensor) -> Sequences:
-        return Sequences(self.tokens[rows], self.lengths[rows])
 
     def truncate(self, kept: Tensor) -> Sequences:
         """Keep the first `kept` tokens of each row (all of a row that is shorter). kept: (B,)"""
@@ -142,7 +151,7 @@ class Step:
     scores: Tensor  # (B,): the policy's score of deferring here
     active: Tensor  # bool (B,): False where the row had ended before this step
     rows: Tensor  # int64 (R,): the rows for which the predictor still runs
-    proposal: Proposal  # the predictor's for `rows`, whoever wrote the tokens
+    proposal: Proposal  # the predictor's for `rows`, also where the expert wrote
     context: Tensor  # (B, C) as `Predictor.start` gave it
 
     @property
@@ -182,7 +191,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Draft:
+class Draft(BatchRecord):
     """What the predictor writes on its own, with everything a rejector may look at."""
 
     context: Tensor  # (B, C)
@@ -191,18 +200,9 @@ class Draft:
     uncertainty: Tensor  # (B, L), 0 past the end
     entropy: Tensor | None  # (B, L)
 
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def select(self, rows: Tensor) -> Draft:
-        entropy = None if self.entropy is None else self.entropy[rows]
-        return Draft(
-            self.context[rows], self.sequences.select(rows), self.features[rows], self.uncertainty[rows], entropy
-        )
-
 
 @dataclass(frozen=True)
-class HandOffTable:
+class HandOffTable(BatchRecord):
     """The outcome of every one-time hand-off: column k keeps k tokens of the draft, the expert writes the rest.
 
     Column 0 is the expert alone, column L the predictor alone. A draft that ends before k has nothing left to hand
@@ -211,9 +211,3 @@ class HandOffTable:
 
     loss: Tensor  # (n, L+1) sequence loss
     deferred: Tensor  # (n, L+1) tokens that the expert wrote; -1 where not labelled
-
-    def __len__(self) -> int:
-        return len(self.loss)
-
-    def select(self, rows: Tensor) -> HandOffTable:
-        return HandOffTable(self.loss[rows], self.deferred[rows])

@@ -117,21 +117,32 @@ def toy_labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[Any, ...]]]:
-    """`spy(owner, "method")` notes the arguments of every call from then on, in the list it returns."""
+def spy(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]]]:
+    """`spy(owner, "method")` notes the arguments of every call from then on, in the list it returns. With `named=True`,
+    named ones too, after the others."""
 
-    def watch(owner: Any, name: str) -> list[tuple[Any, ...]]:
+    def watch(owner: Any, name: str, *, named: bool = False) -> list[tuple[Any, ...]]:
         calls: list[tuple[Any, ...]] = []
         original = getattr(owner, name)
 
         def noted(*arguments: Any, **options: Any) -> Any:
-            calls.append(arguments)
+            calls.append((*arguments, *options.values()) if named else arguments)
             return original(*arguments, **options)
 
         monkeypatch.setattr(owner, name, noted)
         return calls
 
     return watch
+
+
+@pytest.fixture(scope="module")
+def one_timed_budget() -> Iterator[None]:
+    """Fitted models are timed at one budget instead of six, which is half of the time that tiny ones take to fit."""
+    from seqdefer.model import calibrated_pair
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrated_pair, "TIMED_BUDGETS", (0.2,))
+        yield
 
 
 @pytest.fixture(scope="module")

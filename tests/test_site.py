@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_pages import DOCS, OWN_TESTS, ROOT, goes_with_commands, python_blocks, run_blocks
 
 import seqdefer
 from seqdefer import registry
 from seqdefer.paper.claims import WHOLE
 from seqdefer.paper.records import load_study
-from tests.test_docs import ROOT, python_blocks, run_blocks
 
-DOCS = ROOT / "docs"
 PAGES = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("results/*")})  # data, not pages
-DRAWINGS = ("coverage", "drift", "granularities", "curve", "decision-tree")
+DRAWINGS = ("coverage", "drift", "granularities", "curve", "decision-tree", "writing")
 PAGES_MADE = (
     "benchmarks.md",
     "commands.md",
@@ -36,7 +35,6 @@ PAGES_MADE = (
     "tsp-as-published.md",
 )
 GENERATED = [*PAGES_MADE, *(f"images/{name}.svg" for name in DRAWINGS)]
-RUN_ELSEWHERE = {"writing-a-task.md", "theory.md", "your-own-pair.md"}  # pages whose code other tests run
 ADDED = {"changelog.md", "contributing.md"}  # by tools/hooks.py
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
 # What a browser loads by itself, in contrast to links.
@@ -59,6 +57,11 @@ def tools() -> Iterator[None]:
 
 
 # -- without MkDocs ------------------------------------------------------------------------------------------------
+
+
+def test_every_task_has_its_recipes_on_the_page(tools: None) -> None:
+    own = {point.name for point in import_module("generate")._own_entry_points("seqdefer.tasks")}
+    assert set(import_module("recipes_page").TASKS) == own - {"text"}  # text has those of xsum
 
 
 def test_every_generated_file_is_tested(tools: None) -> None:
@@ -137,9 +140,19 @@ def test_relative_links_work_in_the_repository(page: Path) -> None:
     assert not broken
 
 
+def test_pictures_of_reports_are_small() -> None:
+    pictures = sorted((DOCS / "images").glob("report-*.webp"))
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"images/(report-[a-z]+\.webp)", page)) == {one.name for one in pictures}
+    assert all(one.stat().st_size < 150_000 for one in pictures)
+    assert (DOCS / "assets" / "weather-report.html").stat().st_size < 1_000_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if python_blocks(page) and page_name(page) not in RUN_ELSEWHERE], ids=page_name
+    "page",
+    [one for one in PAGES if python_blocks(one) and one.name not in OWN_TESTS and not goes_with_commands(one)],
+    ids=page_name,
 )
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     monkeypatch.chdir(tmp_path)  # examples write to the current folder

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from page_parts import machine_of, read_results, table
 
 HEAD = """\
 # Benchmarks
@@ -14,6 +15,7 @@ Speed is measured as a ratio within one run: our way and the other way alternate
 equal. The tables show the median over the rounds with minimum and maximum. *Times as fast* is good above 1, *times its
 cost* is good near 1 or below. This page is generated from the output files of the benchmarks.
 
+<!-- no-test: measures for minutes; tests/benchmarks runs tiny ones -->
 ```sh
 make bench                                 # all benchmarks, on synthetic data and models
 .venv/bin/python -m benchmarks --quick     # smaller, in under three minutes
@@ -34,7 +36,7 @@ def benchmarks_page(folder: Path) -> str:
     """Return the page with one section for each file of results."""
     parts = [HEAD]
     for name, title in FILES.items():
-        written = json.loads((folder / name).read_text(encoding="utf-8"))
+        written = read_results(folder / name)
         parts.append(f"## {title}\n\n{_provenance(written)}\n")
         parts += [
             _section(name, list(rows), written) for name, rows in groupby(written["rows"], lambda row: row["benchmark"])
@@ -43,11 +45,10 @@ def benchmarks_page(folder: Path) -> str:
 
 
 def _provenance(written: dict[str, Any]) -> str:
-    machine = ", ".join(f"{key} {value}" for key, value in written["machine"].items())
     text = written.get("text", {})
     with_pair = f" Text and server: pair {_pair(text['pair'])}, {text['device']}, {text['dtype']}." if text else ""
     command = f"`{written['command']}`, version {written['version']}, {written['seconds']:.0f} seconds."
-    return " ".join(filter(None, (command, f"{machine}.{with_pair}", written.get("remark"))))
+    return " ".join(filter(None, (command, f"{machine_of(written)}.{with_pair}", written.get("remark"))))
 
 
 def _pair(pair: str | list[str]) -> str:
@@ -55,14 +56,13 @@ def _pair(pair: str | list[str]) -> str:
 
 
 def _section(name: str, rows: list[dict[str, Any]], written: dict[str, Any]) -> str:
-    lines = [f"### {name}", "", f"Ours: {written['ours'][name]}.", ""]
-    lines += ["| compared with | median | minimum to maximum | equality of results, notes |", "|---|---|---|---|"]
+    cells = []
     for row in rows:
         spread = "" if row["low"] == row["high"] else f"{number(row['low'])} to {number(row['high'])}"
         remarks = "; ".join(filter(None, (row["same"], row["note"])))
-        cells = (row["what"], f"**{number(row['median'])}** {row['unit']}", spread, remarks)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells.append((row["what"], f"**{number(row['median'])}** {row['unit']}", spread, remarks))
+    head = ("compared with", "median", "minimum to maximum", "equality of results, notes")
+    return f"### {name}\n\nOurs: {written['ours'][name]}.\n\n{table(head, cells)}"
 
 
 def number(value: float) -> str:

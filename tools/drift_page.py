@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from page_parts import read_results, table
 from pictures import EXPERT, PREDICTOR, RULE, SOFT, path, svg, text
 
 from seqdefer.budgets.drift import CEILING_DELTA, DELTA, TEST_DELTA
@@ -39,6 +39,7 @@ however often one looks: {100 * TEST_DELTA:g} % for each test, and {100 * CEILIN
 
 An alarm stays until the server ends. Then calibrate again, on new inputs or on the log of what was served:
 
+<!-- no-test: calibrates from what was served in between -->
 ```sh
 seqdefer serve models/news --served-log served.jsonl      # lengths, shares and scores; never texts
 seqdefer calibrate models/news --from-log served.jsonl    # the newest 500 inputs; more: --inputs N
@@ -106,7 +107,7 @@ the change are not counted as found.
 
 def drift_page(folder: Path) -> str:
     """Return the page."""
-    study = _read(folder)
+    study = read_results(folder / "drift.json")
     budgets = [f"{budget:g}" for budget in study["budgets"]]
     words = {name: study[name] for name in ("calibrated", "streams", "quiet", "shift", "after")}
     introduction = INTRODUCTION.format(
@@ -121,11 +122,6 @@ def drift_page(folder: Path) -> str:
         f"(seqdefer {study['version']}); its help says how.\n"
     )
     return "\n".join(parts)
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    study: dict[str, Any] = json.loads((folder / "drift.json").read_text(encoding="utf-8"))
-    return study
 
 
 def _table_of_rows(study: Row) -> str:
@@ -143,7 +139,7 @@ def _table_of_rows(study: Row) -> str:
         ]
         for row in study["rows"]
     ]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _seasons_in_words(study: Row) -> str:
@@ -163,7 +159,7 @@ def _excess(study: Row) -> str:
         "## Spending above a limit\n\n"
         f"How long `spent` takes, after {study['shift']} quiet inputs, where inputs are deferred whole or not at all: "
         "the most varied shares,\nand so the slowest to tell.\n\n"
-        + _table(["limit", "expected share", f"found within {study['after']:,}", "inputs to the alarm, median"], rows)
+        + table(["limit", "expected share", f"found within {study['after']:,}", "inputs to the alarm, median"], rows)
     )
 
 
@@ -173,7 +169,7 @@ def _in_order(study: Row) -> str:
         "## In the order of time\n\n"
         "The same windows, served in their order. Neighbours overlap and resemble each other, so they are not "
         "exchangeable, and\nalarms sound in summer, too: hours differ, and so do weeks.\n\n"
-        + _table(["calibrated in summer, served", "test", "alarms", "after inputs, median"], rows)
+        + table(["calibrated in summer, served", "test", "alarms", "after inputs, median"], rows)
     )
 
 
@@ -186,7 +182,7 @@ def _recalibrated(study: Row) -> str:
         "## Calibrated again from the log\n\n"
         f"{study['logged']} winter windows were served at the thresholds of summer, and their log calibrated again. "
         "Shares of tokens by the\nexpert; the last two columns are of other winter windows.\n\n"
-        + _table(["budget", "summer, calibration", "winter, before", "winter, after"], rows)
+        + table(["budget", "summer, calibration", "winter, before", "winter, after"], rows)
     )
 
 
@@ -198,11 +194,6 @@ def _count(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
-
-
 # -- figure --------------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, TOP, BASE, RIGHT = 760, 330, 60, 62, 272, 20
@@ -210,7 +201,7 @@ WIDTH, HEIGHT, LEFT, TOP, BASE, RIGHT = 760, 330, 60, 62, 272, 20
 
 def drift_figure(folder: Path) -> str:
     """Draw how many streams have sounded an alarm after so many inputs: calibrated in summer, shifted and quiet."""
-    study = _read(folder)
+    study = read_results(folder / "drift.json")
     last = study["shift"] + study["after"]
     parts = []
     for level in (0.0, 0.25, 0.5, 0.75, 1.0):

@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from page_parts import table
+
 from seqdefer.registry import load_task
 
 SOURCE = Path(__file__).with_name("fidelity.toml")
@@ -225,15 +227,10 @@ def _count(sections: list[Section]) -> str:
 
 
 def _table(section: Section) -> str:
-    lines = [
-        f"## {section.title}",
-        "",
-        "| item | in the paper | in the code | test | verdict |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for row in section.rows:
         code = " ".join(f"`{name}`" for name in row.code) or "–"
         tests = " ".join(f"`{reference}`" for reference in row.tests) or row.untested
-        cells = (row.item, row.paper, code, tests, row.judgement)
-        lines.append("| " + " | ".join(fill(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*lines, ""])
+        rows.append([fill(cell) for cell in (row.item, row.paper, code, tests, row.judgement)])
+    head = ("item", "in the paper", "in the code", "test", "verdict")
+    return f"## {section.title}\n\n{table(head, rows)}"

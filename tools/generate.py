@@ -20,6 +20,7 @@ from benchmarks_page import benchmarks_page
 from drift_page import drift_figure, drift_page
 from fidelity_page import fidelity_page
 from guarantees_page import coverage_figure, guarantees_page
+from moving_picture import moving_picture
 from pictures import PICTURES
 from recipes_page import recipes_page
 from service_page import service_page
@@ -101,6 +102,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),
     "images/drift.svg": lambda: drift_figure(DOCS / "results"),
     "images/coverage.svg": lambda: coverage_figure(DOCS / "results"),
+    "images/writing.svg": lambda: moving_picture(DOCS / "results"),
     **{f"images/{name}": draw for name, draw in PICTURES.items()},
 }
 

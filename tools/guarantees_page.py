@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from page_parts import read_results, table
 from pictures import EXPERT, PREDICTOR, RULE, SOFT, path, svg, text
 
 from seqdefer.budgets.promises import Confident, Expected
@@ -24,9 +24,10 @@ their tokens. Its condition is that inputs to come are like those of the calibra
 independent of each other where a confidence is given), and that the rejector was not fitted on these.
 
 ```sh
-seqdefer fit pronounce --guarantee confident --confidence 0.9 --out models/pronounce
-seqdefer calibrate models/news --data fresh.jsonl --guarantee confident --confidence 0.9
-seqdefer serve models/news --guarantee confident --confidence 0.9
+seqdefer fit text --predictor models/small --expert models/large --train news.jsonl \\
+    --guarantee confident --confidence 0.9 --out models/promised
+seqdefer calibrate models/promised --data fresh.jsonl --guarantee confident --confidence 0.9
+seqdefer serve models/promised --guarantee confident --confidence 0.9
 ```
 
 `fit` then keeps the test split apart and promises on that. `calibrate` refuses inputs that the rejector was fitted on.
@@ -77,9 +78,10 @@ QUALITY = """\
 Where references exist and losses have an upper limit (texts: 100 x (1 - ROUGE-1)), a fit can promise quality: the
 setting that spends the least among those whose expected loss is at most X above the expert's.
 
+<!-- no-test: needs the models and the data of the Hub -->
 ```sh
 seqdefer fit xsum --within 1 --confidence 0.9 --out models/news  # at most 1 ROUGE point below the expert, 90 % sure
-seqdefer generate models/news --threshold T                      # as fit printed it, and in quality.json
+seqdefer generate models/news --threshold 0.31 "A long ..."       # as fit printed it, and in quality.json
 seqdefer serve models/news --within 1                            # for requests that name no budget
 ```
 
@@ -128,11 +130,11 @@ seqdefer generate models/news --cap-tokens 20 "A long article ..."
 seqdefer serve models/news --prices prices.toml --cap-money 0.002 --cap-per request
 ```
 
-<!-- no-test -->
 ```python
-from seqdefer import Cap
+from seqdefer import Cap, DeferringModel
 
-written = model.generate(articles, budget=0.2, cap=Cap(tokens=20))
+model = DeferringModel.from_pretrained("models/news")
+written = model.generate(["A long article ...", "Another one ..."], budget=0.2, cap=Cap(tokens=20))
 print(written.capped)  # tokens of each text that the cap kept from the expert
 ```
 
@@ -161,7 +163,7 @@ In a request it is `"deferral": {"cap": {"tokens": 20}}`; the cap of the server 
 
 def guarantees_page(folder: Path) -> str:
     """Return the page."""
-    study = json.loads((folder / "coverage.json").read_text(encoding="utf-8"))
+    study = read_results(folder / "coverage.json")
     draws, delta = study["draws"], 1 - study["confidence"]
     parts = [INTRODUCTION, QUALITY, CAPS, *_cap_parts(folder), LEAST_INPUTS, _least_table()]
     words = {"draws": draws, "confidence": study["confidence"], "tolerated": 100 * delta}
@@ -179,7 +181,7 @@ def guarantees_page(folder: Path) -> str:
 
 def _cap_parts(folder: Path) -> list[str]:
     """Return how rising caps compare with the cut-off, and what became of requests under load."""
-    study = json.loads((folder / "caps.json").read_text(encoding="utf-8"))
+    study = read_results(folder / "caps.json")
     pairs: dict[tuple[str, int, float], dict[str, Row]] = {}
     for row in study["rows"]:
         pairs.setdefault((row["task"], row["cap"], row["budget"]), {})[row["policy"]] = row
@@ -193,7 +195,7 @@ def _cap_parts(folder: Path) -> list[str]:
         f"{tasks},\nwith TokenwiseModel of the quick preset. `cap` is in tokens of the expert per sequence, which has "
         f"{lengths}\non average. `capped`: sequences in which the cut-off kept a token from the expert. The difference "
         "has its\nstandard error over the inputs; below 0 rising is better.\n",
-        _table(head, body),
+        table(head, body),
         _cap_verdict(list(pairs.values())),
         f"Under load: {load['requests']:,} requests with caps in tokens, passes and money, {load['at_once']} at once, "
         f"to a running server\n(`python -m benchmarks.caps --requests {load['requests']}`). {load['capped']:,} answers "
@@ -244,14 +246,14 @@ def _least_table() -> str:
         "`confident`, 0.99": Confident(0.99),
     }
     rows = [[name, *(str(rule.promise(1).least_inputs(budget)) for budget in LEAST)] for name, rule in rules.items()]
-    return _table(["budget", *(f"{budget:g}" for budget in LEAST)], rows)
+    return table(["budget", *(f"{budget:g}" for budget in LEAST)], rows)
 
 
 def _populations(study: Mapping[str, Any]) -> str:
     rows = [
         [name, one["method"], f"{one['inputs']:,}", f"{one['settings']:,}"] for name, one in study["subjects"].items()
     ]
-    return _table(["task", "method", "inputs in the population", "settings"], rows)
+    return table(["task", "method", "inputs in the population", "settings"], rows)
 
 
 def _exceeds_table(study: Mapping[str, Any], share_of: str) -> str:
@@ -278,7 +280,7 @@ def _by_rule(study: Mapping[str, Any], share_of: str, rules: Sequence[str], cell
         [subject, f"{n:,}", *(cell(rows[subject, n, rule, budget]) for rule in rules for budget in budgets)]
         for subject, n in keys
     ]
-    return f"Columns: {heading}.\n\n{_table(head, body)}"
+    return f"Columns: {heading}.\n\n{table(head, body)}"
 
 
 def _rest(study: Mapping[str, Any]) -> str:
@@ -333,11 +335,6 @@ def _cell(row: Row) -> str:
     return f"{row['subject']}, {WORDS[row['share_of']]}, n = {row['n']:,}, budget {row['budget']:g}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
-
-
 # -- figure --------------------------------------------------------------------------------------------------------
 
 PANEL, HEIGHT, LEFT, BASE, TOP, BAR, MOST = 215, 300, 46, 240, 66, 15, 0.7
@@ -345,7 +342,7 @@ PANEL, HEIGHT, LEFT, BASE, TOP, BAR, MOST = 215, 300, 46, 240, 66, 15, 0.7
 
 def coverage_figure(folder: Path) -> str:
     """Draw how often each rule exceeds the budget: a panel for each task, a group of bars for each n."""
-    study = json.loads((folder / "coverage.json").read_text(encoding="utf-8"))
+    study = read_results(folder / "coverage.json")
     subjects, delta = list(study["subjects"]), 1 - study["confidence"]
     width = LEFT + PANEL * len(subjects)
     parts = []

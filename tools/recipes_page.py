@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from page_parts import table
+
 from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.recipes import RECIPE_NAMES, LearningSettings, Recipe
 from seqdefer.registry import load_task
 
-TASKS = ("weather", "tsp", "xsum", "pronounce")
+TASKS = ("weather", "tsp", "xsum", "speech", "pronounce")
 HEAD = """# Recipes
 
 A recipe says how rejectors are made: what they see, their networks and hyperparameters, the losses and the training.
@@ -20,8 +22,9 @@ both.
 
 Networks are `kind layers x units`. *Inputs* are what a network sees of each step besides the context, which is the
 encoder's state. What is the same in both columns is left out, except for the networks. By the published recipe the
-paper's methods alone run: OneTimeCost is ours. The paper has no `pronounce`: there `published` is what it sets for
-short sequences. `text` has the recipes of `xsum`, whose published alpha_1 is for 20 tokens.
+paper's methods alone run: OneTimeCost is ours. The paper has neither `pronounce`, where `published` is what it sets for
+short sequences, nor `speech`, where it is what it sets for summaries. `text` has the recipes of `xsum`, whose
+published alpha_1 is for 20 tokens.
 """
 PARTS = {
     "token": "TokenwiseModel",
@@ -34,9 +37,10 @@ WORDS = {
     "price": "price added to each expert token",
     "hand_offs": "hand-offs that OneTimeModel chooses from",
     "alpha": "alpha_1, the cost of deferring a whole sequence",
+    "rollouts": "rollouts of each example that closed and branched trees are made of",
 }
 ONLY_BY_TOKEN = ("token", "strategy", "price")
-LONG = ("xsum",)  # sequences of too many tokens to try all decisions
+LONG = ("xsum", "speech")  # sequences of too many tokens to try all decisions
 NONE = {"price": "5 % of the mean loss where some cost nothing", "hand_offs": "all", "alpha": "rule of thumb"}
 
 
@@ -49,7 +53,7 @@ def _section(entry: TaskEntry) -> str:
     recipes = [entry.recipes[name] for name in RECIPE_NAMES]
     unused = ONLY_BY_TOKEN if entry.name == "tsp" else ()  # a solver names no next token
     rows = [(PARTS[name], *(_network(one, name) for one in recipes)) for name in PARTS if name not in unused]
-    for name in (field.name for field in fields(LearningSettings) if field.name not in (*PARTS, *unused)):
+    for name in (field.name for field in fields(LearningSettings) if field.name not in (*PARTS, *unused, "trees")):
         values = [getattr(one, name) for one in recipes]
         if len(set(values)) > 1:
             rows.append((WORDS[name], *(_value(name, value) for value in values)))
@@ -59,8 +63,7 @@ def _section(entry: TaskEntry) -> str:
     for option in dict.fromkeys(option for one in recipes for option in one.options):
         values = [one.options.get(option, getattr(defaults, option)) for one in recipes]
         rows.append((f"`--{option.replace('_', '-')}`", *(_value(option, value) for value in values)))
-    table = [f"| | {' | '.join(RECIPE_NAMES)} |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join([f"## {entry.name}", "", *table, ""])
+    return f"## {entry.name}\n\n{table(('', *RECIPE_NAMES), rows)}"
 
 
 def _network(recipe: Recipe, name: str) -> str:

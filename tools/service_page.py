@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from page_parts import machine_of, read_results, table
 
 PAGE = """\
 # The server under load and failure
@@ -15,6 +16,7 @@ What a running server was put through, and what came out. Every answer was compa
 counts answers that were mixed up, changed or incomplete. This page is generated from the files of the measurements; all
 of them can be repeated:
 
+<!-- no-test: measures for minutes -->
 ```sh
 python -m benchmarks.service.load                 # needs the extras server and text
 python -m benchmarks.service.soak                 # needs remote too
@@ -32,7 +34,6 @@ budgets are 0, 0.2, 0.5 and 1. Memory, threads and descriptors are those before 
 after it.
 
 {load}
-
 {load_source}
 
 ## An expert that dies
@@ -42,12 +43,10 @@ SIGKILL every {every:g} seconds and started again {down:g} seconds later. {n_ans
 degraded, {n_wrong:,} wrong, {n_errors:,} errors, {deaths} deaths.
 
 {soak}
-
 Requests at budget 0 need no expert. Their 99th percentile while the expert died, as a multiple of that of quiet phases
 of the same server:
 
 {slower}
-
 Requests that need no expert come first: those that may ask it, and those that are degraded while the breaker is open,
 are other batches, which get half of the time that the first take. Against the same clients alone they are still slower:
 they share the interpreter with the parsing of all requests and with the calls of the expert.
@@ -63,7 +62,6 @@ error is logged. By status (*left*: the client did not wait for it; *none*: the 
 are not HTTP):
 
 {fuzz}
-
 ## Killed labelling runs
 
 {kills:,} runs of a small labelling job were killed with SIGKILL, and resumed until {finished:,} had finished, in
@@ -71,7 +69,6 @@ are not HTTP):
 {lost} were lost.
 
 {deaths_table}
-
 ## The dashboard
 
 ![All panels of the dashboard, with data of the run with an expert that dies](images/dashboard.png)
@@ -99,21 +96,19 @@ PHASES = {
 
 def service_page(folder: Path) -> str:
     """Return the page."""
-    load, soak, kills = (_read(folder / f"service-{name}.json") for name in ("load", "soak", "kills"))
-    fuzz = [_read(folder / f"service-fuzz-{name}.json") for name in ("requests", "uploads")]
+    load, soak, kills = (read_results(folder / f"service-{name}.json") for name in ("load", "soak", "kills"))
+    fuzz = [read_results(folder / f"service-fuzz-{name}.json") for name in ("requests", "uploads")]
     statuses = sorted(sum((Counter(one["statuses"]) for one in fuzz), Counter[str]()).items())
     dying = [row for row in soak["rows"] if row["phase"] == "dying"]
     pair = load["pair"]
     slower = [[PHASES[phase], f"{times:.2f}"] for phase, times in soak["slower"].items()]
     return PAGE.format(
         pair=f"{pair['layers']['predictor']} and {pair['layers']['expert']} layers, {pair['tokens']} tokens an answer",
-        load=_table(
-            [*LOAD.values(), *FIGURES.values()], [[*_cells(row, LOAD), *_figures(row)] for row in load["rows"]]
-        ),
+        load=table([*LOAD.values(), *FIGURES.values()], [[*_cells(row, LOAD), *_figures(row)] for row in load["rows"]]),
         load_source=_source(load),
-        soak=_table([*SOAK.values()], [_cells(row, SOAK) for row in soak["rows"]]),
+        soak=table([*SOAK.values()], [_cells(row, SOAK) for row in soak["rows"]]),
         soak_source=_source(soak),
-        slower=_table(["against", "times"], slower),
+        slower=table(["against", "times"], slower),
         **{name: soak[name] for name in ("every", "down", "deaths")},
         n_clients=sum(row["clients"] for row in dying),
         n_free=dying[0]["clients"],
@@ -122,14 +117,10 @@ def service_page(folder: Path) -> str:
         fuzz_n=sum(n for _, n in statuses),
         fuzz_reached=sum(one["reached"] for one in fuzz),
         fuzz_5xx=sum(n for status, n in statuses if status.startswith("5")),
-        fuzz=_table([name for name, _ in statuses], [[f"{n:,}" for _, n in statuses]]),
+        fuzz=table([name for name, _ in statuses], [[f"{n:,}" for _, n in statuses]]),
         **{name: kills[name] for name in ("kills", "finished", "seconds", "lost")},
-        deaths_table=_table(["killed", "times"], [[name, f"{n:,}"] for name, n in sorted(kills["deaths"].items())]),
+        deaths_table=table(["killed", "times"], [[name, f"{n:,}"] for name, n in sorted(kills["deaths"].items())]),
     )
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _cells(row: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
@@ -142,11 +133,5 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
 
 
 def _source(written: Mapping[str, Any]) -> str:
-    machine = ", ".join(f"{key} {value}" for key, value in written["machine"].items())
-    said = f"`{written['command']}`, version {written['version']}, {written['took_seconds']:.0f} seconds; {machine}."
-    return f"{said} {written.get('remark', '')}".rstrip()
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+    said = f"`{written['command']}`, version {written['version']}, {written['took_seconds']:.0f} seconds"
+    return f"{said}; {machine_of(written)}. {written.get('remark', '')}".rstrip()

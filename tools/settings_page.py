@@ -20,7 +20,7 @@ EXAMPLE = """
 ```toml
 # serve.toml
 host = "0.0.0.0"
-keys = "/etc/seqdefer/keys.json"
+keys = "keys.json"
 log_format = "json"
 request_seconds = 60
 ```

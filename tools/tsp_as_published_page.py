@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from page_parts import read_results, table
 
 from seqdefer.paper.records import load_study
 from seqdefer.registry import load_task
 
 COLUMNS = (
-    "| | % over Random | difference [95 %] | on train | on validation | explained, train | explained, validation "
-    "| kept | constant |\n|---|---|---|---|---|---|---|---|---|"
-)
+    "", "% over Random", "difference [95 %]", "on train", "on validation", "explained, train", "explained, validation",
+    "kept", "constant",
+)  # fmt: skip
 ROW_WORDS: Mapping[str, str] = {
     "published": "the published recipe",
     "thumb": "alpha_1 by the rule of thumb",
@@ -67,6 +68,7 @@ By the [published recipe](recipes.md), OneTimeModel improves on Random by {publi
 11.52 (2.41) %. This page changes the recipe, mostly one factor at a time, to find out why. It is generated from the
 output of
 
+<!-- no-test: measures for hours -->
 ```sh
 python -m benchmarks.tsp_as_published --folder runs/tsp-as-published --out docs/results/tsp-as-published.json \\
     --exact --large --predictor RL4CO=rl4co:runs/rl4co
@@ -145,14 +147,14 @@ The first two causes act together: the rule of thumb alone gives {thumb} %, tanh
 
 def tsp_as_published_page(folder: Path) -> str:
     """Return the page."""
-    written = json.loads((folder / "tsp-as-published.json").read_text(encoding="utf-8"))
+    written = read_results(folder / "tsp-as-published.json")
     rows = {row["name"]: row for row in written["rows"]}
     parts = [HEAD.format_map(figures(written, rows) | _by_gurobi(folder)), _references(written["references"])]
     for group, title in GROUPS.items():
         some = [row for row in rows.values() if row["group"] == group]
         if some:
-            parts.append(f"### {title}\n\n{_table(some)}\n")
-    parts.append(f"{EXACT}\n{_exact(written['exact'], rows)}\n")
+            parts.append(f"### {title}\n\n{table(COLUMNS, map(_cells, some))}")
+    parts.append(f"{EXACT}\n{_exact(written['exact'], rows)}")
     return "\n".join(parts)
 
 
@@ -199,33 +201,30 @@ def _sees_more(name: str) -> bool:
 def _references(references: Mapping[str, Any]) -> str:
     """Return what needs no learning, for every predictor."""
     names = list(references["bundled"]["improvement"])
-    lines = [f"| predictor | gap, % | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
-    for predictor, one in references.items():
-        cells = [spread(one["improvement"][name]) for name in names]
-        lines.append(f"| {predictor} | {one['gap']:.2f} | {' | '.join(cells)} |")
+    rows = [
+        [predictor, f"{one['gap']:.2f}", *(spread(one["improvement"][name]) for name in names)]
+        for predictor, one in references.items()
+    ]
     kept = [f"{5 * i}: {loss:.1f}" for i, loss in enumerate(references["bundled"]["loss_by_kept"])]
-    return f"{REFERENCES}\n" + "\n".join(lines) + f"\n\nMean loss in % by cities kept: {', '.join(kept)}.\n"
+    losses = f"Mean loss in % by cities kept: {', '.join(kept)}.\n"
+    return "\n".join([REFERENCES, table(("predictor", "gap, %", *names), rows), losses])
 
 
 def _exact(exact: Iterable[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = ["| | local search | exact |", "|---|---|---|"]
-    for row in (one for one in exact if one["name"] in MAIN_ROWS):
-        cells = (row_words(row["name"]), spread(rows[row["name"]]["improvement"]), spread(row["improvement"]))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-    return "\n".join([COLUMNS, *(_line(row) for row in rows)])
-
-
-def _line(row: Mapping[str, Any]) -> str:
     cells = [
+        (row_words(row["name"]), spread(rows[row["name"]]["improvement"]), spread(row["improvement"]))
+        for row in exact
+        if row["name"] in MAIN_ROWS
+    ]
+    return table(("", "local search", "exact"), cells)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
         row_words(row["name"]), spread(row["improvement"]), _interval(row["difference"]), f"{row['train']:.2f}",
         f"{row['validation']:.2f}", _percent(row["train_explained"]), _percent(row["validation_explained"]),
         f"{row['kept']:.1f} ± {row['kept_std']:.1f}", str(row["constant"]),
     ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
 
 
 def row_words(name: str) -> str:

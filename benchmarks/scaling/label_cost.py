@@ -317,7 +317,7 @@ class Cost:
     def bytes(self) -> float:
         return self.hand_off_bytes + self.tree_bytes
 
-    def table(self) -> str:
+    def __str__(self) -> str:
         """Return the stages as a table of text."""
         corpus, chosen = self.corpus, f"{len(self.hand_offs)} hand-offs, {self.rollouts} rollouts"
         instead = [("instead: one run per hand-off", self.naive)]
@@ -333,9 +333,6 @@ class Cost:
                 f"on disk: hand-offs {readable_bytes(self.hand_off_bytes)}, trees {readable_bytes(self.tree_bytes)}",
             ]
         )
-
-    def __str__(self) -> str:
-        return self.table()
 
 
 def label_cost(
@@ -380,10 +377,7 @@ def label_cost(
 
 def readable_bytes(n: float) -> str:
     """Return a number of bytes with a decimal unit."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n:.0f} B"
+    return f"{_readable_count(n)}B" if n >= 1e3 else f"{n:.0f} B"
 
 
 def _readable_count(n: float) -> str:

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.scaling.label_cost import (
     Corpus,
     Cost,
@@ -166,13 +168,10 @@ def pair(found: Any) -> str:
 
 def fit(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """Return a and b of a + b x size, by least squares of the relative errors."""
-    ones, scaled = [1 / value for value in values], [size / value for size, value in zip(sizes, values, strict=True)]
-    aa, ab, bb = (
-        math.fsum(x * y for x, y in zip(*both, strict=True))
-        for both in ((ones, ones), (ones, scaled), (scaled, scaled))
-    )
-    a, b = math.fsum(ones), math.fsum(scaled)
-    return (a * bb - b * ab) / (aa * bb - ab * ab), (b * aa - a * ab) / (aa * bb - ab * ab)
+    unit = max(sizes)
+    terms = np.stack([np.ones(len(sizes)), np.array(sizes) / unit], 1) / np.array(values)[:, None]
+    fixed, each = np.linalg.lstsq(terms, np.ones(len(values)))[0]
+    return float(fixed), float(each) / unit
 
 
 def sizes(found: Any) -> str:

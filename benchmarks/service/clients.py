@@ -11,15 +11,16 @@ import http.client
 import json
 import random
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-PATH, EVENT = "/v1/completions", b"data: "
+from benchmarks.clients import RequestFailed, complete, run_threads
+
 TIMEOUT = 150.0  # longer than a request may take
 EXAMPLES = 5  # wrong answers and errors that are kept
 
@@ -66,28 +67,10 @@ class Outcome:
             self.examples.append(example)
 
 
-class RequestFailed(Exception):
-    """The server answered with an error."""
-
-
 def ask(connection: http.client.HTTPConnection, model: str, case: Case, stream: bool) -> tuple[str, bool]:
     """Send a request; return its text, and whether it is degraded."""
-    body = json.dumps({"model": f"{model}@{case.budget}", "prompt": case.prompt, "stream": stream})
-    connection.request("POST", PATH, body, {"content-type": "application/json"})
-    response = connection.getresponse()
-    content = response.read()
-    if response.status != 200:
-        raise RequestFailed(f"status {response.status}: {content[:200]!r}")
-    parts = [json.loads(part) for part in _bodies(content, stream)]
-    if not parts or any("error" in part for part in parts):
-        raise RequestFailed(f"a stream failed: {content[-200:]!r}")
-    text = "".join(part["choices"][0]["text"] for part in parts)
-    return text, any(part["deferral"].get("degraded", False) for part in parts)
-
-
-def _bodies(content: bytes, stream: bool) -> list[bytes]:
-    lines = content.splitlines()
-    return [line.removeprefix(EVENT) for line in lines if line.startswith(EVENT + b"{")] if stream else [content]
+    answer = complete(connection, f"{model}@{case.budget}", case.prompt, stream)
+    return answer["text"], any(body["deferral"].get("degraded", False) for body in answer["bodies"])
 
 
 def run(address: str, model: str, seconds: float, groups: Sequence[Group]) -> dict[str, Outcome]:
@@ -110,11 +93,7 @@ def run(address: str, model: str, seconds: float, groups: Sequence[Group]) -> di
         connection.close()
 
     everyone = [group for group in groups for _ in range(group.n_clients)]
-    threads = [threading.Thread(target=work, args=(group, seed)) for seed, group in enumerate(everyone)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads([partial(work, group, seed) for seed, group in enumerate(everyone)])
     return outcomes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -14,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ from typing import Any
 from benchmarks.service.clients import Group
 from benchmarks.service.pair import NAME
 
-START_SECONDS, SETTLE_SECONDS, SAMPLE_SECONDS = 120.0, 1.0, 0.25
+START_SECONDS, SETTLE_SECONDS, SAMPLE_SECONDS = 120.0, 30.0, 0.25
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody uses, nor gets by chance before it is used: the system gives out higher ones."""
+    for port in random.sample(range(10_000, 30_000), 1000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port of this machine is free")
 
 
 def is_listening(port: int) -> bool:
@@ -84,7 +87,8 @@ class ServeProcess:
             output, _ = clients.communicate(json.dumps(job))
         if clients.returncode or self.process.poll() is not None:
             raise RuntimeError(f"the clients ended with {clients.returncode}, the server with {self.process.poll()}")
-        time.sleep(SETTLE_SECONDS)
+        with suppress(RuntimeError):  # then the figures tell
+            until(lambda: self.figures().descriptors <= before.descriptors, SETTLE_SECONDS, "closing connections")
         for one in samples:
             peak = peak.most(one)
         figures = {"before": before, "most": peak, "after": self.figures()}
@@ -92,21 +96,29 @@ class ServeProcess:
 
 
 @contextmanager
-def _samples(take: Callable[[], Figures]) -> Iterator[list[Figures]]:
-    """Take figures now and then, in a thread."""
-    taken, is_over = list[Figures](), threading.Event()
-
-    def work() -> None:
-        while not is_over.wait(SAMPLE_SECONDS):
-            taken.append(take())
-
-    thread = threading.Thread(target=work)
+def _in_thread(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread until the context is over, which the event tells it."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=work, args=(is_over,))
     thread.start()
     try:
-        yield taken
+        yield
     finally:
         is_over.set()
         thread.join()
+
+
+@contextmanager
+def _samples(take: Callable[[], Figures]) -> Iterator[list[Figures]]:
+    """Take figures now and then, in a thread."""
+    taken = list[Figures]()
+
+    def work(is_over: threading.Event) -> None:
+        while not is_over.wait(SAMPLE_SECONDS):
+            taken.append(take())
+
+    with _in_thread(work):
+        yield taken
 
 
 @contextmanager
@@ -161,19 +173,14 @@ class ExpertProcess:
     @contextmanager
     def dying(self, every: float, down: float) -> Iterator[list[float]]:
         """Kill it every so many seconds, and start it again some seconds later. The context is the times of deaths."""
-        deaths, is_over, begun = list[float](), threading.Event(), time.perf_counter()
+        deaths, begun = list[float](), time.perf_counter()
 
-        def work() -> None:
+        def work(is_over: threading.Event) -> None:
             while not is_over.wait(every - down):
                 self.kill()
                 deaths.append(time.perf_counter() - begun)
                 is_over.wait(down)
                 self.start()
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
+        with _in_thread(work):
             yield deaths
-        finally:
-            is_over.set()
-            thread.join()

@@ -22,6 +22,8 @@ from seqdefer.errors import OptionError
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
 SHOWN_BUDGETS = (0.05, 0.1, 0.2, 0.5)  # in the repr
+FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
+TYPICAL_BUDGET = 0.2  # whose range says how rough all are
 EASY_BUDGET = 0.5  # where inputs are too few for it, nothing is promised at all
 
 
@@ -33,7 +35,7 @@ class Calibration:
     inputs: int  # that it was measured on
     rejector: str  # fingerprint of the rejector it belongs to
     promise: Promise | None = None  # what the rule that chose the settings guarantees, if anything
-    reference: DriftReference | None = None  # what later inputs are compared with; calibrations of old have none
+    reference: DriftReference | None = None  # what later inputs are compared with; older files have none
     remaining: tuple[float, ...] = ()  # tokens expected from each position on; empty in files of earlier versions
 
     def __repr__(self) -> str:
@@ -78,6 +80,16 @@ class Calibration:
         """The tokens of a sequence, on average; None in files of earlier versions."""
         return self.remaining[0] if self.remaining else None
 
+    def roughness(self) -> str | None:
+        """Return in words how rough budgets are, if they were measured on few inputs."""
+        if self.inputs >= FEW_INPUTS:
+            return None
+        found = self.for_budget(TYPICAL_BUDGET)
+        return (
+            f"budgets were measured on {self.inputs} inputs only: by 95 % of resamples, a budget of {TYPICAL_BUDGET:g} "
+            f"spends {found.low:.2f} to {found.high:.2f}; {FEW_INPUTS} or more make it more precise"
+        )
+
     def shortfall(self, budget: float) -> str | None:
         """Return in words why a budget is not spent, if it is not."""
         found, promise = self.for_budget(budget), self.promise
@@ -114,6 +126,11 @@ class LossCurve:
     inputs: int
     rejector: str  # as in Calibration
     points: tuple[LossPoint, ...]
+
+    def __repr__(self) -> str:
+        """Return a line for notebooks, as of a calibration."""
+        bought = ", ".join(f"{self.loss_at(share):.2f} at {share:g}" for share in (0.0, *SHOWN_BUDGETS, 1.0))
+        return f"LossCurve({self.unit}, {self.inputs} inputs, loss: {bought})"
 
     def loss_at(self, share: float) -> float:
         """Return the loss at a share, on the line between the points around it."""

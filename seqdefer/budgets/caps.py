@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from seqdefer.budgets.prices import MAX_AMOUNT, Charge, Prices, is_amount
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known
 
 CapScope = Literal["sequence", "request"]
 CapPolicy = Literal["cut-off", "rising"]
@@ -50,10 +50,8 @@ class Cap:
                 raise OptionError(f"a cap of {limit!r:.40} {name}; give a number from 0 to {MAX_AMOUNT:g}")
             if name != "money" and limit is not None and int(limit) != limit:
                 raise OptionError(f"a cap of {limit} {name}; give a whole number")
-        if self.per not in get_args(CapScope):
-            raise unknown("scope of a cap", self.per, get_args(CapScope))
-        if self.policy not in get_args(CapPolicy):
-            raise unknown("policy of a cap", self.policy, get_args(CapPolicy))
+        require_known("scope of a cap", self.per, get_args(CapScope))
+        require_known("policy of a cap", self.policy, get_args(CapPolicy))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from seqdefer.budgets.convex_hull import Floats, Integers, first_vertices, priced_steps
-from seqdefer.errors import DataError, OptionError, unknown
+from seqdefer.errors import DataError, OptionError, look_up
 
 Values: TypeAlias = ArrayLike | Tensor
 
@@ -138,10 +138,8 @@ class ScoredHandOffs:
             )
         if np.isnan(values).any():
             raise DataError(f"{int(np.isnan(values).sum())} scores are NaN and have no place in the order")
-        if rule not in HAND_OFF_RULES:
-            raise unknown("decision rule", rule, HAND_OFF_RULES)
         own = np.full(len(values), length) if lengths is None else to_floats(lengths).astype(np.int64)
-        return cls(HAND_OFF_RULES[rule], values, grid, own)
+        return cls(look_up("decision rule", rule, HAND_OFF_RULES), values, grid, own)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -174,12 +172,6 @@ class ScoredHandOffs:
         for row, setting, after in zip(path.rows.tolist(), path.settings.tolist(), path.after, strict=True):
             found[row].append((setting, int(self.grid[after])))
         return found
-
-    def first_settings(self) -> Floats:
-        """Return the highest setting at which each draft is handed off, -inf where none is. (n,)"""
-        path, first = self.path(), np.full(len(self), -np.inf)
-        np.maximum.at(first, path.rows, path.settings)
-        return first
 
     def by_position(self) -> Floats:
         """Return the scores compared with that of no deferral, where the hand-offs would be; 0 elsewhere. (n, L)"""

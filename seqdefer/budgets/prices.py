@@ -34,7 +34,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known, unknown
 
 MILLION = 1e6
 MAX_AMOUNT = 1e12  # of prices and caps: sums stay finite
@@ -222,8 +222,7 @@ def _read_rates(path: Path, content: Mapping[str, Any], name: str) -> Rates:
         raise OptionError(f"{path} has no prices of the {name}; add a table [{name}], with output = 0 if it is free")
     known = [field.name for field in fields(Rates)]
     for key, value in table.items():
-        if key not in known:
-            raise unknown(f"price in [{name}] of {path}:", key, known)
+        require_known(f"price in [{name}] of {path}:", key, known)
         if not is_amount(value):
             raise OptionError(f"{key} in [{name}] of {path} is {value!r:.40}; give a number from 0 to {MAX_AMOUNT:g}")
     if not set(table) - set(TIMES):

@@ -38,7 +38,7 @@ from seqdefer.budgets.guarantees import (
 )
 from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.budgets.spending import Spending
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known
 
 Guarantee = Literal["nearest", "expected", "confident"]
 ShareOf = Literal["tokens", "inputs"]
@@ -85,8 +85,7 @@ class PromisingRule(BudgetRule):
     confidence: float | None = None
 
     def __init__(self, share_of: ShareOf = "tokens") -> None:
-        if share_of not in get_args(ShareOf):
-            raise unknown("kind of share", share_of, get_args(ShareOf))
+        require_known("kind of share", share_of, get_args(ShareOf))
         self.share_of = share_of
 
     @abstractmethod
@@ -173,8 +172,7 @@ def budget_rule(
     guarantee: str = "nearest", *, confidence: float | None = None, share_of: str | None = None
 ) -> BudgetRule:
     """Return the rule of a name. A confidence belongs to `confident` alone, a kind of share to both that promise."""
-    if guarantee not in get_args(Guarantee):
-        raise unknown("guarantee", guarantee, get_args(Guarantee))
+    require_known("guarantee", guarantee, get_args(Guarantee))
     if confidence is not None and guarantee != "confident":
         raise OptionError(f"confidence {confidence:g} belongs to the guarantee confident, not to {guarantee}")
     if share_of is not None and guarantee == "nearest":

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from seqdefer.budgets.token_sweeps import TokenSweep, require_statistics, sweep_all
-from seqdefer.labels.trees import END, DecisionTrees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees
 
 
 @torch.no_grad()

@@ -24,11 +24,9 @@ import numpy as np
 import torch
 
 from seqdefer.budgets.convex_hull import Floats
-from seqdefer.budgets.spending import TokenSpending
+from seqdefer.budgets.spending import TokenSpending, n_set_aside
 from seqdefer.budgets.token_sweeps import N_THRESHOLDS, TokenSweep
 from seqdefer.errors import DataError, OptionError
-
-MAX_ASIDE = 32  # inputs that choose the settings of a promise
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool 
             "change the text that follows; a guarantee needs inputs: --data FILE"
         )
     order = np.random.default_rng(0).permutation(len(rows))
-    n_aside = min(MAX_ASIDE, max(1, len(rows) // 5)) if promises else 0
+    n_aside = n_set_aside(len(rows)) if promises else 0
     settings = _settings([rows[place] for place in (order[:n_aside] if promises else order)])
     counted = [rows[place] for place in order[n_aside:]]
     counts = [(_by_score if is_token_level else _by_hand_off)(row, settings, length, promises) for row in counted]

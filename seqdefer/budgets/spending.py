@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from seqdefer.budgets.convex_hull import Floats, Integers
-from seqdefer.budgets.hand_off_rules import HandOffPath, ScoredHandOffs, to_floats
+from seqdefer.budgets.hand_off_rules import ScoredHandOffs, to_floats
 from seqdefer.budgets.token_sweeps import TokenSweep
 from seqdefer.errors import DataError, OptionError
 from seqdefer.types import HandOffTable
+
+MAX_SET_ASIDE = 32
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,25 @@ class Outcomes:
     loss: Floats  # (P, n); nan where hand-offs were not labelled, 0 where there are no references
 
 
+def n_set_aside(n: int) -> int:
+    """Return how many of n inputs choose the settings of a guarantee and are not counted: at most a fifth."""
+    return min(MAX_SET_ASIDE, max(1, n // 5))
+
+
 class Spending(ABC):
-    """T settings, falling, and the share of all tokens that each spends.
+    """T settings, falling, and what they spend on n inputs."""
 
-    `has_fixed_settings`: they were chosen without the inputs that are counted."""
-
-    has_fixed_settings: bool = False
+    settings: Floats  # (T,) falling
+    length: int  # the most tokens that a sequence can have
+    inputs: int  # n, those that are counted
+    has_fixed_settings: bool = False  # the settings were chosen without the inputs that are counted
+    # (n,) the highest setting at which each input is deferred; at token level, at which its first token is
+    first_scores: Floats | None  # None where that is not known
 
     @property
     @abstractmethod
-    def settings(self) -> Floats:
-        """The settings, falling. (T,)"""
+    def counts(self) -> tuple[Floats, Floats]:
+        """The tokens deferred and written by each input at every setting. (T, n) each"""
 
     @property
     @abstractmethod
@@ -48,24 +58,8 @@ class Spending(ABC):
 
     @property
     @abstractmethod
-    def length(self) -> int:
-        """The most tokens that a sequence can have."""
-
-    @property
-    @abstractmethod
-    def inputs(self) -> int:
-        """The inputs that are counted."""
-
-    @property
-    @abstractmethod
     def expert_loss(self) -> Floats:
         """The loss of each input if the expert writes all of it. (n,)"""
-
-    @property
-    @abstractmethod
-    def first_scores(self) -> Floats | None:
-        """The highest setting at which each input is deferred; at token level, at which its first token is. None where
-        that is not known. (n,)"""
 
     @abstractmethod
     def at(self, places: Sequence[int]) -> Outcomes:
@@ -74,11 +68,6 @@ class Spending(ABC):
     @abstractmethod
     def at_setting(self, setting: float) -> Outcomes:
         """Return the outcomes (1, n) at any setting that is known: of whole and one-time deferral, any at all."""
-
-    @property
-    @abstractmethod
-    def counts(self) -> tuple[Floats, Floats]:
-        """The tokens deferred and written by each input at every setting. (T, n) each"""
 
     @abstractmethod
     def select(self, rows: Integers) -> Spending:
@@ -89,58 +78,41 @@ class TokenSpending(Spending):
     """Token-level deferral, from rollouts at every threshold."""
 
     def __init__(self, sweep: TokenSweep, length: int, *, has_fixed_settings: bool = False) -> None:
-        self.sweep, self._length, self.has_fixed_settings = sweep, length, has_fixed_settings
+        self.sweep, self.length, self.has_fixed_settings = sweep, length, has_fixed_settings
         falling = sweep.thresholds.argsort(descending=True)
-        self._settings = to_floats(sweep.thresholds[falling])
-        self._outcomes = Outcomes(*(to_floats(part[falling]) for part in (sweep.deferred, sweep.lengths, sweep.loss)))
-
-    @property
-    def settings(self) -> Floats:
-        return self._settings
-
-    @property
-    def shares(self) -> Floats:
-        return np.asarray(self._outcomes.deferred.sum(1) / self._outcomes.written.sum(1))
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def inputs(self) -> int:
-        return int(self._outcomes.deferred.shape[1])
-
-    def at(self, places: Sequence[int]) -> Outcomes:
-        rows, found = list(places), self._outcomes
-        return Outcomes(found.deferred[rows], found.written[rows], found.loss[rows])
-
-    def at_setting(self, setting: float) -> Outcomes:
-        found = np.flatnonzero(self._settings == setting)
-        if not len(found):
-            raise OptionError(
-                f"threshold {setting} was not rolled out; take one of the {len(self._settings)} that were"
-            )
-        return self.at([int(found[0])])
+        deferred, written, loss = (to_floats(part[falling]) for part in (sweep.deferred, sweep.lengths, sweep.loss))
+        self.settings, self.inputs = to_floats(sweep.thresholds[falling]), deferred.shape[1]
+        self._outcomes = Outcomes(deferred, written, loss)
+        self.first_scores = None if sweep.first_scores is None else to_floats(sweep.first_scores)
 
     @property
     def counts(self) -> tuple[Floats, Floats]:
         return self._outcomes.deferred, self._outcomes.written
 
     @property
+    def shares(self) -> Floats:
+        return np.asarray(self._outcomes.deferred.sum(1) / self._outcomes.written.sum(1))
+
+    @property
     def expert_loss(self) -> Floats:
         return np.asarray(self._outcomes.loss[-1])
 
-    @property
-    def first_scores(self) -> Floats | None:
-        scores = self.sweep.first_scores
-        return None if scores is None else to_floats(scores)
+    def at(self, places: Sequence[int]) -> Outcomes:
+        rows, found = list(places), self._outcomes
+        return Outcomes(found.deferred[rows], found.written[rows], found.loss[rows])
+
+    def at_setting(self, setting: float) -> Outcomes:
+        found = np.flatnonzero(self.settings == setting)
+        if not len(found):
+            raise OptionError(f"threshold {setting} was not rolled out; take one of the {len(self.settings)} that were")
+        return self.at([int(found[0])])
 
     def select(self, rows: Integers) -> TokenSpending:
         sweep, places = self.sweep, torch.from_numpy(rows)
         deferred, lengths, loss = (column[:, places] for column in (sweep.deferred, sweep.lengths, sweep.loss))
         first_scores = None if sweep.first_scores is None else sweep.first_scores[places]
         selected = TokenSweep(sweep.thresholds, deferred, lengths, loss, first_scores=first_scores)
-        return TokenSpending(selected, self._length, has_fixed_settings=self.has_fixed_settings)
+        return TokenSpending(selected, self.length, has_fixed_settings=self.has_fixed_settings)
 
 
 class HandOffSpending(Spending):
@@ -154,6 +126,12 @@ class HandOffSpending(Spending):
         if (self._deferred < 0).any():
             raise DataError("some hand-offs of the grid were not labelled; label them, or choose from those that were")
         self._written = np.minimum(scored.grid, scored.lengths[:, None]) + self._deferred
+        self.length, self.inputs, self._path = int(scored.grid[-1]), len(scored), scored.path()
+        self.first_scores = np.full(self.inputs, -np.inf)
+        np.maximum.at(self.first_scores, self._path.rows, self._path.settings)
+        self._changing = -np.unique(-self._path.settings)  # (T - 1,) the settings at which some choice changes, falling
+        between = np.concatenate([[np.inf], (self._changing[:-1] + self._changing[1:]) / 2, [-np.inf]])
+        self.settings = between if len(self._changing) else between[:1]
 
     @property
     def expert_loss(self) -> Floats:
@@ -162,25 +140,6 @@ class HandOffSpending(Spending):
                 f"the first hand-off is after {self.scored.grid[0]} tokens; the expert alone needs one at 0"
             )
         return np.asarray(self._loss[:, 0])
-
-    @property
-    def first_scores(self) -> Floats:
-        return self.scored.first_settings()
-
-    @cached_property
-    def _path(self) -> HandOffPath:
-        return self.scored.path()
-
-    @cached_property
-    def _changing(self) -> Floats:
-        """The settings at which some choice changes, falling. (T - 1,)"""
-        return -np.unique(-self._path.settings)
-
-    @cached_property
-    def settings(self) -> Floats:
-        changing = self._changing
-        between = np.concatenate([[np.inf], (changing[:-1] + changing[1:]) / 2, [-np.inf]])
-        return between if len(changing) else between[:1]
 
     @cached_property
     def shares(self) -> Floats:
@@ -213,14 +172,6 @@ class HandOffSpending(Spending):
     def _change(self, counts: Floats) -> Floats:
         path = self._path
         return counts[path.rows, path.after] - counts[path.rows, path.before]
-
-    @property
-    def length(self) -> int:
-        return int(self.scored.grid[-1])
-
-    @property
-    def inputs(self) -> int:
-        return len(self.scored)
 
     def at(self, places: Sequence[int]) -> Outcomes:
         return self._outcomes([self.settings[place] for place in places])

@@ -16,7 +16,9 @@ from torch import Tensor
 from seqdefer.budgets.passes import PassCounter
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import TokenRejector
-from seqdefer.labels.trees import END, DecisionTrees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees
+from seqdefer.types import TensorRecord
 
 N_THRESHOLDS = 200  # of a sweep, at quantiles of the scores that rollouts meet
 # (state, its rows before the nodes, position, nodes) -> scores, next state
@@ -26,7 +28,7 @@ Roll = Callable[[Tensor, Tensor], tuple["TokenSweep", Tensor]]
 
 
 @dataclass(frozen=True)
-class TokenSweep:
+class TokenSweep(TensorRecord):
     """What a token-level rejector does to n examples at each of T thresholds."""
 
     thresholds: Tensor  # (T,) rising: the first defers everything, the last nothing
@@ -151,6 +153,6 @@ def _roll(
         if not bool((nodes != END).any()):
             break
     loss, lengths = trees.outcomes(last.flatten(), last_choice.flatten())
-    passes = counter.passes.masked_fill((thresholds == torch.inf)[:, None], 0)  # to never defer, nobody need read
+    passes = counter.passes.masked_fill((thresholds == torch.inf)[:, None], 0)  # to never defer takes no pass
     swept = TokenSweep(thresholds, deferred, lengths.view(shape), loss.view(shape), passes, first_scores)
     return swept, torch.cat(met)

@@ -5,7 +5,6 @@ Exit status: 0 done, 2 an error that the user can correct (one line says how), 1
 
 from __future__ import annotations
 
-import argparse
 import io
 import logging
 import os
@@ -15,8 +14,8 @@ from collections.abc import Sequence
 
 from seqdefer import __version__
 from seqdefer.cli import completion, doctor, generate, labelling, models, new_task, reproduce, runs, serve, tasks
-from seqdefer.cli.common import Command, Parser, exit_status, one_line
-from seqdefer.errors import unknown
+from seqdefer.cli.common import Command, Parser, exit_status
+from seqdefer.errors import one_line, unknown
 
 COMMANDS: tuple[Command, ...] = (
     runs.RUN, labelling.LABEL, labelling.CACHE, tasks.TRAIN_PREDICTOR, models.FIT, models.CALIBRATE, generate.GENERATE,
@@ -58,12 +57,7 @@ def _run_command(arguments: list[str]) -> int:
     for command in COMMANDS:
         if arguments[:1] == [command.name]:
             return command.main(arguments[1:])
-    parser = Parser(
-        prog="seqdefer",
-        description="Partial deferral of sequences.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="seqdefer", description="Partial deferral of sequences.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"seqdefer {__version__}")
     listed = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

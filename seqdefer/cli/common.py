@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqdefer.cli.parser import Parser as Parser  # noqa: PLC0414, commands import it from here
-from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError
+from seqdefer.errors import CheckpointError, ContractError, OptionError, SeqdeferError, one_line
 from seqdefer.recipes import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from seqdefer.budgets.caps import Cap
-    from seqdefer.budgets.rules import BudgetRule
     from seqdefer.evaluation.settings import ExperimentSettings
     from seqdefer.interfaces import TaskEntry
+    from seqdefer.labels.executors.settings import ExecutorSettings
 
 
 DEFAULTS_NOTE = "Defaults are in parentheses."
@@ -63,11 +63,6 @@ def run_module(command: Callable[[list[str]], str]) -> int:
     return exit_status(run)
 
 
-def one_line(message: str) -> str:
-    """Escape line ends and control sequences, which names of files and options may hold."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
-
-
 def names(text: str) -> tuple[str, ...]:
     """Split a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -101,13 +96,15 @@ def task_of(command: str, arguments: list[str], *, needs: str | None = None) -> 
     return load_task(arguments[0])
 
 
-def task_parser(command: str, entry: TaskEntry, description: str, *, folder: str, printed: str) -> Parser:
+def task_parser(
+    command: str, entry: TaskEntry, description: str, *, folder: str, printed: str, epilog: str | None = None
+) -> Parser:
     """Return a parser with the options of all commands that work on a task."""
     presets = sorted(entry.presets, reverse=True)
     parser = Parser(
         prog=f"seqdefer {command} {entry.name}",
         description=f"{entry.summary[:1].upper()}{entry.summary[1:]}. {description}",
-        epilog=f"{DEFAULTS_NOTE} Presets other than {DEFAULT_PRESET} and --recipe published change them.",
+        epilog=epilog or f"{DEFAULTS_NOTE} Presets other than {DEFAULT_PRESET} and --recipe published change them.",
     )
     words = f"sizes of data to start from; the paper's method is --recipe published ({DEFAULT_PRESET})"
     parser.add_argument("--preset", default=DEFAULT_PRESET, metavar="|".join(presets), help=words)
@@ -152,13 +149,6 @@ def add_guarantee(parser: Parser, usual: str) -> None:
     parser.add_argument("--confidence", type=float, metavar="X", help=words)
     words = "of --guarantee: share of all tokens, or mean share of the inputs (tokens)"
     parser.add_argument("--share-of", metavar="tokens|inputs", help=words)
-
-
-def chosen_rule(chosen: argparse.Namespace) -> BudgetRule:
-    """Return the budget rule that `add_guarantee` asked for."""
-    from seqdefer.budgets.promises import budget_rule
-
-    return budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
 
 
 def add_prices(parser: Parser) -> None:
@@ -210,9 +200,32 @@ def add_learning(parser: Parser, entry: TaskEntry) -> None:
     add_trees(group, defaults)
     group.add_argument("--hand-offs", type=int, metavar="N", help="number of allowed hand-off points (all)")
     group.add_argument("--alpha", type=float, metavar="X", help="cost of deferring a whole sequence (rule of thumb)")
-    words = "cost added to each expert token (0, or a little where losses are flat)"
+    words = "cost added to each expert token (0, or a little where losses are flat; branched trees: the mean loss)"
     group.add_argument("--price", type=float, metavar="X", help=words)
     parser.keep_for_help_all(group._group_actions)
+
+
+def add_executor(parser: argparse.ArgumentParser, *, store: str) -> list[argparse.Action]:
+    """Add the options of all commands that label, and return them. `store` describes the default folder of labels."""
+    group = parser.add_argument_group("labelling")
+    words = "label in local processes or on a Ray cluster (this process)"
+    group.add_argument("--engine", metavar="local|ray", help=words)
+    group.add_argument("--workers", type=int, metavar="N", help="processes or actors (one per core, or per GPU)")
+    words = "threads per worker; results are equal to the bit for equal numbers (1)"
+    group.add_argument("--threads", type=int, metavar="N", help=words)
+    words = "address of a Ray cluster; auto finds one on this machine (a temporary local cluster)"
+    group.add_argument("--address", metavar="HOST:PORT", help=words)
+    words = "examples per file; an interruption loses no more than the files in work (a batch of the models)"
+    group.add_argument("--shard-size", type=int, metavar="N", help=words)
+    group.add_argument("--labels", type=Path, metavar="DIR", help=f"where labels are stored ({store})")
+    return group._group_actions
+
+
+def chosen_executor(chosen: argparse.Namespace) -> ExecutorSettings:
+    from seqdefer.labels.executors.settings import ExecutorSettings
+
+    settings: ExecutorSettings = override(ExecutorSettings(), given_options(chosen))
+    return settings
 
 
 def add_trees(group: Any, defaults: ExperimentSettings) -> None:
@@ -221,10 +234,11 @@ def add_trees(group: Any, defaults: ExperimentSettings) -> None:
 
     words = (
         "decision trees of long sequences in token-level training: open ones call the models wherever a rollout leads, "
-        "closed ones are made ahead (closed for explore, else open)"
+        "closed ones are made ahead, branched ones (ours) too, and count what a decision costs up to the end "
+        f"({defaults.trees or 'closed for explore, else open'})"
     )
     group.add_argument("--trees", metavar="|".join(TREE_KINDS), help=words)
-    words = f"rollouts per training example that closed trees are made of ({defaults.rollouts})"
+    words = f"rollouts per training example that trees are made of ahead ({defaults.rollouts})"
     group.add_argument("--rollouts", type=int, metavar="N", help=words)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from seqdefer.cli.common import Command, Parser, model_folder
 from seqdefer.cli.parser import ASK_FOR_PARSER, ParserFound, with_actions
-from seqdefer.errors import SeqdeferError, unknown
+from seqdefer.errors import SeqdeferError, require_known
 
 SHELLS = ("bash", "zsh", "fish")
 EXAMPLES = """\
@@ -77,21 +77,12 @@ def _complete(option: argparse.Action, file: Any) -> None:
         option.complete = file  # type: ignore[attr-defined]
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="seqdefer completion",
-        description="Print the script that completes commands, tasks and options in a shell.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("shell", metavar="|".join(SHELLS), help="the shell")
-    return parser
-
-
 def complete(commands: Iterable[Command], arguments: list[str]) -> int:
     """Print the script for all these commands."""
-    chosen = _parser().parse_args(arguments)
-    if chosen.shell not in SHELLS:
-        raise unknown("shell", chosen.shell, SHELLS)
+    words = "Print the script that completes commands, tasks and options in a shell."
+    parser = Parser(prog="seqdefer completion", description=words, epilog=EXAMPLES)
+    parser.add_argument("shell", metavar="|".join(SHELLS), help="the shell")
+    chosen = parser.parse_args(arguments)
+    require_known("shell", chosen.shell, SHELLS)
     print(completion_script(chosen.shell, commands))
     return 0

@@ -11,24 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.cli.common import (
-    DEFAULTS_NOTE,
-    Command,
-    Parser,
-    add_caps,
-    add_common,
-    add_model,
-    add_prices,
-    chosen_caps,
-    one_line,
-)
-from seqdefer.errors import OptionError
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
+from seqdefer.errors import OptionError, one_line
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
     from seqdefer.budgets.caps import Cap
     from seqdefer.budgets.prices import Prices
     from seqdefer.interfaces import Codec
+    from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.progress import Meter
 
 
 def generate(arguments: list[str]) -> int:
@@ -36,7 +29,6 @@ def generate(arguments: list[str]) -> int:
 
     from seqdefer.budgets.prices import read_prices
     from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
-    from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.report.terminal import written_lines
 
     chosen = _parser(DEFAULT_BUDGET).parse_args(arguments)
@@ -45,18 +37,15 @@ def generate(arguments: list[str]) -> int:
         first, second = (f"--{name.replace('_', '-')}" for name in names[:2])
         raise OptionError(f"{first} and {second} exclude each other; give one of them")
     budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
-    caps, prices = chosen_caps(chosen), None if chosen.prices is None else read_prices(chosen.prices)
+    caps, prices = common.chosen_caps(chosen), None if chosen.prices is None else read_prices(chosen.prices)
     if chosen.data is not None or chosen.out is not None:
         return _write_file(chosen, budget, caps, prices)
     if not chosen.inputs:
         raise OptionError("there is no input; give one or several, or a file with --data FILE --out FILE")
     with show_progress(quiet=chosen.quiet) as meter:
-        pair = {"predictor": chosen.predictor, "expert": chosen.expert}
-        model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
+        model = _load(chosen, prices, meter)
         inputs = [_read(text, model.served.codec) for text in chosen.inputs]
         _warn_about_files(chosen, inputs)
-        if prices is not None:
-            model.use_prices(prices)
         how = {"threshold": chosen.threshold, "budget_money": chosen.budget_money, "cap": caps}
         written = model.generate(inputs, budget, **how)
     console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text without line breaks
@@ -70,9 +59,18 @@ def generate(arguments: list[str]) -> int:
     return 0
 
 
+def _load(chosen: argparse.Namespace, prices: Prices | None, meter: Meter) -> DeferringModel:
+    from seqdefer.model.deferring_model import DeferringModel
+
+    pair = {"predictor": chosen.predictor, "expert": chosen.expert}
+    model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
+    if prices is not None:
+        model.use_prices(prices)
+    return model
+
+
 def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], prices: Prices | None) -> int:
     from seqdefer.model.batch_files import write_file
-    from seqdefer.model.deferring_model import DeferringModel
 
     if chosen.data is None or chosen.out is None:
         raise OptionError("--data FILE and --out FILE go together: inputs to read, and the file to write")
@@ -83,10 +81,7 @@ def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], 
             "--budget-money depends on the length of an input, so it does not go with --data; give --budget"
         )
     with show_progress(quiet=chosen.quiet) as meter:
-        pair = {"predictor": chosen.predictor, "expert": chosen.expert}
-        model = DeferringModel.from_pretrained(chosen.folder, **pair, device=chosen.device, meter=meter)
-        if prices is not None:
-            model.use_prices(prices)
+        model = _load(chosen, prices, meter)
         threshold = model.setting(budget).threshold if chosen.threshold is None else chosen.threshold
         how = {"field": chosen.field, "batch_size": chosen.batch_size, "caps": caps, "meter": meter}
         done = write_file(model, chosen.data, chosen.out, threshold=threshold, **how)
@@ -101,9 +96,9 @@ def _parser(default_budget: float) -> Parser:
         prog="seqdefer generate",
         description="Write for one or several inputs, and show who wrote what: the expert's tokens are coloured, or in "
         "brackets where there are no colours.",
-        epilog=DEFAULTS_NOTE,
+        epilog=common.DEFAULTS_NOTE,
     )
-    add_model(parser)
+    common.add_model(parser)
     words = "input of the model: a text, a word, a sound file, cities as JSON; - reads one from standard input"
     parser.add_argument("inputs", nargs="*", metavar="INPUT", help=words)
     words = "instead of INPUT: a file, plain or gzip; JSONL (*.jsonl), or any other text with one input per line"
@@ -119,9 +114,9 @@ def _parser(default_budget: float) -> Parser:
     parser.add_argument("--budget-money", type=float, metavar="X", help=words)
     words = "defer above this score, instead of a budget; inf never defers"
     parser.add_argument("--threshold", type=float, metavar="X", help=words)
-    add_prices(parser)
-    add_caps(parser)
-    add_common(parser, "one JSON object per line and input")
+    common.add_prices(parser)
+    common.add_caps(parser)
+    common.add_common(parser, "one JSON object per line and input")
     return parser
 
 

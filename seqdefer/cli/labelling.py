@@ -1,4 +1,4 @@
-"""`seqdefer label` and `seqdefer cache`, and the labelling options of other commands."""
+"""`seqdefer label` and `seqdefer cache`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.cli.common import (
-    DEFAULTS_NOTE,
-    Command,
-    Parser,
-    add_task_options,
-    add_trees,
-    chosen_settings,
-    default_settings,
-    given_options,
-    names,
-    one_line,
-    override,
-    run_folder,
-    task_of,
-    task_parser,
-    work_in,
-)
-from seqdefer.errors import OptionError
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
+from seqdefer.errors import OptionError, one_line
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
     from seqdefer.interfaces import TaskEntry
-    from seqdefer.labels.executors.settings import ExecutorSettings
     from seqdefer.labels.label_store import LabellingResult
 
 LABEL_EXAMPLES = f"""\
@@ -40,7 +24,7 @@ examples:
   seqdefer label tsp --engine ray --address HOST:6379     on a cluster whose machines read the same folders
   seqdefer cache ls runs/tsp-quick                        list the labels
 
-After an interruption, the same command resumes. {DEFAULTS_NOTE}
+After an interruption, the same command resumes. {common.DEFAULTS_NOTE}
 """
 CACHE_EXAMPLES = """\
 examples:
@@ -55,43 +39,20 @@ COLUMNS = ("name", "task", "split", "kind", "rows", "shards", "bytes")
 EVERY_SPLIT = "train,validation,test"
 
 
-def add_executor(parser: argparse.ArgumentParser, *, store: str) -> list[argparse.Action]:
-    """Add the options of all commands that label, and return them. `store` describes the default folder of labels."""
-    group = parser.add_argument_group("labelling")
-    words = "label in local processes or on a Ray cluster (this process)"
-    group.add_argument("--engine", metavar="local|ray", help=words)
-    group.add_argument("--workers", type=int, metavar="N", help="processes or actors (one per core, or per GPU)")
-    words = "threads per worker; results are equal to the bit for equal numbers (1)"
-    group.add_argument("--threads", type=int, metavar="N", help=words)
-    words = "address of a Ray cluster; auto finds one on this machine (a temporary local cluster)"
-    group.add_argument("--address", metavar="HOST:PORT", help=words)
-    words = "examples per file; an interruption loses no more than the files in work (a batch of the models)"
-    group.add_argument("--shard-size", type=int, metavar="N", help=words)
-    group.add_argument("--labels", type=Path, metavar="DIR", help=f"where labels are stored ({store})")
-    return group._group_actions
-
-
-def chosen_executor(chosen: argparse.Namespace) -> ExecutorSettings:
-    from seqdefer.labels.executors.settings import ExecutorSettings
-
-    settings: ExecutorSettings = override(ExecutorSettings(), given_options(chosen))
-    return settings
-
-
 # -- label ---------------------------------------------------------------------------------------------------------
 
 
 def label(arguments: list[str]) -> int:
     from seqdefer.evaluation.splits import label_task
 
-    entry = task_of("label", arguments)
+    entry = common.task_of("label", arguments)
     chosen = _label_parser(entry).parse_args(arguments[1:])
-    options, settings = chosen_settings(entry, chosen)
-    labelling = chosen_executor(chosen)
-    folder = run_folder(entry, chosen)
+    options, settings = common.chosen_settings(entry, chosen)
+    labelling = common.chosen_executor(chosen)
+    folder = common.run_folder(entry, chosen)
     sizes = {"seeds": settings.seeds, "instances": settings.instances}
     started = time.perf_counter()
-    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
+    with common.work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
         results = label_task(
             entry, options, folder, chosen.splits, labelling, **sizes, trees=settings.tree_kind,
             rollouts=settings.rollouts, device=chosen.device, meter=meter,
@@ -101,25 +62,25 @@ def label(arguments: list[str]) -> int:
 
 
 def _label_parser(entry: TaskEntry) -> Parser:
-    defaults = default_settings(entry)
-    parser = task_parser(
+    defaults = common.default_settings(entry)
+    parser = common.task_parser(
         "label",
         entry,
         "Make the labels that seqdefer run will need, with any number of workers, in files that are verified on every "
         "read. The labels are equal to the bit, whichever engine makes them.",
         folder=f"runs/{entry.name}-PRESET, like run",
         printed="what was made as JSON instead of a table",
+        epilog=LABEL_EXAMPLES,
     )
-    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, LABEL_EXAMPLES
     group = parser.add_argument_group("what to label")
     words = f"splits of the task ({EVERY_SPLIT})"
-    group.add_argument("--splits", type=names, default=names(EVERY_SPLIT), metavar="A,B", help=words)
+    group.add_argument("--splits", type=common.names, default=common.names(EVERY_SPLIT), metavar="A,B", help=words)
     words = f"runs that will need their own test instances ({defaults.seeds})"
     group.add_argument("--seeds", type=int, metavar="N", help=words)
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances per run ({defaults.instances})")
-    add_trees(group, defaults)
-    add_executor(parser, store="labels, in the folder of --out")
-    add_task_options(parser, entry)
+    common.add_trees(group, defaults)
+    common.add_executor(parser, store="labels, in the folder of --out")
+    common.add_task_options(parser, entry)
     parser.set_defaults(architecture=None, draft_architecture=None)
     return parser
 
@@ -150,12 +111,7 @@ def _print_table(title: str, headings: tuple[str, ...], rows: list[list[Any]]) -
 
 
 def cache(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="seqdefer cache",
-        description="List, verify or remove stored labels.",
-        epilog=CACHE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="seqdefer cache", description="List, verify or remove stored labels.", epilog=CACHE_EXAMPLES)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, words, run in (
         ("ls", "list the labellings", _list),

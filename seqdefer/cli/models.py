@@ -6,28 +6,14 @@ import dataclasses
 import json
 import shlex
 import sys
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqdefer.cli.common import (
-    DEFAULTS_NOTE,
-    Command,
-    Parser,
-    add_common,
-    add_guarantee,
-    add_learning,
-    add_prices,
-    add_task_options,
-    chosen_rule,
-    chosen_settings,
-    recipe_suffix,
-    task_of,
-    task_parser,
-    work_in,
-)
-from seqdefer.cli.labelling import add_executor, chosen_executor
-from seqdefer.errors import OptionError
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
+from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
@@ -38,7 +24,6 @@ if TYPE_CHECKING:
     from seqdefer.model.deferring_model import DeferringModel
 
 MAX_INPUTS_MIB = 32  # of the files that calibrate reads; JSON takes 20 times as much memory when it is parsed
-FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
 
 
 def fit(arguments: list[str]) -> int:
@@ -46,33 +31,27 @@ def fit(arguments: list[str]) -> int:
     from seqdefer.model.fitting import fit_model
     from seqdefer.model.learning import requested_promises, require_served
 
-    entry = task_of("fit", arguments, needs="serve")
+    entry = common.task_of("fit", arguments, needs="serve")
     require_served(entry)
     chosen = _fit_parser(entry).parse_args(arguments[1:])
-    options, settings = chosen_settings(entry, chosen)
-    folder = chosen.out or Path("models") / f"{entry.name}{recipe_suffix(chosen)}"
+    options, settings = common.chosen_settings(entry, chosen)
+    folder = chosen.out or Path("models") / f"{entry.name}{common.recipe_suffix(chosen)}"
     rule, quality = requested_promises(
         chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of, within=chosen.within
     )
-    how = {
-        "method": chosen.method,
-        "device": chosen.device,
-        "labelling": chosen_executor(chosen),
-        "rule": rule,
-        "quality": quality,
-    }
-    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
-        model = fit_model(entry, options, settings, folder, **how, meter=meter)
+    how = {"method": chosen.method, "device": chosen.device, "labelling": common.chosen_executor(chosen)}
+    with common.work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
+        model = fit_model(
+            entry, options, settings, folder, rule=rule, quality=quality, replace=chosen.replace, **how, meter=meter
+        )
     _print_calibration(model, as_json=chosen.json)
     assert model.calibration is not None
-    assert model.pairing is not None
-    name, inputs = shlex.quote(str(folder)), model.calibration.inputs
+    name = shlex.quote(str(folder))
     if model.quality is not None:
         print(f"\n{model.quality.in_words()}", file=sys.stderr)
-    print(f"\nfitted by the recipe {model.pairing.recipe}", file=sys.stderr)
-    if inputs < FEW_INPUTS:
-        more = f"more inputs make them more precise: seqdefer calibrate {name} --data FILE"
-        print(f"\nbudgets were measured on {inputs} inputs only; {more}", file=sys.stderr)
+    print(f"\n{model.fitted_in_words()}", file=sys.stderr)
+    if (rough := model.calibration.roughness()) is not None:
+        print(f"\n{rough}: seqdefer calibrate {name} --data FILE", file=sys.stderr)
     hint = shlex.quote(model.served.codec.hint or "INPUT")
     print(f"\nuse it: seqdefer generate {name} {hint} --budget {DEFAULT_BUDGET}", file=sys.stderr)
     print(f"or: seqdefer serve {name}", file=sys.stderr)
@@ -82,7 +61,7 @@ def fit(arguments: list[str]) -> int:
 def _fit_parser(entry: TaskEntry) -> Parser:
     from seqdefer.methods.registry import PREFERRED, fittable_methods
 
-    parser = task_parser(
+    parser = common.task_parser(
         "fit",
         entry,
         "Fit one rejector, measure which threshold spends which budget, and write a folder for seqdefer generate. "
@@ -92,22 +71,25 @@ def _fit_parser(entry: TaskEntry) -> Parser:
     )
     words = f"{', '.join(fittable_methods())} ({PREFERRED[0]}, or {PREFERRED[1]} where the expert only completes)"
     parser.add_argument("--method", metavar="NAME", help=words)
-    add_guarantee(parser, "no promise; with one, some data is kept apart for it")
+    common.add_guarantee(parser, "no promise; with one, some data is kept apart for it")
     words = (
         "also find the setting that spends the least and whose expected loss is at most X above the expert's, with "
         "--confidence; for tasks whose loss has an upper limit (none)"
     )
     parser.add_argument("--within", type=float, metavar="X", help=words)
-    add_learning(parser, entry)
-    parser.keep_for_help_all(add_executor(parser, store="work/labels, in the folder of --out"))
-    add_task_options(parser, entry, reports=False)
+    words = "fit in a folder that holds a model which was fitted another way, and lose that (refuse)"
+    parser.add_argument("--replace", action="store_true", help=words)
+    common.add_learning(parser, entry)
+    parser.keep_for_help_all(common.add_executor(parser, store="work/labels, in the folder of --out"))
+    common.add_task_options(parser, entry, reports=False)
     return parser
 
 
 def calibrate(arguments: list[str]) -> int:
     from seqdefer.budgets.prices import read_prices
-    from seqdefer.budgets.promises import PromisingRule
+    from seqdefer.budgets.promises import budget_rule
     from seqdefer.methods.timing import TIMED_BUDGETS
+    from seqdefer.model.calibrated_pair import calibration_remarks
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.model.folders import read_pairing
     from seqdefer.model.generation import input_tokens
@@ -115,7 +97,8 @@ def calibrate(arguments: list[str]) -> int:
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)
-    rule, prices = chosen_rule(chosen), None if chosen.prices is None else read_prices(chosen.prices)
+    rule = budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
+    prices = None if chosen.prices is None else read_prices(chosen.prices)
     if chosen.from_log is not None and chosen.data is not None:
         raise OptionError("--data and --from-log both calibrate; give one of them")
     if chosen.inputs < 2:
@@ -151,13 +134,10 @@ def calibrate(arguments: list[str]) -> int:
         if chosen.data is not None:
             examples = model.served.codec.encode(inputs[chosen.data])
             with meter.stage("calibrate budgets", len(examples)) as advance:
-                if isinstance(rule, PromisingRule):
-                    model.promise(model.spending_on(model.calibration_data(examples), progress=advance), rule)
-                else:
-                    model.calibrate_on(examples, progress=advance)
+                model.calibrate_by(rule, examples, progress=advance)
             with meter.stage("time budgets", len(TIMED_BUDGETS)) as advance:
                 model.time(examples, at_once=chosen.batch_size, progress=advance)
-            model.save_calibration(chosen.folder)
+            _save_calibration(model, chosen.folder)
             if prices is not None:
                 model.use_prices(prices)
                 lengths = input_tokens(codec, inputs[chosen.data], examples)
@@ -165,6 +145,9 @@ def calibrate(arguments: list[str]) -> int:
         if chosen.check is not None:
             with meter.stage("check budgets", len(CHECKED_BUDGETS)) as advance:
                 seen = model.check(inputs[chosen.check], progress=advance)
+    if chosen.data is not None and model.calibration is not None:
+        for remark in calibration_remarks(model.calibration, len(inputs[chosen.data])):
+            print(remark, file=sys.stderr)
     if is_new and not (seen and chosen.json):
         _print_calibration(model, as_json=chosen.json, mean_tokens=mean_tokens)
     if seen:
@@ -172,12 +155,23 @@ def calibrate(arguments: list[str]) -> int:
     return 0
 
 
+def _save_calibration(model: DeferringModel, folder: Path) -> None:
+    """Write the budgets, and say what they replace."""
+    from seqdefer.model.folders import record_path
+    from seqdefer.storage.files import read_json
+
+    with suppress(CheckpointError, KeyError):  # there was none, or it was damaged
+        before = read_json(record_path(folder, "calibration"))["inputs"]
+        print(f"this replaces the budgets of {folder}, which were measured on {before} inputs", file=sys.stderr)
+    model.save_calibration(folder)
+
+
 def _calibrate_from_log(model: DeferringModel, chosen: argparse.Namespace, rule: BudgetRule) -> None:
     from seqdefer.model.served_log import read_served
 
     rows, n_skipped = read_served(chosen.from_log, model.rejector.fingerprint, most=chosen.inputs)
     found = model.calibrate_from_log(rows, rule)
-    model.save_calibration(chosen.folder)
+    _save_calibration(model, chosen.folder)
     said = f"calibrated on {len(rows)} inputs that were served"
     said += f"; {n_skipped} incomplete lines were skipped" if n_skipped else ""
     if model.is_token_level:
@@ -202,18 +196,15 @@ def _print_check(seen: tuple[Setting, ...], model: DeferringModel, n: int, *, as
 def _print_calibration(model: DeferringModel, *, as_json: bool, mean_tokens: int | None = None) -> None:
     from rich.console import Console
 
-    from seqdefer.report.terminal import calibration_table, money_table, shown_settings, timing_table
+    from seqdefer.report.terminal import bought_table, calibration_table, money_table, shown_settings
     from seqdefer.storage.records import to_plain
 
     found, timing = model.calibration, model.timing
     assert found is not None
-    spent = (
-        [] if mean_tokens is None else [model.expected_money(mean_tokens, one.share) for one in shown_settings(found)]
-    )
+    settings = shown_settings(found)
+    spent = [] if mean_tokens is None else [model.expected_money(mean_tokens, one.share) for one in settings]
     if as_json:
-        budgets = [
-            {**dataclasses.asdict(one), "met": found.shortfall(one.budget) is None} for one in shown_settings(found)
-        ]
+        budgets = [{**dataclasses.asdict(one), "met": found.shortfall(one.budget) is None} for one in settings]
         for one, money in zip(budgets, spent, strict=bool(spent)):
             one["money"] = money
         more = {} if timing is None else {"timing": to_plain(timing)}
@@ -224,11 +215,11 @@ def _print_calibration(model: DeferringModel, *, as_json: bool, mean_tokens: int
         print(json.dumps({"inputs": found.inputs, "budgets": budgets, **more}, allow_nan=False))
         return
     Console().print(calibration_table(found))
-    if timing is not None:
-        Console().print(timing_table(timing, model.curve))
+    if (bought := bought_table(found, timing, model.curve)) is not None:
+        Console().print(bought)
     if spent and mean_tokens is not None and model.prices is not None:
         alone = model.prices.alone(mean_tokens, found.mean_length or 1.0)
-        Console().print(money_table(shown_settings(found), spent, alone, model.prices.currency, mean_tokens))
+        Console().print(money_table(settings, spent, alone, model.prices.currency, mean_tokens))
 
 
 def _calibrate_parser() -> Parser:
@@ -236,7 +227,7 @@ def _calibrate_parser() -> Parser:
         prog="seqdefer calibrate",
         description="Write inputs at every threshold and count the expert's tokens, so that budgets hold on inputs "
         "like these. No references are needed.",
-        epilog=DEFAULTS_NOTE,
+        epilog=common.DEFAULTS_NOTE,
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of seqdefer fit; calibration.json goes there")
     words = "inputs, plain or gzip: JSONL (*.jsonl), or any other text with one input per line"
@@ -247,11 +238,11 @@ def _calibrate_parser() -> Parser:
     parser.add_argument("--check", type=Path, metavar="FILE", help=words)
     parser.add_argument("--field", metavar="NAME", help="field of JSONL that holds the input (the one used by fit)")
     parser.add_argument("--inputs", type=int, default=500, metavar="N", help="inputs to read, at most (500)")
-    add_guarantee(parser, "no promise: the setting that spends nearest to a budget")
-    add_prices(parser)
+    common.add_guarantee(parser, "no promise: the setting that spends nearest to a budget")
+    common.add_prices(parser)
     words = "sequences written together, as they will be served: what budgets take is measured so (32)"
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help=words)
-    add_common(parser, "what budgets spend as JSON instead of a table")
+    common.add_common(parser, "what budgets spend as JSON instead of a table")
     return parser
 
 

@@ -37,7 +37,7 @@ def new_task(arguments: list[str]) -> int:
         written = write_skeleton(chosen.name, folder)
     for path in written:
         print(path)
-    print(f"\ntest it: cd {folder} && {Path(sys.executable).name} -m pytest", file=sys.stderr)
+    print(f"\ntest it: cd {folder} && {Path(sys.executable).name} -m pytest (pip install pytest)", file=sys.stderr)
     print(f"run it: seqdefer run {folder / chosen.name}.py", file=sys.stderr)
     return 0
 

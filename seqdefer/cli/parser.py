@@ -31,6 +31,8 @@ class Parser(argparse.ArgumentParser):
     """A parser without abbreviations that raises OptionError."""
 
     def __init__(self, **options: Any) -> None:
+        if "\n" in (options.get("epilog") or ""):  # examples keep their lines
+            options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, **options})
         self._rare: list[argparse.Action] = []
 
@@ -40,7 +42,9 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if args == [ASK_FOR_PARSER]:
             raise ParserFound(self)
-        chosen, unread = self.parse_known_args(args, namespace)
+        is_list = any(action.nargs == "*" and not action.option_strings for action in self._actions)
+        # argparse ends a list of arguments at the first option: `generate DIR --budget 0.2 INPUT` would not be read.
+        chosen, unread = (self.parse_known_intermixed_args if is_list else self.parse_known_args)(args, namespace)
         if unread:
             known = {flag for parser in with_actions(self) for flag in parser._option_string_actions}
             words = suggestion(unread[0].partition("=")[0], known)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_common, names
-from seqdefer.cli.labelling import add_executor, chosen_executor
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
 from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import writable_folder
@@ -32,7 +31,7 @@ examples:
 
 Each is made twice, as published and by our recipe, and writes RECIPE/NAME.json and .csv, NAME.tex, .pdf and .svg with
 both beside each other, and verdicts.*. Studies share stored labels and rejectors: after an interruption, the same
-command resumes. {DEFAULTS_NOTE}
+command resumes. {common.DEFAULTS_NOTE}
 """
 
 
@@ -41,23 +40,22 @@ def _parser() -> Parser:
         prog="seqdefer reproduce",
         description="Reproduce a table or figure of the paper, and judge the paper's claims by paired intervals.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="table or figure; see below")
     parser.add_argument("--preset", default="paper", metavar="paper|quick", help="sizes (paper)")
     parser.add_argument("--seeds", type=int, metavar="N", help="runs, each with its own test instances (5; quick: 2)")
     parser.add_argument("--instances", type=int, metavar="N", help="test instances per run (100)")
     words = "how rejectors are made: published, ours, or both (published,ours)"
-    parser.add_argument("--recipe", type=names, default=None, metavar="A,B", help=words)
-    parser.add_argument("--tasks", type=names, metavar="A,B", help="tasks to study (all)")
+    parser.add_argument("--recipe", type=common.names, default=None, metavar="A,B", help=words)
+    parser.add_argument("--tasks", type=common.names, metavar="A,B", help="tasks to study (all)")
     words = "set an option of a task (see seqdefer run TASK --help); repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help=words)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/reproduce-PRESET)")
     parser.add_argument("--no-figures", action="store_true", help="no PDF and SVG, which need the extra 'figures'")
     words = "processes that fit and measure; each needs memory for the models (1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=words)
-    add_common(parser, "the studies as JSON, one per line, instead of tables")
-    parser.keep_for_help_all(add_executor(parser, store="TASK/labels, in the folder of --out"))
+    common.add_common(parser, "the studies as JSON, one per line, instead of tables")
+    parser.keep_for_help_all(common.add_executor(parser, store="TASK/labels, in the folder of --out"))
     return parser
 
 
@@ -74,7 +72,7 @@ def reproduce(arguments: list[str]) -> int:
     choices = Choices(
         chosen.preset, chosen.seeds, chosen.instances, chosen.tasks,
         recipes=BOTH if chosen.recipe is None else chosen.recipe, options=_set_options(chosen.set),
-        device=chosen.device, jobs=chosen.jobs, figures=not chosen.no_figures, labelling=chosen_executor(chosen),
+        device=chosen.device, jobs=chosen.jobs, figures=not chosen.no_figures, labelling=common.chosen_executor(chosen),
     )  # fmt: skip
     folder = chosen.out or Path("runs") / f"reproduce-{chosen.preset}"
 

@@ -8,21 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqdefer.cli.common import (
-    Command,
-    Parser,
-    add_learning,
-    add_prices,
-    add_task_options,
-    chosen_settings,
-    default_settings,
-    names,
-    run_folder,
-    task_of,
-    task_parser,
-    work_in,
-)
-from seqdefer.cli.labelling import add_executor, chosen_executor
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
 from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import writable_folder
 
@@ -36,13 +23,13 @@ def run(arguments: list[str]) -> int:
     from seqdefer.report.run import run_task
     from seqdefer.report.terminal import results_table
 
-    entry = task_of("run", arguments)
+    entry = common.task_of("run", arguments)
     chosen = _run_parser(entry).parse_args(arguments[1:])
-    options, settings = chosen_settings(entry, chosen)
-    folder = run_folder(entry, chosen)
+    options, settings = common.chosen_settings(entry, chosen)
+    folder = common.run_folder(entry, chosen)
     how = {"preset": chosen.preset, "command": f"seqdefer run {shlex.join(arguments)}", "device": chosen.device}
-    how |= {"labelling": chosen_executor(chosen), "timing": not chosen.no_timing}
-    with work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
+    how |= {"labelling": common.chosen_executor(chosen), "timing": not chosen.no_timing}
+    with common.work_in(folder, entry), show_progress(quiet=chosen.quiet) as meter:
         results = run_task(entry, options, settings, folder, **how, meter=meter)
     if chosen.json:
         print(json.dumps(results.to_json(), allow_nan=False))
@@ -53,8 +40,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_parser(entry: TaskEntry) -> Parser:
-    defaults = default_settings(entry)
-    parser = task_parser(
+    defaults = common.default_settings(entry)
+    parser = common.task_parser(
         "run",
         entry,
         "Fit every rejector, evaluate every method, and write results.json, report.html and the fitted rejectors. "
@@ -67,12 +54,12 @@ def _run_parser(entry: TaskEntry) -> Parser:
     group.add_argument("--seeds", type=int, metavar="N", help=words)
     group.add_argument("--instances", type=int, metavar="N", help=f"test instances per run ({defaults.instances})")
     words = "methods to compare with Random and oracles (all but other people's rules and those that read first)"
-    group.add_argument("--methods", type=names, metavar="A,B", help=words)
+    group.add_argument("--methods", type=common.names, metavar="A,B", help=words)
     words = "do not time the pair and its methods for curves against seconds"
     group.add_argument("--no-timing", action="store_true", help=words)
-    add_learning(parser, entry)
-    parser.keep_for_help_all(add_executor(parser, store="labels, in the folder of --out"))
-    add_task_options(parser, entry)
+    common.add_learning(parser, entry)
+    parser.keep_for_help_all(common.add_executor(parser, store="labels, in the folder of --out"))
+    common.add_task_options(parser, entry)
     return parser
 
 
@@ -87,7 +74,7 @@ def plot(arguments: list[str]) -> int:
     parser = Parser(prog="seqdefer plot")
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of a run (it holds results.json)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (the same folder)")
-    add_prices(parser)
+    common.add_prices(parser)
     chosen = parser.parse_args(arguments)
     prices = None if chosen.prices is None else read_prices(chosen.prices).with_times(None, None)
     results = load_results(chosen.folder)

@@ -8,8 +8,10 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
-from seqdefer.cli.common import DEFAULTS_NOTE, Command, Parser, add_model, add_options, chosen_caps, given_options
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
 from seqdefer.progress_bars import show_progress
 
 DESCRIPTION = """\
@@ -43,7 +45,7 @@ The number after @ is the budget: the share of tokens that the expert writes.
 
 Every option is also a variable (SEQDEFER_PORT for --port) and a line of the
 file of --config (port = 8000). The command line wins over variables, and they
-over the file. {DEFAULTS_NOTE}
+over the file. {common.DEFAULTS_NOTE}
 """
 KEYS_EXAMPLES = """\
 examples:
@@ -59,8 +61,8 @@ log = logging.getLogger("seqdefer.server")
 
 def serve(arguments: list[str]) -> int:
     from seqdefer.budgets.prices import read_prices
-    from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, budget_rule
     from seqdefer.model.deferring_model import DeferringModel
+    from seqdefer.model.learning import requested_promises
     from seqdefer.model.served_log import ServedLog
     from seqdefer.server import serve as server
     from seqdefer.server.connections import reserve_descriptors
@@ -71,11 +73,10 @@ def serve(arguments: list[str]) -> int:
 
     chosen = _parser().parse_args(arguments)
     server.require_extra()
-    settings, limits = read_settings(given_options(chosen), os.environ)
-    guarantee, confidence = settings.guarantee or "nearest", settings.confidence
-    is_of_quality = settings.within is not None and guarantee != "confident"  # then the confidence is not of a budget
-    promised = budget_rule(guarantee, confidence=None if is_of_quality else confidence, share_of=settings.share_of)
-    caps, prices = chosen_caps(settings), None if settings.prices is None else read_prices(settings.prices)
+    settings, limits = read_settings(common.given_options(chosen), os.environ)
+    how: dict[str, Any] = {"confidence": settings.confidence, "share_of": settings.share_of, "within": settings.within}
+    promised, quality = requested_promises(settings.guarantee or "nearest", **how)
+    caps, prices = common.chosen_caps(settings), None if settings.prices is None else read_prices(settings.prices)
     reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
     Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))
@@ -94,14 +95,10 @@ def serve(arguments: list[str]) -> int:
             model.require_promise(promised)
             if prices is not None:
                 model.use_prices(prices)
-            quality = None
-            if settings.within is not None:
-                quality = model.require_quality(
-                    settings.within, DEFAULT_CONFIDENCE if confidence is None else confidence
-                )
+            found = quality and model.require_quality(quality.within, quality.confidence)
         server.serve(
             model, name, listening, limits=limits, api_key=settings.api_key, keys=settings.keys, usage=settings.usage,
-            budget=settings.budget, caps=caps, host=settings.host, served_log=served_log, quality=quality,
+            budget=settings.budget, caps=caps, host=settings.host, served_log=served_log, quality=found,
             ready=lambda: log.info("serving %s at %s/v1; open %s to try it; Ctrl-C ends it", name, address, address),
         )  # fmt: skip
     return 0
@@ -111,17 +108,12 @@ def _parser() -> Parser:
     from seqdefer.server.http import Limits
     from seqdefer.server.settings import ServerSettings
 
-    parser = Parser(
-        prog="seqdefer serve",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_model(parser)
+    parser = Parser(prog="seqdefer serve", description=DESCRIPTION, epilog=EXAMPLES)
+    common.add_model(parser)
     words = "TOML file of settings: the options below, with _ instead of - (none)"
     parser.add_argument("--config", type=Path, metavar="PATH", help=words)
-    add_options(parser, "server", "serve", ServerSettings())
-    parser.keep_for_help_all(add_options(parser, "limits", "serve", Limits()))
+    common.add_options(parser, "server", "serve", ServerSettings())
+    parser.keep_for_help_all(common.add_options(parser, "limits", "serve", Limits()))
     return parser
 
 
@@ -129,12 +121,8 @@ def _parser() -> Parser:
 
 
 def keys(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="seqdefer keys",
-        description="Add, list or revoke the API keys of servers.",
-        epilog=KEYS_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    words = "Add, list or revoke the API keys of servers."
+    parser = Parser(prog="seqdefer keys", description=words, epilog=KEYS_EXAMPLES)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     for name, words, run in (
         ("list", "list keys and their limits, as JSON", _list_keys),

@@ -5,16 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from seqdefer.cli.common import (
-    DEFAULTS_NOTE,
-    Command,
-    Parser,
-    add_common,
-    add_options,
-    given_options,
-    override,
-    task_of,
-)
+from seqdefer.cli import common
+from seqdefer.cli.common import Command, Parser
 from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 from seqdefer.storage.files import writable_folder
@@ -38,7 +30,7 @@ def list_tasks(arguments: list[str]) -> int:
 def train_predictor(arguments: list[str]) -> int:
     from seqdefer.environment import choose_device
 
-    entry = task_of("train-predictor", arguments, needs="training")
+    entry = common.task_of("train-predictor", arguments, needs="training")
     if entry.training is None:
         raise OptionError(
             f"the predictor of {entry.name} has no training command; seqdefer run {entry.name} makes the predictor"
@@ -46,14 +38,14 @@ def train_predictor(arguments: list[str]) -> int:
     parser = Parser(
         prog=f"seqdefer train-predictor {entry.name}",
         description="Train the predictor and measure how good it is. Interrupted training resumes where it stopped.",
-        epilog=DEFAULTS_NOTE,
+        epilog=common.DEFAULTS_NOTE,
     )
     folder = Path("predictors") / entry.name
     parser.add_argument("--out", type=Path, default=folder, metavar="DIR", help=f"where to write ({folder})")
-    add_common(parser, "the results as JSON")
-    add_options(parser, "training", entry.name, entry.training.options)
+    common.add_common(parser, "the results as JSON")
+    common.add_options(parser, "training", entry.name, entry.training.options)
     chosen = parser.parse_args(arguments[1:])
-    options = override(entry.training.options, given_options(chosen))
+    options = common.override(entry.training.options, common.given_options(chosen))
     with writable_folder(chosen.out), show_progress(quiet=chosen.quiet) as meter:
         reached = entry.training.train(options, chosen.out, choose_device(chosen.device), meter)
     print(json.dumps(dict(reached)) if chosen.json else "\n".join(f"{key}: {text}" for key, text in reached.items()))

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from seqdefer.engine.interleaved import HandOff, interleave, stack_positions
-from seqdefer.errors import ContractError
-from seqdefer.interfaces import Expert, Predictor
+from seqdefer.interfaces import Predictor
 from seqdefer.progress import NO_PROGRESS, Progress
-from seqdefer.rows import run_turn
 from seqdefer.types import EXPERT, Draft, Examples, Rollout, Sequences, SequenceSpec
 
 
@@ -31,32 +29,13 @@ class HandedOff:
     drafts: Sequences  # what the predictor wrote, whole, on the CPU
 
 
-def complete_drafts(
-    predictor: Predictor[Any],
-    expert: Expert | None,
-    examples: Examples,
-    drafts: Sequences,
-    kept: Tensor,
-    scores: Tensor,
-    spec: SequenceSpec,
-) -> Rollout:
-    """Write what `roll_out` would with each row keeping `kept` (n,) tokens, from drafts that are known: the predictor
-    does not run again, and the expert is called once for all rows. `scores` (n, L) are recorded in the result. All
-    tensors are on the CPU, as `draft` gives them."""
-
-    def complete(handed: HandedOff) -> Sequences:
-        if expert is None:
-            raise ContractError("drafts are handed off, but there is no expert; give one or keep all")
-        return expert.complete(handed.examples, handed.prefixes, spec)
-
-    return run_turn(completing(predictor.device, examples, drafts, kept, scores, spec), complete)
-
-
 @torch.no_grad()
 def completing(
     device: torch.device, examples: Examples, drafts: Sequences, kept: Tensor, scores: Tensor, spec: SequenceSpec
 ) -> Generator[HandedOff, Sequences, Rollout]:
-    """Do `complete_drafts`, but yield what the expert is to complete, if anything; send the completed sequences."""
+    """Write what `roll_out` would with each row keeping `kept` (n,) tokens, from drafts that are known: the predictor
+    does not run again. Yield what the expert is to complete, all rows together, if there are any; send the completed
+    sequences. `scores` (n, L) are recorded in the result. All tensors are on the CPU, as `draft` gives them."""
     handed = (kept < drafts.lengths).nonzero().squeeze(1)
     tokens, lengths = drafts.tokens.clone(), drafts.lengths.clone()
     if len(handed):
@@ -87,7 +66,7 @@ def draft(
     for rows in torch.arange(len(examples)).split(batch_size or predictor.batch_size):
         parts.append(_draft_batch(predictor, examples.select(rows).to(predictor.device), spec))
         progress(len(rows))
-    return _join(parts)
+    return Draft.join(parts)
 
 
 def _draft_batch(predictor: Predictor[Any], examples: Examples, spec: SequenceSpec) -> Draft:
@@ -98,17 +77,16 @@ def _draft_batch(predictor: Predictor[Any], examples: Examples, spec: SequenceSp
     def gather(values: list[Tensor]) -> Tensor:
         return stack_positions([_spread(value, step.rows, n) for value, step in zip(values, steps, strict=True)], spec)
 
+    tokens = stack_positions([step.tokens for step in steps], spec)
+    lengths = torch.stack([step.active for step in steps], 1).sum(1)
     entropies = [step.proposal.entropy for step in steps if step.proposal.entropy is not None]
     return Draft(
-        steps[0].context.cpu(),
-        Sequences(
-            stack_positions([step.tokens for step in steps], spec).cpu(),
-            torch.stack([step.active for step in steps], 1).sum(1).cpu(),
-        ),
-        gather([step.proposal.features for step in steps]).cpu(),
-        gather([step.proposal.uncertainty for step in steps]).cpu(),
-        gather(entropies).cpu() if entropies else None,
-    )
+        steps[0].context,
+        Sequences(tokens, lengths),
+        gather([step.proposal.features for step in steps]),
+        gather([step.proposal.uncertainty for step in steps]),
+        gather(entropies) if entropies else None,
+    ).to("cpu")
 
 
 def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
@@ -116,16 +94,3 @@ def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:
     spread = torch.zeros(n, *values.shape[1:], dtype=values.dtype, device=values.device)
     spread[rows] = values
     return spread
-
-
-def _join(parts: list[Draft]) -> Draft:
-    entropies = [part.entropy for part in parts if part.entropy is not None]
-    return Draft(
-        torch.cat([part.context for part in parts]),
-        Sequences(
-            torch.cat([part.sequences.tokens for part in parts]), torch.cat([part.sequences.lengths for part in parts])
-        ),
-        torch.cat([part.features for part in parts]),
-        torch.cat([part.uncertainty for part in parts]),
-        torch.cat(entropies) if entropies else None,
-    )

@@ -30,6 +30,14 @@ def not_a_number(what: str) -> ContractError:
     )
 
 
+def only_completes(expert: Expert | None) -> ContractError:
+    """Return the error for token-level deferral to an expert that names no next tokens."""
+    return ContractError(
+        f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
+        "only completes; use a one-time or whole policy"
+    )
+
+
 class HandOff(Policy[Tensor]):
     """Keeps `kept` (n,) tokens of each row, then hands the row to the expert. L never defers, 0 defers everything."""
 
@@ -44,9 +52,6 @@ class HandOff(Policy[Tensor]):
     def decide(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor, Tensor]:
         defer = position >= state
         return defer.float(), defer, state
-
-    def select(self, state: Tensor, rows: Tensor) -> Tensor:
-        return state[rows]
 
 
 @torch.no_grad()
@@ -198,10 +203,7 @@ def _expert_writer(expert: Expert | None, examples: Examples, policy: Policy[Any
         return _Completions(expert, examples)
     if isinstance(expert, NextTokenExpert):
         return _NextTokens(expert, examples)
-    raise ContractError(
-        f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
-        "only completes; use a one-time or whole policy"
-    )
+    raise only_completes(expert)
 
 
 def roll_out(

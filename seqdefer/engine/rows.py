@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from seqdefer.engine.interleaved import only_completes
 from seqdefer.engine.pace import MAX_STEPS_AHEAD
 from seqdefer.environment import send
-from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert, NextTokenExpert, Predictor
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows
 from seqdefer.types import Examples, Proposal
@@ -224,9 +224,6 @@ def rows_of_predictor(predictor: Predictor[Any]) -> PredictorRows:
 def rows_of_expert(expert: Expert) -> ExpertRows:
     """Return an expert's rows, without any row."""
     if not isinstance(expert, NextTokenExpert):
-        raise ContractError(
-            f"token-level deferral needs an expert that names next tokens (a NextTokenExpert); {type(expert).__name__} "
-            "only completes; use a one-time or whole policy"
-        )
+        raise only_completes(expert)
     rows = expert.rows()
     return StateExpertRows(expert) if rows is None else rows

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,9 +31,8 @@ from torch import Tensor
 from seqdefer.engine.interleaved import not_a_number
 from seqdefer.engine.pace import MAX_STEPS_AHEAD, Pace, Turn
 from seqdefer.engine.rows import StateRows, rows_of_expert, rows_of_predictor
-from seqdefer.environment import send
+from seqdefer.environment import fetch, send
 from seqdefer.errors import ContractError
-from seqdefer.graphs import Beside
 from seqdefer.interfaces import NextTokenExpert, Policy, Predictor
 from seqdefer.rows import Chunk, ExpertRows, PredictorRows, run_turn
 from seqdefer.types import EXPERT, PREDICTOR, Examples, Proposal, Rollout, Sequences, SequenceSpec
@@ -46,11 +44,9 @@ SHOWN_SECONDS = 0.05  # a turn without open questions ends after these: what is 
 class Work:
     """What a loop has done so far."""
 
-    predictor_steps: int = 0  # batches
     expert_passes: int = 0  # batches
     chunks: int = 0  # that rows asked the expert with
     tokens_read: int = 0  # by the expert
-    taken_back: int = 0  # tokens that the predictor wrote for nothing
 
 
 @dataclass
@@ -67,7 +63,7 @@ class RowWritten:
     error: ContractError | None = None  # why it could not be written further
 
     def check_scores(self, begin: int) -> None:
-        """End the row if a score from position `begin` on is not a number: nobody can decide by it."""
+        """End the row if a score from position `begin` on is not a number: no decision can rest on it."""
         for position in range(begin, len(self.scores)):
             if math.isnan(self.scores[position]):
                 self.is_over, self.error = True, not_a_number(f"token {position}")
@@ -102,7 +98,11 @@ class SpeculativeLoop:
     """Rows that are written together. `admit` adds some at any time between two turns, `drop` ends some.
 
     `policy` decides for all rows; the policy that a row is admitted with starts its state, so that rows may have
-    thresholds of their own. `pace` says how far a turn goes."""
+    thresholds of their own. `pace` says how far a turn goes. `decides_late`: once the predictor has run ahead, for all
+    its steps together, as on a GPU, which takes hardly longer for many positions than for one, and which looking at
+    decisions would hold up."""
+
+    decides_late = False
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class SpeculativeLoop:
     def admit(self, examples: Examples, policy: Policy[Any] | None = None) -> list[RowWritten]:
         """Add rows. Where a model fails to read them, none is added."""
         context = self.predictor.admit(examples.inputs)
-        self._device = context.device
+        self._device, self.decides_late = context.device, self.decides_late or context.device.type != "cpu"
         try:
             state = (policy or self.policy).start(context)
             self.expert.admit(examples)
@@ -155,7 +155,6 @@ class SpeculativeLoop:
         guesses, steps = self._run_ahead(begin, turn)
         yield from self._ask(guesses, turn)
         turn.written = sum(len(row.tokens) for row in turned) - sum(begin)
-        self.work.taken_back += sum(len(one.tokens) for one in guesses) - turn.written
         going = self._keep_going()
         if self.rows:
             kept = [(begin[place], turned[place]) for place in going]
@@ -178,20 +177,22 @@ class SpeculativeLoop:
 
         The last ones are not read yet: the expert may change them."""
         start, length = time.perf_counter(), self.spec.length
-        positions, columns = self._tensor(begin), list[tuple[Tensor, Tensor, Tensor]]()
+        positions, columns, decided = self._tensor(begin), list[Tensor](), list[tuple[Tensor, Tensor]]()
         furthest = min(begin) if self.predictor.runs_past_end else max(begin)
         most = min(self.pace.most_steps(), MAX_STEPS_AHEAD, length - furthest)
-        progress, beside = _Progress(self, len(begin)), Beside(self._device)
+        progress = _Progress(self, len(begin))
         for step in range(most):
-            guessed = self.predictor.guesses()
-            with nullcontext() if guessed is None else beside.work():
-                proposal, here = self.predictor.propose(), (positions + step).clamp(max=length - 1)
-                scores, defer = self._decide(here, proposal)
-            tokens, is_open = proposal.tokens if guessed is None else guessed, defer
+            here, is_open = (positions + step).clamp(max=length - 1), None
+            tokens = self.predictor.guess() if self.decides_late else None
+            if tokens is None:
+                proposal = self.predictor.propose()
+                tokens = proposal.tokens
+                decided += self._decide(here[None], proposal)
+                is_open = decided[-1][1]
             if step == 0 and any(row.foreseen is not None for row in self.rows):
-                beside.wait()
-                tokens, is_open = self._foreseen(tokens, defer)
-            columns.append((tokens, scores, defer))
+                decided += self._decide_late(positions, decided, 1)
+                tokens, is_open = self._foreseen(tokens, decided[0][1])
+            columns.append(tokens)
             if not self.predictor.runs_past_end and bool(self.spec.is_end(tokens).any()):
                 break
             if step + 1 == most or not self.pace.goes_on(progress.useful(here, tokens, is_open)):
@@ -199,10 +200,9 @@ class SpeculativeLoop:
             if progress.is_settled and time.perf_counter() - start > SHOWN_SECONDS:
                 break
             self.predictor.append(tokens)
-        beside.wait()
-        written = [torch.stack(parts, 1).tolist() for parts in zip(*columns, strict=True)]
+        decided += self._decide_late(positions, decided, len(columns))
+        written = fetch([torch.stack(list(parts), 1) for parts in (columns, *zip(*decided, strict=True))])
         turn.steps, turn.step_seconds = len(columns), time.perf_counter() - start
-        self.work.predictor_steps += len(columns)
         guesses = [self._own(*parts) for parts in zip(self.rows, *written, strict=True)]
         turn.proposed = sum(len(one.tokens) for one in guesses)
         turn.deferred = sum(len(one.deferred) for one in guesses)
@@ -215,7 +215,33 @@ class SpeculativeLoop:
         is_known = self._tensor(known)
         return torch.where(is_known & defer, named.to(tokens.dtype), tokens), defer & ~is_known
 
-    def _decide(self, positions: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    def _decide_late(
+        self, begin: Tensor, decided: list[tuple[Tensor, Tensor]], steps: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Decide at the steps before `steps` that are not decided yet."""
+        late = torch.arange(len(decided), steps, device=self._device)
+        if not len(late):
+            return []
+        positions = (begin + late[:, None]).clamp(max=self.spec.length - 1)
+        return self._decide(positions, self.predictor.propose_guessed())
+
+    def _decide(self, positions: Tensor, proposal: Proposal) -> list[tuple[Tensor, Tensor]]:
+        """Return scores and decisions of all rows, (n,) each, at each of several steps. `positions` is (S, n), and
+        `proposal` has the n rows of the first step, then those of the next."""
+        steps, n = positions.shape
+        if steps == 1:
+            return [self._decide_step(positions[0], proposal)]
+        state = self.policies.batches[0].states[-1]
+        if len(self.policies.batches) > 1 or not self.policy.is_fixed(state):
+            places = torch.arange(steps * n, device=self._device).view(steps, n)
+            return [self._decide_step(*one) for one in zip(positions, map(proposal.select, places), strict=True)]
+        copies = self.policy.select(state, torch.arange(n, device=self._device).repeat(steps))
+        scores, defer, _ = self.policy.decide(copies, positions.flatten(), proposal)
+        for _ in range(steps):
+            self.policies.advance(lambda state, _: state)
+        return list(zip(scores.view(steps, n), defer.view(steps, n), strict=True))
+
+    def _decide_step(self, positions: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         scores, defer = list[Tensor](), list[Tensor]()
 
         def decide(state: Any, rows: Tensor | slice) -> Any:
@@ -312,16 +338,16 @@ class SpeculativeLoop:
 
 class _Progress:
     """The share of rows of which the next step of a turn is expected to gain a token, and whether no question is open.
-    On a GPU, looking at decisions would hold up the work that follows, so usual ones are assumed."""
+    Where decisions are late, usual ones are assumed."""
 
     def __init__(self, loop: SpeculativeLoop, n: int) -> None:
         self.spec, self.pace = loop.spec, loop.pace
-        self.weights = torch.ones(n) if loop._device.type == "cpu" else None
-        self.expected, self.is_settled = 1.0, loop._device.type == "cpu"
+        self.weights = None if loop.decides_late else torch.ones(n)
+        self.expected, self.is_settled = 1.0, not loop.decides_late
 
-    def useful(self, positions: Tensor, tokens: Tensor, is_open: Tensor) -> float:
+    def useful(self, positions: Tensor, tokens: Tensor, is_open: Tensor | None) -> float:
         agreement = self.pace.agreement
-        if self.weights is None:
+        if self.weights is None or is_open is None:
             self.expected *= 1 - self.pace.share * (1 - agreement)
             return self.expected
         self.weights[is_open] *= agreement

@@ -22,7 +22,7 @@ import numpy as np
 from seqdefer.budgets.convex_hull import Floats, first_vertices, hull_edges
 from seqdefer.budgets.hand_off_rules import Values, to_floats
 from seqdefer.budgets.sweeps import Sweep, require_same_shape
-from seqdefer.errors import DataError, unknown
+from seqdefer.errors import DataError, require_known
 from seqdefer.types import HandOffTable
 
 RESAMPLES_AT_ONCE = 128  # weighed together: enough to vectorise, small enough for thousands of instances
@@ -199,8 +199,7 @@ class Run:
 
     def improvements(self, method: str, weights: Floats) -> Floats:
         """Return % improvement over Random under R weightings of the instances. weights (R, n) -> (R,)"""
-        if method not in self.sweeps:
-            raise unknown("method", method, self.sweeps)
+        require_known("method", method, self.sweeps)
         first_y, last_y, last_x = self.ends.means(weights)
         random = _areas(np.hstack([np.zeros_like(last_x), last_x]), np.hstack([first_y, last_y]))
         return _improvements(_areas(*_full_curves(self.sweeps[method], self.ends, weights)), random)

@@ -61,6 +61,7 @@ from seqdefer.evaluation.seconds import TIMING_FILE, can_be_timed, has_slower_ex
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
+from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, require_learning_data
 from seqdefer.labels.manifest import describe_options
@@ -81,25 +82,17 @@ from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Granularity
 
-REFERENCES: dict[str, Granularity] = {
-    "Random": "whole",
-    "RandomSpeculative": "whole",
-    "OptimalFree": "whole",
-    "OptimalWhole": "whole",
-    "OptimalOneTime": "once",
-    "OptimalToken": "token",
-    "MyopicToken": "token",
-}
-
-ABOUT_REFERENCES = {
-    "Random": "Flips a coin for each sequence: the straight line between both models alone.",
-    "RandomSpeculative": "Flips a coin for each sequence: the predictor alone, or lossless speculative decoding.",
-    "OptimalFree": "An expert that costs nothing: its loss at every budget. Nobody can reach it.",
-    "OptimalWhole": "Gives whole sequences to the expert in the best order, knowing every loss in advance.",
-    "OptimalOneTime": "Hands over once at the best place, knowing every loss in advance.",
-    "OptimalToken": "Asks for the best set of tokens, knowing every loss in advance.",
-    "MyopicToken": "Asks for the token that gains most now, knowing its loss but not what follows.",
-}
+REFERENCES: dict[str, tuple[Granularity, str]] = {  # the granularity, and a sentence about it
+    "Random": ("whole", "Flips a coin for each sequence: the straight line between both models alone."),
+    "RandomSpeculative": (
+        "whole", "Flips a coin for each sequence: the predictor alone, or lossless speculative decoding."
+    ),
+    "OptimalFree": ("whole", "An expert that costs nothing: its loss at every budget. Nobody can reach it."),
+    "OptimalWhole": ("whole", "Gives whole sequences to the expert in the best order, knowing every loss in advance."),
+    "OptimalOneTime": ("once", "Hands over once at the best place, knowing every loss in advance."),
+    "OptimalToken": ("token", "Asks for the best set of tokens, knowing every loss in advance."),
+    "MyopicToken": ("token", "Asks for the token that gains most now, knowing its loss but not what follows."),
+}  # fmt: skip
 
 
 class Experiment:
@@ -250,19 +243,17 @@ class Experiment:
             swept = sweep_hindsight(test.trees, rows)
             myopic = GridSweep(swept.deferred, swept.loss)
             outcomes = self.outcomes(seed, Run(run.ends, {**run.sweeps, "MyopicToken": myopic}))
-            assert outcomes is not None
             curves["OptimalToken"] = optimal_curve(*outcomes, until=float(run.ends.expert_deferred.mean()))
             curves["MyopicToken"] = curve_of(myopic, run.ends)
         return curves
 
-    def outcomes(self, seed: int, run: Run) -> tuple[Tensor, Tensor] | None:
-        """Return what the token oracle chooses from, loss and deferred tokens (n, D) each; None without trees.
+    def outcomes(self, seed: int, run: Run) -> tuple[Tensor, Tensor]:
+        """Return what the token oracle chooses from, loss and deferred tokens (n, D) each.
 
         Sequences too long for all outcomes get those that a beam finds, and all that any method reaches, so that none
         beats the oracle."""
         test, rows = self.splits.test, self.splits.rows(seed)
-        if test.trees is None:
-            return None
+        assert test.trees is not None
         if not self.splits.searches:
             loss, deferred = all_outcomes(test.trees, rows)
             return loss.cpu(), deferred.cpu()
@@ -296,10 +287,6 @@ class Experiment:
     def _results(
         self, preset: str, command: str, seeds: list[SeedResult], comparisons: list[Comparison], notes: tuple[str, ...]
     ) -> Results:
-        settings = {**asdict(self.settings), "task": describe_options(self.task)}
-        calls = self.splits.calls
-        described = self.task.describe()
-        models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
         return Results(
             task=self.task.name,
             preset=preset,
@@ -318,18 +305,39 @@ class Experiment:
             ),
             notes=notes,
             about={name: about_method(name) for name in summarise(seeds)},
-            provenance=Provenance(
-                version=__version__,
-                command=command,
-                data={key: text for key, text in described.items() if key not in models},
-                models=models,
-                seeds=tuple(range(self.settings.seeds)),
-                machine=machine(self.task.predictor.device),
-                seconds=self.clock.seconds,
-                expert_calls=ExpertCalls(calls.made, calls.saved),
-                settings=settings,
+            provenance=provenance_of(
+                self.task,
+                self.settings,
+                command,
+                self.splits.calls,
+                self.clock.seconds,
+                machine(self.task.predictor.device),
             ),
         )
+
+
+def provenance_of(
+    task: Task,
+    settings: ExperimentSettings,
+    command: str,
+    calls: Calls,
+    seconds: Mapping[str, float],
+    machine: Mapping[str, str],
+) -> Provenance:
+    """Return where the numbers of a task come from."""
+    described = task.describe()
+    models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
+    return Provenance(
+        version=__version__,
+        command=command,
+        data={key: text for key, text in described.items() if key not in models},
+        models=models,
+        seeds=tuple(range(settings.seeds)),
+        machine=machine,
+        seconds=seconds,
+        expert_calls=ExpertCalls(calls.made, calls.saved),
+        settings={**asdict(settings), "task": describe_options(task)},
+    )
 
 
 def _finite(value: Any) -> Any:
@@ -352,12 +360,12 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> Rejector | None:
 
 def granularity_of(name: str) -> Granularity:
     """Return the granularity of a method or a reference (Random, the oracles)."""
-    return REFERENCES[name] if name in REFERENCES else get_method(name).granularity
+    return REFERENCES[name][0] if name in REFERENCES else get_method(name).granularity
 
 
 def about_method(name: str) -> str:
     """Return a sentence about a method or a reference."""
-    return ABOUT_REFERENCES[name] if name in REFERENCES else get_method(name).about
+    return REFERENCES[name][1] if name in REFERENCES else get_method(name).about
 
 
 def sweep_methods(part: LabelledData, rows: Tensor, rejectors: Mapping[str, Rejector]) -> Run:

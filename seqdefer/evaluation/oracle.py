@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seqdefer.labels.trees import END, DecisionTrees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.progress import Progress
 
 BEAM_WIDTH = 8  # of two T5 models' summaries; the area with 32 is one in a thousand smaller

@@ -11,17 +11,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from seqdefer.errors import DataError, InputError, missing_extra
+from seqdefer.errors import DataError, InputError, import_extra
 from seqdefer.recipes import recipe_in_words
 from seqdefer.storage.files import write_json
 from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
 
 FILE_NAME = "results.json"
 FREE = "OptimalFree"  # the expert's loss at every budget
+REFERENCES = ("Random", "Optimal", "Myopic")  # how names of what is no method begin: coins and oracles
 
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
@@ -185,6 +185,14 @@ class Results:
     promise: PromiseCheck | None = None  # of the method that a fit would take
     about: Mapping[str, str] = field(default_factory=dict)  # a sentence about each method
 
+    def __repr__(self) -> str:
+        """Return a line for notebooks: the curves of all seeds would fill many screens."""
+        ranked = sorted(self.summary.items(), key=lambda row: row[1].audc_mean)
+        best = next((row for row in ranked if not row[0].startswith(REFERENCES)), None)
+        found = "" if best is None else f", best: {best[0]}, {best[1].improvement_mean:.2f} % over Random"
+        what = f"{self.task}, preset {self.preset}, {len(self.seeds)} seed" + "s" * (len(self.seeds) != 1)
+        return f"Results({what}, {len(self.summary)} methods{found}; to_frame() lists all)"
+
     @property
     def recipe_in_words(self) -> str:
         return recipe_in_words(self.recipe, self.recipe_changes)
@@ -253,10 +261,7 @@ class Results:
 
 
 def _pandas() -> Any:
-    try:
-        return import_module("pandas")
-    except ImportError as error:
-        raise missing_extra("pandas", "frame", "a table of results") from error
+    return import_extra("pandas", "frame", "a table of results")
 
 
 def summarise(seeds: Sequence[SeedResult]) -> dict[str, Summary]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from seqdefer.errors import ContractError, OptionError, unknown
+from seqdefer.errors import ContractError, OptionError, look_up, require_known
 from seqdefer.hyperparameters import STRATEGIES, TREE_KINDS, Settings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.methods.registry import get_method
@@ -44,15 +44,12 @@ class ExperimentSettings(LearningSettings):
                 raise OptionError(f"--{name} is {value}; it must be a cost, 0 or more")
         get_phi(self.phi)
         get_psi(self.psi)
-        if self.strategy not in STRATEGIES:
-            raise unknown("training strategy", self.strategy, STRATEGIES)
-        if self.trees is not None and self.trees not in TREE_KINDS:
-            raise unknown("kind of trees", self.trees, TREE_KINDS)
-        if self.token.architecture not in token_networks():
-            raise unknown("token-level architecture", self.token.architecture, token_networks())
+        require_known("training strategy", self.strategy, STRATEGIES)
+        if self.trees is not None:
+            require_known("kind of trees", self.trees, TREE_KINDS)
+        require_known("token-level architecture", self.token.architecture, token_networks())
         for settings in (self.once, self.cost):
-            if settings.architecture not in draft_networks():
-                raise unknown("draft architecture", settings.architecture, draft_networks())
+            require_known("draft architecture", settings.architecture, draft_networks())
         for method in self.methods or ():
             get_method(method)
 
@@ -90,14 +87,15 @@ def choose_settings(
 
     Commands and `DeferringModel.fit` start here, so that both have the same defaults. Names that are neither an option
     nor a setting are left alone."""
-    if preset not in entry.presets:
-        raise unknown("preset", preset, entry.presets)
+    require_known("preset", preset, entry.presets)
     start, given = replace(entry.presets[preset], **get_recipe(entry, recipe).options), dict(given)
     # An option of the task is not one of the experiment, even if both have that name.
     own = {one.name: given.pop(one.name) for one in fields(start) if one.name in given}
     networks = (given.get("draft_architecture"), given.get("architecture"))
     settings = experiment_settings(entry, preset, *networks, recipe)
     known = {one.name: given[one.name] for one in fields(settings) if one.name in given}
+    if known.get("strategy", settings.strategy) != settings.strategy:
+        known.setdefault("trees", None)  # they follow from the strategy
     return replace(start, **own), replace(settings, **known)
 
 
@@ -119,9 +117,7 @@ def recipe_changes(entry: TaskEntry, options: Any, settings: ExperimentSettings)
 
 def get_recipe(entry: TaskEntry, name: str) -> Recipe:
     """Return a recipe of a task."""
-    if name not in entry.recipes:
-        raise unknown(f"recipe of task {entry.name}", name, entry.recipes)
-    recipe = entry.recipes[name]
+    recipe = look_up(f"recipe of task {entry.name}", name, entry.recipes)
     if not isinstance(recipe, Recipe):
         raise ContractError(
             f"the recipe {name!r} of task {entry.name!r} is {recipe!r}; give a record: seqdefer.recipes.Recipe()"
@@ -130,20 +126,14 @@ def get_recipe(entry: TaskEntry, name: str) -> Recipe:
 
 
 def _token_settings(default: Settings, published: Settings, architecture: str) -> Settings:
-    networks = token_networks()
-    if architecture not in networks:
-        raise unknown("token-level architecture", architecture, networks)
-    is_published = architecture == published.architecture
-    settings = published if is_published else networks[architecture].defaults or default
+    network = look_up("token-level architecture", architecture, token_networks())
+    settings = published if architecture == published.architecture else network.defaults or default
     return replace(settings, architecture=architecture, inputs=default.inputs)
 
 
 def _draft_settings(default: Settings, published: Settings, architecture: str) -> tuple[Settings, Settings]:
     """Return the settings of whole and one-time rejectors, and those of estimated losses."""
-    networks = draft_networks()
-    if architecture not in networks:
-        raise unknown("draft architecture", architecture, networks)
-    network = networks[architecture]
+    network = look_up("draft architecture", architecture, draft_networks())
     once = published if architecture == published.architecture else network.defaults
     # A subclass may inherit the defaults of another architecture.
     return (

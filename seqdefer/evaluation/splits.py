@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from seqdefer.environment import choose_device
-from seqdefer.errors import DataError, unknown
+from seqdefer.errors import DataError, require_known
 from seqdefer.hyperparameters import TreeKind
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.hand_offs import Calls, select_hand_offs
+from seqdefer.labels.jobs import LabelKind, unpack_calls, unpack_hand_offs, unpack_trees
 from seqdefer.labels.jobs import LabelPart as Rows
-from seqdefer.labels.jobs import unpack_calls, unpack_hand_offs, unpack_trees
 from seqdefer.labels.label_store import LabellingResult, LabelStore, open_labels
 from seqdefer.labels.labelled import LearningData, TestData
 from seqdefer.labels.trees import DecisionTrees, enumerate_trees, is_enumerable
@@ -135,7 +135,8 @@ class Splits:
             return None
         rows, reads_first = self._rows(name), self.reads_first
         if self.searches:
-            return Rows("trees", name, rows, self.rollouts, reads_first=reads_first) if kind == "closed" else None
+            explored: LabelKind = "branched-trees" if kind == "branched" else "trees"
+            return Rows(explored, name, rows, self.rollouts, reads_first=reads_first) if kind != "open" else None
         return Rows("whole-trees", name, rows, reads_first=reads_first) if self._is_worth_storing() else None
 
     def _first_kind(self, name: SplitName) -> TreeKind | None:
@@ -167,10 +168,11 @@ class Splits:
         if not self._has_trees(name):
             return kind(examples, drafted, table, None)
         make = cache(lambda kind: self._make_trees(name, examples, kind))
+        complete = cache(lambda kind: _complete(make("open"), kind))
         first = self._first_kind(name)
         if first is not None:
             make(first)
-        return kind(examples, drafted, table, make if self.searches else lambda _: make("open"))
+        return kind(examples, drafted, table, make if self.searches else complete)
 
     def _make_trees(self, name: SplitName, examples: Examples, kind: TreeKind) -> DecisionTrees:
         stored = self._stored_trees(name, kind)
@@ -200,6 +202,11 @@ class Splits:
         return trees
 
 
+def _complete(trees: DecisionTrees, kind: TreeKind) -> DecisionTrees:
+    """Return complete trees as a kind: all decisions are known, so only branched ones differ."""
+    return trees.branched() if kind == "branched" else trees
+
+
 def label_task(
     entry: TaskEntry,
     options: Any,
@@ -216,8 +223,7 @@ def label_task(
 ) -> list[LabellingResult]:
     """Run `seqdefer label`: prepare the task in `folder` and make what `run` will need of these splits."""
     for name in names:
-        if name not in get_args(SplitName):
-            raise unknown("split", name, get_args(SplitName))
+        require_known("split", name, get_args(SplitName))
     clock = Clock(meter or Silent())
     task = entry.prepare(options, folder, choose_device(device), clock)
     labels = open_labels(labelling, entry, options, task, folder, device)

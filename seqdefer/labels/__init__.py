@@ -4,6 +4,7 @@
     branches.py     all hand-offs of a draft in one pass
     trees.py        decision trees, for token-level deferral
     exploration.py  decision trees of long sequences, along a few rollouts
+    regrets.py      what a decision costs up to the end of the sequence
     jobs.py         jobs and what their shards hold
     manifest.py     the list of shards that make up a finished labelling
     label_store.py  the labels of a task: read from a store, or made and stored

@@ -88,8 +88,7 @@ def branch_out(
         _branch_out_batch(expert, examples.select(rows), drafts.select(rows), kept, spec)
         for rows in torch.arange(len(drafts), device=kept.device).split(expert.examples_at_once)
     ]
-    tokens, lengths = (torch.cat([getattr(part, name) for part, _ in parts]) for name in ("tokens", "lengths"))
-    return Sequences(tokens, lengths), sum(runs for _, runs in parts)
+    return Sequences.join([part for part, _ in parts]), sum(runs for _, runs in parts)
 
 
 def _branch_out_batch(

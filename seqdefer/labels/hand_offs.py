@@ -64,7 +64,7 @@ def _label_batch(
     task: Task, examples: Examples, drafted: Sequences, kept: Tensor, shortcut: bool
 ) -> tuple[Tensor, Tensor, Calls]:
     examples, device = examples.to(task.predictor.device), task.predictor.device
-    drafted = Sequences(drafted.tokens.to(device), drafted.lengths.to(device))
+    drafted = drafted.to(device)
     own = task.sequence_loss(examples, drafted).cpu()[:, None]
     loss, deferred, calls = own[:, :0], torch.zeros(len(own), 0, dtype=torch.long), Calls()
     if len(kept):

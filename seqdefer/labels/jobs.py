@@ -2,6 +2,8 @@
 
     hand-offs    the predictor's drafts, the features of rejectors, and the table of all hand-offs, or of some
     trees        decision trees of long sequences, explored along a few rollouts
+    branched-    the same, with both decisions wherever the models differ
+      trees
     whole-trees  decision trees of short sequences, with all their nodes
     open-trees   decision trees of long sequences, as far as training has grown them; no job makes these
 
@@ -29,7 +31,8 @@ from seqdefer.labels.trees import DecisionTrees, enumerate_trees, join_trees
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences
 
-LabelKind = Literal["hand-offs", "trees", "whole-trees", "open-trees"]
+LabelKind = Literal["hand-offs", "trees", "branched-trees", "whole-trees", "open-trees"]
+EXPLORED: tuple[LabelKind, ...] = ("trees", "branched-trees")
 SHARD_LAYOUT = 1  # increment whenever the content of shards changes: older shards are then made again
 MAX_SHARD_NODES = 2**18  # of whole trees, about
 
@@ -97,7 +100,7 @@ def shard_name(task: Task, part: LabelPart, first: int = 0) -> str:
     losses = task.loss_unit if part.kind == "hand-offs" else task.token_rule
     rules = (task.name, part.kind, losses, task.loss_key(examples), task.spec.length, task.spec.end)
     models = (task.predictor.fingerprint, task.expert.fingerprint)
-    options = (part.rollouts, first) if part.kind == "trees" else () if part.kept is None else ("kept", *part.kept)
+    options = (part.rollouts, first) if part.kind in EXPLORED else () if part.kept is None else ("kept", *part.kept)
     options += ("reads first",) if part.reads_first else ()  # other labels keep the names they always had
     data = (examples.inputs, examples.targets, examples.ids)
     return fingerprint(__version__, SHARD_LAYOUT, *rules, *models, *options, *data)
@@ -120,7 +123,8 @@ def run_job(task: Task, job: Job) -> dict[str, Tensor]:
             trees = enumerate_trees(task, examples, reads_first=job.reads_first)
         else:
             decisions = draw_decisions(job.first, len(examples), job.rollouts, task.spec.length)
-            trees = grow_along(task, examples, decisions, reads_first=job.reads_first)
+            branched = job.kind == "branched-trees"
+            trees = grow_along(task, examples, decisions, reads_first=job.reads_first, branched=branched)
         tensors, calls = trees.tensors(), trees.calls
     return {**tensors, "calls": torch.tensor([calls.made, calls.saved, task.expert.unproven - before])}
 
@@ -155,7 +159,7 @@ def unpack_hand_offs(shards: Sequence[Mapping[str, Tensor]]) -> tuple[Draft, Han
 
 
 def unpack_trees(task: Task, part: LabelPart, shards: Sequence[Mapping[str, Tensor]]) -> DecisionTrees:
-    """Join the trees of shards: complete ones of kind `whole-trees`, closed ones of kind `trees`."""
+    """Join the trees of shards: complete ones of kind `whole-trees`, closed ones of those that were explored."""
     examples = part.examples(task)
     parts, first = [], 0
     for shard in shards:
@@ -166,6 +170,6 @@ def unpack_trees(task: Task, part: LabelPart, shards: Sequence[Mapping[str, Tens
         first += len(rows)
     trees = join_trees(parts, task, examples)
     trees.is_complete = part.kind == "whole-trees"
-    if part.kind == "trees":
-        trees.close()
+    if part.kind in EXPLORED:
+        trees.close(branched=part.kind == "branched-trees")
     return trees

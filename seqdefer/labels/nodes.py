@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+END, UNKNOWN = -1, -2  # children that are not nodes: the sequence is over; not grown yet
+
 
 @dataclass
 class NodeTable:

@@ -19,6 +19,7 @@ read a position before they decide.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,12 +31,12 @@ from torch import Tensor
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.interfaces import NextTokenExpert, Predictor, Task
 from seqdefer.labels.hand_offs import Calls
-from seqdefer.labels.nodes import NodeTable
+from seqdefer.labels.nodes import END, UNKNOWN, NodeTable
 from seqdefer.labels.pair_statistics import compare_distributions, models_with_log_probs
+from seqdefer.labels.regrets import regrets
 from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.types import Examples, PairStatistics, Proposal, Sequences
 
-END, UNKNOWN = -1, -2  # children that are no nodes: the sequence is over; not grown yet
 MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example: more would not fit into memory
 
 # For lazily grown trees; measured with two T5 models on a CPU.
@@ -91,6 +92,7 @@ class DecisionTrees:
         self.expert: NextTokenExpert[Any] = task.expert
         self.predictor: Predictor[Any] = task.predictor
         self.calls, self.is_complete, self.is_closed = Calls(), False, False
+        self._regrets: Tensor | None = None  # (N, 2) of branched trees
         self._nodes: NodeTable | None = None
         self._cache: _StateCache | None = None
         self._late_start: Any = None  # the state of an expert that is asked late, before any token
@@ -144,7 +146,12 @@ class DecisionTrees:
         trees.is_complete = self.is_complete
         return trees
 
-    def close(self) -> None:
+    @property
+    def is_branched(self) -> bool:
+        """Whether `losses` are regrets up to the end of the sequence."""
+        return self._regrets is not None
+
+    def close(self, *, branched: bool = False) -> None:
         """Stop growth: a decision whose child is missing leads to the other child. The trees move to the CPU, because
         training walks them in steps too small for a GPU."""
         self.ask_late()
@@ -153,6 +160,15 @@ class DecisionTrees:
         self.is_closed, self.device = True, torch.device("cpu")
         self._nodes = NodeTable(self.nodes.size, **{name: column.cpu() for name, column in self.nodes.used().items()})
         self.examples, self.roots, self.context = self.examples.to("cpu"), self.roots.cpu(), self.context.cpu()
+        if branched:
+            self._regrets = regrets(self.nodes)
+
+    def branched(self) -> DecisionTrees:
+        """Return these trees, which must be complete, with regrets as losses."""
+        assert self.is_complete
+        trees = copy.copy(self)
+        trees._regrets = regrets(self.nodes)
+        return trees
 
     def require_open(self) -> None:
         """Raise if the trees are closed: a decision in a closed tree may lead where another decision should."""
@@ -172,9 +188,9 @@ class DecisionTrees:
         return Proposal(table.tokens[nodes, 0], table.features[nodes], table.uncertainty[nodes], entropy, pair=pair)
 
     def losses(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return l of keeping and c of deferring at `nodes`. (B,), (B,)"""
+        """Return l of keeping and c of deferring at `nodes`; in branched trees, regrets. (B,), (B,)"""
         self.ask_late(nodes)
-        both = self.nodes.losses[nodes]
+        both = (self.nodes.losses if self._regrets is None else self._regrets)[nodes]
         return both[:, 0], both[:, 1]
 
     def children(self, nodes: Tensor, defer: Tensor) -> Tensor:
@@ -363,20 +379,21 @@ class DecisionTrees:
         """Yield indices into `rows`, each part inside `working_on`: so many that one level of the caller's search,
         about `nodes` per example, is a batch. Complete and closed trees need no models and are one part."""
         places = torch.arange(len(rows), device=self.device)
-        for part in (places,) if self.is_complete or self.is_closed else places.split(self._batches(1 / nodes)):
+        size = min(self._batches(1 / nodes), self.predictor.batch_size)
+        for part in (places,) if self.is_complete or self.is_closed else places.split(size):
             with self.working_on(rows[part]):
                 yield part
 
     def _batches(self, n: float) -> int:
         """Return the number of rows in `n` batches."""
-        return max(1, int(n * self.predictor.batch_size))
+        return max(1, int(n * self.predictor.rows_at_once))
 
     def _grow(self, nodes: Tensor, choice: Tensor) -> None:
         """Make the children of `nodes` for `choice`."""
         for position in torch.unique(self.nodes.position[nodes]).tolist():
             here = (self.nodes.position[nodes] == position).nonzero().squeeze(1)
             for states, group in self._by_cached_states(nodes[here]):
-                for part in here[group].split(self.predictor.batch_size):
+                for part in here[group].split(self.predictor.rows_at_once):
                     self._grow_level(states, nodes[part], choice[part], int(position))
 
     def _by_cached_states(self, nodes: Tensor) -> list[tuple[_ModelStates | None, Tensor]]:
@@ -413,9 +430,8 @@ class DecisionTrees:
             return self._read_inputs(torch.unique(example))
         if cache.start is None:
             cache.start = self._read_inputs(cache.examples)
-            if (
-                self.expert.reads_prefix and not self.expert.pays_by_call
-            ):  # a lazy expert reads its inputs now: all copies of its state share them
+            # A lazy expert reads its inputs now: all copies of its state share them.
+            if self.expert.reads_prefix and not self.expert.pays_by_call:
                 n = len(cache.examples)
                 _, state = self.expert.next(cache.start.expert_state, torch.arange(n, device=self.device))
                 cache.start = replace(cache.start, expert_state=state)

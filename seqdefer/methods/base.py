@@ -18,6 +18,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from seqdefer import __version__
+from seqdefer.hyperparameters import Settings
 from seqdefer.interfaces import Task
 from seqdefer.labels.labelled import LearningData
 from seqdefer.progress import Progress
@@ -106,6 +107,21 @@ class Method:
     def runs_when_named(self) -> bool:
         """Whether a run has it only where it is named: other people's rules, and what needs labels of another kind."""
         return bool(self.source) or self.reads_first
+
+
+def draft_fit(
+    context: FitContext, train: Callable[..., tuple[Rejector, History]], settings: Settings, grid: Tensor, choices: Any
+) -> Fit:
+    """Return the fit of a network that scores drafts by the labels of `grid`. `train` is one of
+    `seqdefer.rejectors.draft_training`, with what it needs besides data, settings, predictor and seed."""
+    data, predictor = [(part.draft, part.table) for part in (context.train, context.validation)], context.task.predictor
+    how = {"fingerprint": predictor.fingerprint, "seed": context.seed, "device": predictor.device}
+    return Fit(
+        lambda progress: train(*data, settings=settings, **how, progress=progress),
+        epochs=settings.epochs,
+        choices=choices,
+        data=context.draft_data(grid),
+    )
 
 
 def rule_fit(make: Callable[[FitContext], TokenRule | DraftRule]) -> Callable[[FitContext], Fit]:

@@ -21,7 +21,7 @@ from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.caps import Allowance
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
-from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
+from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending, n_set_aside
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
 from seqdefer.budgets.token_sweeps import TokenSweep, join_sweeps, sweep_thresholds
 from seqdefer.engine.drafts import draft
@@ -95,14 +95,13 @@ class TokenDeferral(DeferralRunner):
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
         assert data.trees is not None
-        swept = sweep_tokens(self.rejector, data.trees, rows)
-        passes = None if swept.passes is None else swept.passes.cpu()
-        return GridSweep(swept.deferred.cpu(), swept.loss.cpu(), passes, swept.thresholds.cpu())
+        swept = sweep_tokens(self.rejector, data.trees, rows).to("cpu")
+        return GridSweep(swept.deferred, swept.loss, swept.passes, swept.thresholds)
 
     def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
         assert data.trees is not None
         swept = sweep_tokens(self.rejector, data.trees, rows)
-        return TokenSpending(_on_cpu(swept), data.trees.task.spec.length)
+        return TokenSpending(swept.to("cpu"), data.trees.task.spec.length)
 
     @torch.no_grad()
     def spending(
@@ -136,7 +135,7 @@ class TokenDeferral(DeferralRunner):
             progress(len(part))
         assert thresholds is not None
         joined = replace(join_sweeps(parts_swept), thresholds=thresholds)
-        return TokenSpending(_on_cpu(joined), task.spec.length, has_fixed_settings=set_aside)
+        return TokenSpending(joined.to("cpu"), task.spec.length, has_fixed_settings=set_aside)
 
     def plan(self, pair: Pair, **options: Any) -> Plan:
         if self.rejector.reads_first:
@@ -200,22 +199,8 @@ def sweep_tokens(
     return sweep_thresholds(rejector, trees, rows, thresholds)
 
 
-def n_set_aside(n: int) -> int:
-    """Return how many of n inputs choose the thresholds of a guarantee at token level: at most a fifth."""
-    return min(TREES_AT_ONCE, max(1, n // 5))
-
-
 def _length(table: HandOffTable) -> int:
     return table.loss.shape[1] - 1
-
-
-def _on_cpu(swept: TokenSweep) -> TokenSweep:
-    """Return what budget rules read of a sweep, on the CPU."""
-    thresholds, deferred, lengths, loss = (
-        column.cpu() for column in (swept.thresholds, swept.deferred, swept.lengths, swept.loss)
-    )
-    first_scores = None if swept.first_scores is None else swept.first_scores.cpu()
-    return TokenSweep(thresholds, deferred, lengths, loss, first_scores=first_scores)
 
 
 def _between(scores: Tensor) -> Tensor:

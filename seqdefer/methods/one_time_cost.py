@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
-from seqdefer.methods.base import Fit, FitContext, Method
+from seqdefer.methods.base import Fit, FitContext, Method, draft_fit
 from seqdefer.rejectors.draft_training import fit_cost
 
 
 def fit(context: FitContext) -> Fit:
     """Fit on the labelled hand-offs of the grid."""
-    train, validation, settings = context.train, context.validation, context.settings.cost
-    predictor = context.task.predictor
-    return Fit(
-        lambda progress: fit_cost(
-            (train.draft, train.table), (validation.draft, validation.table), context.grid, settings,
-            fingerprint=predictor.fingerprint, seed=context.seed, device=predictor.device, progress=progress,
-        ),
-        epochs=settings.epochs,
-        choices=[asdict(settings), context.grid.tolist()],
-        data=context.draft_data(context.grid),
-    )  # fmt: skip
+    settings, grid = context.settings.cost, context.grid
+    return draft_fit(context, partial(fit_cost, grid=grid), settings, grid, [asdict(settings), grid.tolist()])
 
 
 def note(context: FitContext) -> str:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
-from seqdefer.methods.base import Fit, FitContext, Method
+from seqdefer.methods.base import Fit, FitContext, Method, draft_fit
 from seqdefer.rejectors.draft_training import fit_once
 
 
 def fit(context: FitContext) -> Fit:
     """Fit on the labelled hand-offs of the grid."""
-    train, validation, settings = context.train, context.validation, context.settings.once
-    predictor, psi = context.task.predictor, context.settings.psi
-    return Fit(
-        lambda progress: fit_once(
-            (train.draft, train.table), (validation.draft, validation.table), context.grid, settings,
-            alpha=context.alpha, psi=psi, fingerprint=predictor.fingerprint, seed=context.seed,
-            device=predictor.device, progress=progress,
-        ),
-        epochs=settings.epochs,
-        choices=[asdict(settings), context.grid.tolist(), context.alpha, psi],
-        data=context.draft_data(context.grid),
-    )  # fmt: skip
+    settings, grid, alpha, psi = context.settings.once, context.grid, context.alpha, context.settings.psi
+    train = partial(fit_once, grid=grid, alpha=alpha, psi=psi)
+    return draft_fit(context, train, settings, grid, [asdict(settings), grid.tolist(), alpha, psi])
 
 
 def note(context: FitContext) -> str:

@@ -1,4 +1,4 @@
-"""Plans: how rows are written at their settings, whoever asks (Python, evaluation, server).
+"""Plans: how rows are written at their settings, for Python, evaluation and the server.
 
     plan = TokenPlan(pair, rejector)
     rows = plan.admit(examples, settings)      # more may join at any time
@@ -27,9 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqdefer.budgets.capped import CappedThreshold, Schedule
+from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.caps import UNLIMITED, Allowance
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
+from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.drafts import HandedOff, completing, draft
 from seqdefer.engine.interleaved import not_a_number
 from seqdefer.engine.pace import Pace, Turn
@@ -74,7 +75,7 @@ class PlanRow:
     setting: float
     may_defer: bool
     written: RowWritten
-    wanted: list[bool] = field(default_factory=list)  # by token: the rejector wants the expert, whoever then wrote
+    wanted: list[bool] = field(default_factory=list)  # by token: whether the rejector wants the expert
     draft: ScoredDraft | None = None  # whole and one-time deferral, once it is written
     allowed: Allowance | None = None  # its cap, if any
 
@@ -97,7 +98,6 @@ class Plan(ABC):
     def __init__(self) -> None:
         self.rows: list[PlanRow] = []
 
-    @abstractmethod
     def admit(
         self,
         examples: Examples,
@@ -107,6 +107,19 @@ class Plan(ABC):
     ) -> list[PlanRow]:
         """Add rows with `settings` (n,) of their own; `may_defer` (bool (n,)): all by default; `allowed`: caps, none by
         default."""
+        may = torch.ones(len(settings), dtype=torch.bool) if may_defer is None else may_defer
+        written = self._start(examples, torch.where(may, settings, math.inf), allowed)
+        caps = [None] * len(settings) if allowed is None else allowed
+        parts = zip(settings.tolist(), may.tolist(), written, caps, strict=True)
+        new = [PlanRow(setting, can, row, allowed=cap) for setting, can, row, cap in parts]
+        self.rows += new
+        return new
+
+    @abstractmethod
+    def _start(
+        self, examples: Examples, thresholds: Tensor, allowed: Sequence[Allowance] | None
+    ) -> Sequence[RowWritten]:
+        """Begin rows with nothing written. The thresholds (n,) of those that may not defer are infinite."""
 
     def turn(self) -> None:
         """Write more of every row."""
@@ -151,7 +164,7 @@ class TokenPlan(Plan):
         self.loop = SpeculativeLoop(
             rows_of_predictor(pair.predictor),
             rows_of_expert(pair.expert) if expert_rows is None else expert_rows,
-            CappedThreshold(rejector, schedule=schedule),
+            Threshold(rejector, schedule=schedule),
             pair.spec,
             pace,
         )
@@ -160,19 +173,10 @@ class TokenPlan(Plan):
     def work(self) -> Work:  # type: ignore[override]
         return self.loop.work
 
-    def admit(
-        self,
-        examples: Examples,
-        settings: Tensor,
-        may_defer: Tensor | None = None,
-        allowed: Sequence[Allowance] | None = None,
-    ) -> list[PlanRow]:
-        may = torch.ones(len(settings), dtype=torch.bool) if may_defer is None else may_defer
-        policy = CappedThreshold(self.rejector, torch.where(may, settings, math.inf), allowed)
-        written = self.loop.admit(examples.to(self.device), policy)
-        new = _new_rows(settings, may.tolist(), written, allowed)
-        self.rows += new
-        return new
+    def _start(
+        self, examples: Examples, thresholds: Tensor, allowed: Sequence[Allowance] | None
+    ) -> Sequence[RowWritten]:
+        return self.loop.admit(examples.to(self.device), Threshold(self.rejector, thresholds, allowed))
 
     def turning(self) -> Generator[list[Chunk], list[list[Any]], None]:
         yield from self.loop.turning()
@@ -213,20 +217,16 @@ class HandOffPlan(Plan):
         self.work, self._batches, self._n_admitted = Work(), list[_Drafted](), 0
         self.last_turn = Turn()
 
-    def admit(
-        self,
-        examples: Examples,
-        settings: Tensor,
-        may_defer: Tensor | None = None,
-        allowed: Sequence[Allowance] | None = None,
-    ) -> list[PlanRow]:
-        may = [True] * len(settings) if may_defer is None else may_defer.tolist()
-        written = [RowWritten(self._n_admitted + place) for place in range(len(settings))]
-        new = _new_rows(settings, may, written, allowed)
-        self._n_admitted += len(new)
+    def admit(self, examples: Examples, *given: Any, **options: Any) -> list[PlanRow]:
+        new = super().admit(examples, *given, **options)
         self._batches.append(_Drafted(new, examples))
-        self.rows += new
         return new
+
+    def _start(
+        self, examples: Examples, thresholds: Tensor, allowed: Sequence[Allowance] | None
+    ) -> Sequence[RowWritten]:
+        first, self._n_admitted = self._n_admitted, self._n_admitted + len(thresholds)
+        return [RowWritten(number) for number in range(first, self._n_admitted)]
 
     def turning(self) -> Generator[HandedOff, Sequences, None]:
         batches, self._batches, turn = self._batches, [], Turn(rows=len(self.rows))
@@ -264,7 +264,6 @@ class HandOffPlan(Plan):
         settings = torch.tensor([row.setting for row in batch.rows], dtype=torch.float64)
         batch.wanted, batch.scores = torch.from_numpy(scored.kept(settings)), torch.from_numpy(scored.by_position())
         batch.kept = self._within_caps(batch, scored, settings)
-        self.work.predictor_steps += int(drafted.sequences.lengths.max())
         kept = [
             kept if row.may_defer else spec.length for row, kept in zip(batch.rows, batch.kept.tolist(), strict=True)
         ]
@@ -323,14 +322,6 @@ class PlanResult:
     wanted: Tensor  # bool (n, L), False past the end
     work: Work
     capped: Tensor  # int64 (n,) tokens that caps kept from the expert
-
-
-def _new_rows(
-    settings: Tensor, may_defer: list[bool], written: Sequence[RowWritten], allowed: Sequence[Allowance] | None
-) -> list[PlanRow]:
-    caps = [None] * len(settings) if allowed is None else allowed
-    parts = zip(settings.tolist(), may_defer, written, caps, strict=True)
-    return [PlanRow(setting, may, row, allowed=cap) for setting, may, row, cap in parts]
 
 
 def write_all(

@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 
 from seqdefer import methods
-from seqdefer.errors import ContractError, OptionError, unknown
+from seqdefer.errors import ContractError, OptionError, look_up
 from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.labels.pair_statistics import can_read_first
 from seqdefer.methods.base import Method
@@ -40,10 +40,7 @@ def all_methods() -> dict[str, Method]:
 
 def get_method(name: str) -> Method:
     """Return the method of this name."""
-    known = all_methods()
-    if name not in known:
-        raise unknown("method", name, known)
-    return known[name]
+    return look_up("method", name, all_methods())
 
 
 def methods_for(task: Task, *, has_entropy: bool = True) -> dict[str, Method]:

@@ -94,10 +94,9 @@ def write_alone(pair: Pair, examples: Examples, at_once: int) -> Sequences:
         some = examples.select(rows.to(examples.ids.device)).to(pair.predictor.device)
         is_real = pair.spec.end is None and some.targets.is_floating_point()
         blank = torch.zeros(len(rows), pair.spec.length, dtype=torch.float32 if is_real else torch.long)
-        nothing = torch.zeros(len(rows), dtype=torch.long)
-        prefixes = Sequences(blank.to(pair.predictor.device), nothing.to(pair.predictor.device))
+        prefixes = Sequences(blank, torch.zeros(len(rows), dtype=torch.long)).to(pair.predictor.device)
         parts.append(pair.expert.complete(some, prefixes, pair.spec))
-    return Sequences(torch.cat([one.tokens for one in parts]), torch.cat([one.lengths for one in parts]))
+    return Sequences.join(parts)
 
 
 def as_many_as_fit(pair: Pair, examples: Examples, at_once: int, max_seconds: float = MAX_SECONDS) -> Examples:

@@ -8,8 +8,8 @@ from seqdefer.methods.base import Fit, FitContext, Method
 from seqdefer.rejectors.token_training import fit_token
 
 
-def fit(context: FitContext) -> Fit:
-    """Fit on rollouts through the decision trees."""
+def fit(context: FitContext, *, reads_first: bool = False) -> Fit:
+    """Fit on rollouts through the decision trees. With `reads_first`, the network sees statistics of both models."""
     settings, kind = context.settings, context.settings.tree_kind
     train, validation = context.train.trees_of(kind), context.validation.trees_of(kind)
     assert train is not None
@@ -17,7 +17,7 @@ def fit(context: FitContext) -> Fit:
     return Fit(
         lambda progress: fit_token(
             train, validation, settings.token, seed=context.seed, phi=settings.phi, strategy=settings.strategy,
-            price=context.price, progress=progress,
+            price=context.price, reads_first=reads_first, progress=progress,
         ),
         epochs=settings.token.epochs,
         choices=[asdict(settings.token), settings.phi, settings.strategy, kind, context.price],
@@ -28,6 +28,7 @@ def fit(context: FitContext) -> Fit:
 def note(context: FitContext) -> str:
     trees = context.train.trees_of(context.settings.tree_kind)
     closed = " as far as closed trees go" if trees is not None and trees.is_closed else ""
+    closed += ", and losses are regrets up to the end" if trees is not None and trees.is_branched else ""
     price = f"; each expert token costs an extra {context.price:.3g}" if context.price else ""
     return (
         f"TokenwiseModel minimises the token surrogate with phi = {context.settings.phi}; its training rollouts follow "

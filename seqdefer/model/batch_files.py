@@ -59,8 +59,6 @@ def write_file(
         raise OptionError("--cap-per request does not go with --data: a file is not one request; cap each sequence")
     if out.exists():
         raise OptionError(f"{out} exists already; remove it, or choose another file with --out")
-    if any(cap.per == "request" for cap in caps):
-        raise OptionError("--cap-per request does not go with --data, as a file is not one request; cap each sequence")
     field = field or model.served.codec.field
     made_by = {
         "rejector": model.rejector.fingerprint, "predictor": model.served.predictor.fingerprint,

@@ -21,18 +21,19 @@ from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule, check
 from seqdefer.budgets.quality import QualityPromise, check_within, promise_quality
 from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting
 from seqdefer.budgets.served import ServedInput, served_spending
-from seqdefer.budgets.spending import Spending
+from seqdefer.budgets.spending import Spending, n_set_aside
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, Task, TokenRejector
 from seqdefer.labels.labelled import CalibrationData, LabelledData
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.deferral import DeferralRunner, UnjudgedTask, deferral_of, n_set_aside
+from seqdefer.methods.deferral import DeferralRunner, UnjudgedTask, deferral_of
 from seqdefer.methods.plans import BATCH_SIZE
 from seqdefer.methods.timing import TIMED_BUDGETS, Timing, time_budgets
 from seqdefer.model.folders import LearnedFrom, Pairing
 from seqdefer.model.learning import require_limit
+from seqdefer.model.unfitted import UnfittedPair
 from seqdefer.progress import NO_PROGRESS, Progress
-from seqdefer.progress_bars import show_progress
+from seqdefer.progress_bars import say, show_progress
 from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.types import Examples
 
@@ -48,16 +49,18 @@ class CalibratedPair:
 
     def __init__(
         self,
-        served: Served | None,
-        rejector: Rejector | None,
-        calibration: Calibration | None,
-        pairing: Pairing | None,
-        curve: LossCurve | None,
-        timing: Timing | None,
-        learned_from: LearnedFrom | None,
-        quality: QualityPromise | None,
+        served: Served | None = None,
+        rejector: Rejector | None = None,
+        calibration: Calibration | None = None,
+        pairing: Pairing | None = None,
+        curve: LossCurve | None = None,
+        timing: Timing | None = None,
+        learned_from: LearnedFrom | None = None,
+        quality: QualityPromise | None = None,
+        *,
+        unfitted: UnfittedPair | None = None,
     ) -> None:
-        self.calibration, self.pairing = calibration, pairing
+        self.calibration, self.pairing, self.unfitted = calibration, pairing, unfitted
         self.curve, self.timing, self.learned_from, self.quality = curve, timing, learned_from, quality
         self._fitted: tuple[Served, Rejector, DeferralRunner] | None = None
         if served is not None and rejector is not None:
@@ -126,9 +129,15 @@ class CalibratedPair:
         `seqdefer.budgets.promises`. It needs inputs that the rejector was not fitted on."""
         rule, examples = budget_rule(guarantee, confidence=confidence, share_of=share_of), self._encode(inputs)
         with show_progress(quiet=not progress) as meter, meter.stage("calibrate budgets", len(examples)) as advance:
-            if isinstance(rule, PromisingRule):
-                return self.promise(self.spending_on(self.calibration_data(examples), progress=advance), rule)
-            return self.calibrate_on(examples, progress=advance)
+            found = self.calibrate_by(rule, examples, progress=advance)
+        say(*calibration_remarks(found, len(examples)), quiet=not progress)
+        return found
+
+    def calibrate_by(self, rule: BudgetRule, examples: Examples, *, progress: Progress = NO_PROGRESS) -> Calibration:
+        """Calibrate on encoded inputs; a rule that promises needs inputs that the rejector was not fitted on."""
+        if isinstance(rule, PromisingRule):
+            return self.promise(self.spending_on(self.calibration_data(examples), progress=progress), rule)
+        return self.calibrate_on(examples, progress=progress)
 
     def calibration_data(self, examples: Examples) -> CalibrationData:
         """Return encoded inputs as those that a guarantee may rest on; refuse what the rejector was fitted on."""
@@ -235,6 +244,15 @@ class CalibratedPair:
         if (shortfall := self.calibration.shortfall(budget)) is not None:
             warnings.warn(shortfall, BudgetWarning, stacklevel=_callers_level())
         return self.calibration.for_budget(budget)
+
+
+def calibration_remarks(found: Calibration, n_given: int) -> list[str]:
+    """Return what to know about a calibration: how rough it is, and which of the inputs given do not count."""
+    remarks = [] if (rough := found.roughness()) is None else [rough]
+    if found.inputs < n_given:
+        aside = n_given - found.inputs
+        remarks.append(f"{aside} of {n_given} inputs, drawn at random, chose the thresholds and are not counted")
+    return remarks
 
 
 def require_inputs(examples: Examples) -> None:

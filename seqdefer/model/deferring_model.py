@@ -12,83 +12,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 import weakref
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.promises import PromisingRule, ShareOf
-from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.settings import ExperimentSettings
-from seqdefer.interfaces import Served, Task, TaskEntry
+from seqdefer.interfaces import Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
-from seqdefer.methods.timing import TIMED_BUDGETS, Timing
-from seqdefer.model.folders import (
-    CALIBRATION_FILE,
-    CURVE_FILE,
-    INPUTS_FILE,
-    PAIRING_FILE,
-    QUALITY_FILE,
-    REJECTOR_FOLDER,
-    ROLES,
-    TIMING_FILE,
-    WORK_FOLDER,
-    LearnedFrom,
-    Pairing,
-    absolute,
-    bundle_pair,
-    hide_paths,
-    load_served,
-    read_calibration,
-    read_curve,
-    read_learned_from,
-    read_pairing,
-    read_quality,
-    read_timing,
-    require_own_endpoint,
-    task_of,
-    unbundled,
-    update_digests,
-    write_pairing,
-)
+from seqdefer.methods.timing import TIMED_BUDGETS
+from seqdefer.model import folders
+from seqdefer.model.folders import PAIRING_FILE, RECORDS, REJECTOR_FOLDER, ROLES, WORK_FOLDER
 from seqdefer.model.hub import local_folder, upload
 from seqdefer.model.learning import QualityRequest, learn, requested_promises, unseen_inputs
 from seqdefer.model.model_card import write_demo, write_model_card
 from seqdefer.model.unfitted import UnfittedPair, bind
 from seqdefer.model.writing_pair import WritingPair
 from seqdefer.progress import Clock, Meter, Silent
-from seqdefer.progress_bars import show_progress
+from seqdefer.progress_bars import say, show_progress
 from seqdefer.recipes import DEFAULT_PRESET
-from seqdefer.rejectors.checkpoints import Rejector, load_rejector
+from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.report.notebook import model_html
-from seqdefer.storage.files import write_json
-from seqdefer.storage.records import to_plain
+from seqdefer.report.terminal import bought_table
 from seqdefer.types import Examples
 
 
 class DeferringModel(WritingPair):
     """A pair, a rejector and the budgets it was calibrated for. `from_pair` makes one that waits for `fit`."""
-
-    def __init__(
-        self,
-        served: Served | None = None,
-        rejector: Rejector | None = None,
-        calibration: Calibration | None = None,
-        pairing: Pairing | None = None,
-        curve: LossCurve | None = None,
-        timing: Timing | None = None,
-        learned_from: LearnedFrom | None = None,
-        quality: QualityPromise | None = None,
-        *,
-        unfitted: UnfittedPair | None = None,
-    ) -> None:
-        super().__init__(served, rejector, calibration, pairing, curve, timing, learned_from, quality)
-        self.unfitted = unfitted
 
     def __repr__(self) -> str:
         if self._fitted is None:
@@ -125,6 +80,7 @@ class DeferringModel(WritingPair):
         within: float | None = None,
         preset: str = DEFAULT_PRESET,
         recipe: str = "ours",
+        replace: bool = False,
         progress: bool = True,
         **options: Any,
     ) -> Self:
@@ -135,6 +91,8 @@ class DeferringModel(WritingPair):
         metric     a name (rouge1), a function (prediction, reference, input) -> float, or a `Metric`
         folder     where to work and save, so that what was stopped resumes (a temporary one)
         method     the kind of rejector (TokenwiseModel, or OneTimeCost where the expert only completes)
+        replace    fit in a `folder` that holds a model which was fitted another way, and lose that
+        progress   show bars, and afterwards what budgets buy, on stderr
         guarantee  with `confidence`, `share_of` and `within`: see `seqdefer fit text --help`
         options    more options of the task, such as `train_documents`, or of learning, such as `architecture`"""
         if self.unfitted is None:
@@ -144,10 +102,14 @@ class DeferringModel(WritingPair):
         rule, quality = requested_promises(guarantee, confidence=confidence, share_of=share_of, within=within)
         home = _temporary_folder(self) if folder is None else Path(folder)
         with show_progress(quiet=not progress) as meter:
-            return self.fit_task(
+            self.fit_task(
                 entry, chosen, settings, home, method=method, device=self.unfitted.device, rule=rule, quality=quality,
-                meter=meter,
+                replace=replace, meter=meter,
             )  # fmt: skip
+        assert self.calibration is not None
+        remarks = (self.quality and self.quality.in_words(), self.calibration.roughness(), self.fitted_in_words())
+        say(bought_table(self.calibration, self.timing, self.curve), *remarks, quiet=not progress)
+        return self
 
     def fit_task(
         self,
@@ -162,13 +124,14 @@ class DeferringModel(WritingPair):
         labelling: ExecutorSettings | None = None,
         rule: BudgetRule = NEAREST,
         quality: QualityRequest | None = None,
+        replace: bool = False,
     ) -> Self:
         """Fit, calibrate and save a task's own pair. Nothing is reported on, so all data is for learning; except for
         guarantees, which rest on the test split: of what is spent, or of quality."""
         promises, clock = isinstance(rule, PromisingRule) or quality is not None, Clock(meter or Silent())
         learned = learn(
             entry, options, settings, folder / WORK_FOLDER, method=method, device=device, labelling=labelling,
-            keeps_test=promises, quality=quality, clock=clock,
+            keeps_test=promises, rule=rule, quality=quality, kept=None if replace else folder, clock=clock,
         )  # fmt: skip
         self._join(learned.served, learned.rejector)
         self.pairing, self.learned_from, self.quality, self.timing = learned.pairing, learned.learned_from, None, None
@@ -184,6 +147,11 @@ class DeferringModel(WritingPair):
             self.time(learned.validation, progress=advance)
         self.save_pretrained(folder)
         return self
+
+    def fitted_in_words(self) -> str:
+        """Return by which recipe and on what data this model was fitted."""
+        assert self.pairing is not None
+        return f"fitted by the recipe {self.pairing.recipe}, on {self.pairing.data}"
 
     def _promise_on(
         self, inputs: Examples, judge: Task, rule: BudgetRule, quality: QualityRequest | None, clock: Clock
@@ -218,23 +186,22 @@ class DeferringModel(WritingPair):
         is refused. An endpoint that a repository names as its expert must be named here, too: it will read your inputs.
         `budgets=False` leaves the calibration unread, because it is about to be measured again."""
         folder = local_folder(source, revision=revision, token=token)
-        pairing = read_pairing(folder)
+        pairing = folders.read_pairing(folder)
         is_downloaded = folder != Path(source).expanduser()
         if is_downloaded:
-            require_own_endpoint(pairing, expert)
-        entry = task_of(pairing, folder, is_downloaded=is_downloaded)
+            folders.require_own_endpoint(pairing, expert)
+        entry = folders.task_of(pairing, folder, is_downloaded=is_downloaded)
         entry, changes = bind(entry, {"predictor": predictor, "expert": expert, "tokenizer": tokenizer})
-        known = {field.name for field in fields(next(iter(entry.presets.values())))}
+        known = {field.name for field in dataclasses.fields(next(iter(entry.presets.values())))}
         for name in changes.keys() - known:
             raise OptionError(f"task {entry.name!r} has no option {name}: its pair belongs to it; leave {name} out")
-        named = {name: absolute(value) for name, value in changes.items()}
-        pairing = replace(pairing, options={**unbundled(pairing.options, folder), **named})
-        served = load_served(entry, pairing, folder, device, meter or Silent())
+        named = {name: folders.absolute(value) for name, value in changes.items()}
+        pairing = dataclasses.replace(pairing, options={**folders.unbundled(pairing.options, folder), **named})
+        served = folders.load_served(entry, pairing, folder, device, meter or Silent())
         rejector = load_rejector(folder / REJECTOR_FOLDER, served.predictor)
-        calibration = read_calibration(folder, rejector) if budgets else None
-        curve, timing = read_curve(folder, rejector), read_timing(folder, rejector)
-        learned_from, quality = read_learned_from(folder, rejector), read_quality(folder, rejector)
-        return cls(served, rejector, calibration, pairing, curve, timing, learned_from, quality)
+        names = [name for name in RECORDS if budgets or name != "calibration"]
+        records = {name: folders.read_record_of(rejector, folder, name) for name in names}
+        return cls(served, rejector, pairing=pairing, **records)
 
     def save_pretrained(self, folder: Path | str, *, bundle: bool = False) -> Path:
         """Write the folder, deferral.json last: where it exists, the rest is complete. It names the pair, or holds it
@@ -242,19 +209,14 @@ class DeferringModel(WritingPair):
         folder = Path(folder)
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
-        # Or new weights could stand beside old records.
-        records = {CURVE_FILE: self.curve, INPUTS_FILE: self.learned_from, QUALITY_FILE: self.quality}
-        for name in (PAIRING_FILE, CALIBRATION_FILE, TIMING_FILE, *records):
-            (folder / name).unlink(missing_ok=True)
+        for path in (folder / PAIRING_FILE, *(folders.record_path(folder, name) for name in RECORDS)):
+            path.unlink(missing_ok=True)  # or new weights could stand beside old records
         self.rejector.save_pretrained(folder / REJECTOR_FOLDER)
-        self.save_calibration(folder)
-        for name, record in records.items():
-            if record is not None:
-                write_json(folder / name, to_plain(record))
-        pairing = bundle_pair(folder, self.pairing, self.served) if bundle else self.pairing
+        folders.write_records(folder, {name: getattr(self, name) for name in RECORDS})
+        pairing = folders.bundle_pair(folder, self.pairing, self.served) if bundle else self.pairing
         write_model_card(folder, pairing, self.calibration, self.curve, self.method)
         write_demo(folder)
-        write_pairing(folder, pairing)
+        folders.write_pairing(folder, pairing)
         return folder
 
     def push_to_hub(
@@ -267,20 +229,16 @@ class DeferringModel(WritingPair):
         message: str = "Upload a deferring model",
     ) -> str:
         """Upload the model to the repository OWNER/NAME of the Hugging Face Hub; return the address of the commit.
-        A pair in folders of this machine needs `bundle`, or whoever loads the model must say where theirs is."""
+        A pair in folders of this machine needs `bundle`; otherwise users of the model must say where theirs is."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, bundle=bundle)
-            hide_paths(Path(folder))
+            folders.hide_paths(Path(folder))
             return upload(Path(folder), repository, private=private, token=token, message=message)
 
     def save_calibration(self, folder: Path | str) -> None:
         """Write the budgets and what they take, into a folder that has the rest; its card shows them."""
         folder = Path(folder)
-        if self.calibration is not None:
-            write_json(folder / CALIBRATION_FILE, to_plain(self.calibration))
-        if self.timing is not None:
-            write_json(folder / TIMING_FILE, to_plain(self.timing))
-        update_digests(folder)
+        folders.write_records(folder, {"calibration": self.calibration, "timing": self.timing})
         if self.pairing is not None and (folder / PAIRING_FILE).is_file():
             write_model_card(folder, self.pairing, self.calibration, self.curve, self.method)
 

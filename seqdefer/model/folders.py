@@ -34,16 +34,12 @@ from seqdefer.rejectors.base import SavedRejector
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.storage.records import read_record, to_plain
 
-PAIRING_FILE, CALIBRATION_FILE = "deferral.json", "calibration.json"
-CURVE_FILE, TIMING_FILE, INPUTS_FILE = "curve.json", "timing.json", "learned_from.json"
-QUALITY_FILE = "quality.json"
-DIGESTS = "digests"  # a field of deferral.json: SHA-256 by name; no two machines take the same time
-DIGESTED_FILES = (CALIBRATION_FILE, CURVE_FILE, INPUTS_FILE, QUALITY_FILE)
+PAIRING_FILE = "deferral.json"
+DIGESTS = "digests"  # a field of deferral.json: SHA-256 by name of file
 BUNDLE = "bundle:"  # before the name of a folder within that of the model
 ROLES = ("predictor", "expert")
 REJECTOR_FOLDER, WORK_FOLDER = "rejector", "work"
 Record = TypeVar("Record")
-OwnRecord = TypeVar("OwnRecord", LossCurve, Timing, "LearnedFrom", QualityPromise)
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,7 @@ class Pairing:
     expert: str  # fingerprint, "" where it has none
     recipe: str = ""  # how its rejector was made, "" where that is not known
     data: str = ""  # what it was fitted on, in words
+    request: str = ""  # fingerprint of what its fit was asked for, "" where that is not known
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,16 @@ class LearnedFrom:
 
     inputs: tuple[str, ...]
     rejector: str  # as in Calibration
+
+
+# Records of a model, by its attribute; each is in a file of that name. All have the rejector that they belong to.
+RECORDS: dict[str, Any] = {
+    "calibration": Calibration,
+    "curve": LossCurve,
+    "learned_from": LearnedFrom,
+    "quality": QualityPromise,
+    "timing": Timing,
+}
 
 
 def read_pairing(folder: Path) -> Pairing:
@@ -76,77 +83,61 @@ def read_pairing(folder: Path) -> Pairing:
     return _read(Pairing, folder / PAIRING_FILE, "fit it again: seqdefer fit TASK")
 
 
+def require_replaceable(folder: Path, request: str) -> None:
+    """Raise where a folder holds a model that was fitted another way. The same fit may run again."""
+    if not (folder / PAIRING_FILE).is_file():
+        return
+    found = read_pairing(folder)
+    if found.request != request:
+        held = ", ".join(part for part in (found.recipe and f"recipe {found.recipe}", found.data) if part)
+        raise OptionError(
+            f"{folder} holds a model that was fitted another way{f' ({held})' if held else ''}; choose another folder "
+            "with --out (folder= in Python), or replace it: --replace (replace=True)"
+        )
+
+
 def write_pairing(folder: Path, pairing: Pairing) -> None:
     """Write deferral.json, with digests of the records that are there."""
     pairing = dataclasses.replace(pairing, options=_bundled(pairing.options, folder))
     write_json(folder / PAIRING_FILE, {**to_plain(pairing), DIGESTS: _digests(folder)})
 
 
-def update_digests(folder: Path) -> None:
-    """Note in deferral.json, if there is one, that records were written."""
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the digests of the records that are there, but the times, which no two machines share."""
+    paths = [record_path(folder, name) for name in RECORDS if name != "timing"]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+
+
+def record_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def write_records(folder: Path, records: Mapping[str, Any]) -> None:
+    """Write records, those that are not None, and note it in deferral.json, if there is one."""
+    for name, record in records.items():
+        if record is not None:
+            write_json(record_path(folder, name), to_plain(record))
     if (folder / PAIRING_FILE).is_file():
         write_json(folder / PAIRING_FILE, {**read_json(folder / PAIRING_FILE), DIGESTS: _digests(folder)})
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    return {name: _digest(folder / name) for name in DIGESTED_FILES if (folder / name).is_file()}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _check_digest(path: Path, action: str) -> None:
-    """Refuse a record that is not the one that was written. Folders of earlier versions have no digests."""
-    manifest = read_json(path.parent / PAIRING_FILE)
-    digests = manifest.get(DIGESTS, {path.name: _digest(path)})
-    if path.name in DIGESTED_FILES and (not isinstance(digests, dict) or digests.get(path.name) != _digest(path)):
-        reason = f"its digest is not the one in {PAIRING_FILE}; it was edited, or writing it was interrupted"
-        raise CheckpointError(f"{path} is not what was written: {reason}; {action}")
-
-
-def read_calibration(folder: Path, rejector: SavedRejector) -> Calibration | None:
-    """Read calibration.json; None without one. That of another rejector is refused."""
-    path, action = folder / CALIBRATION_FILE, f"measure it again: seqdefer calibrate {folder} --data FILE"
+def read_record_of(rejector: SavedRejector, folder: Path, name: str) -> Any:
+    """Read a record; None where there is none. That of another rejector is refused, and one that was changed."""
+    path, action = record_path(folder, name), "fit again, or remove the file"
+    if name == "calibration":
+        action = f"measure it again: seqdefer calibrate {folder} --data FILE"
     if not path.is_file():
         return None
-    found = _read(Calibration, path, action)
-    if len(found.settings) != len(BUDGETS):
+    found = _read(RECORDS[name], path, action)
+    if isinstance(found, Calibration) and len(found.settings) != len(BUDGETS):
         raise CheckpointError(f"{path} has {len(found.settings)} settings, not {len(BUDGETS)}; {action}")
     if found.rejector != rejector.fingerprint:
         raise CheckpointError(f"{path} belongs to another rejector; {action}")
-    _check_digest(path, action)
-    return found
-
-
-def read_curve(folder: Path, rejector: SavedRejector) -> LossCurve | None:
-    """Read curve.json; None without one. That of another rejector is refused."""
-    return _read_own(LossCurve, folder / CURVE_FILE, rejector)
-
-
-def read_timing(folder: Path, rejector: SavedRejector) -> Timing | None:
-    """Read timing.json; None without one. That of another rejector is refused."""
-    return _read_own(Timing, folder / TIMING_FILE, rejector)
-
-
-def read_learned_from(folder: Path, rejector: SavedRejector) -> LearnedFrom | None:
-    """Read learned_from.json; None without one. That of another rejector is refused."""
-    return _read_own(LearnedFrom, folder / INPUTS_FILE, rejector)
-
-
-def read_quality(folder: Path, rejector: SavedRejector) -> QualityPromise | None:
-    """Read quality.json; None without one. That of another rejector is refused."""
-    return _read_own(QualityPromise, folder / QUALITY_FILE, rejector)
-
-
-def _read_own(kind: type[OwnRecord], path: Path, rejector: SavedRejector) -> OwnRecord | None:
-    action = "fit again, or remove the file"
-    if not path.is_file():
-        return None
-    found = _read(kind, path, action)
-    if found.rejector != rejector.fingerprint:
-        raise CheckpointError(f"{path} belongs to another rejector; {action}")
-    _check_digest(path, action)
+    found_digests = _digests(folder)
+    digests = read_json(folder / PAIRING_FILE).get(DIGESTS, found_digests)  # folders of earlier versions have none
+    if not isinstance(digests, dict) or digests.get(path.name) != found_digests.get(path.name):
+        reason = f"its digest is not the one in {PAIRING_FILE}; it was edited, or writing it was interrupted"
+        raise CheckpointError(f"{path} is not what was written: {reason}; {action}")
     return found
 
 

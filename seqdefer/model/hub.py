@@ -9,11 +9,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from seqdefer.errors import CheckpointError, OptionError, missing_extra
+from seqdefer.errors import CheckpointError, OptionError, import_extra
 from seqdefer.model.folders import PAIRING_FILE, WORK_FOLDER
 
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -51,10 +50,7 @@ def _is_beside(folder: Path) -> bool:
 
 
 def _api(token: str | None) -> Any:
-    try:
-        library = import_module("huggingface_hub")
-    except ImportError as error:
-        raise missing_extra("huggingface_hub", "text", "the Hugging Face Hub") from error
+    library = import_extra("huggingface_hub", "text", "the Hugging Face Hub")
     return library.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
 
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, ShareOf, budget_rule, check_confidence
+from seqdefer.budgets.promises import DEFAULT_CONFIDENCE, PromisingRule, ShareOf, budget_rule, check_confidence
 from seqdefer.budgets.quality import check_within
-from seqdefer.budgets.rules import BudgetRule
+from seqdefer.budgets.rules import NEAREST, BudgetRule
 from seqdefer.environment import choose_device
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.experiment import Experiment
@@ -26,10 +26,11 @@ from seqdefer.labels.label_store import open_labels
 from seqdefer.labels.labelled import LabelledData, input_names
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.registry import get_method, preferred_methods, require_applicable, require_fittable
-from seqdefer.model.folders import LearnedFrom, Pairing, pairing_of
+from seqdefer.model.folders import LearnedFrom, Pairing, pairing_of, require_replaceable
 from seqdefer.progress import Clock
 from seqdefer.recipes import recipe_in_words
 from seqdefer.rejectors.checkpoints import Rejector
+from seqdefer.storage.files import fingerprint
 from seqdefer.types import Examples
 
 PROMISE_INPUTS = 500  # of the test split that a guarantee rests on, at most
@@ -91,11 +92,14 @@ def learn(
     device: str = "auto",
     labelling: ExecutorSettings | None = None,
     keeps_test: bool = False,
+    rule: BudgetRule = NEAREST,
     quality: QualityRequest | None = None,
+    kept: Path | None = None,
     clock: Clock,
 ) -> Learned:
     """Prepare a task and fit one rejector. `method` is by default the first of `preferred_methods`. All data is for
-    learning; with `keeps_test`, the test split is kept apart, for guarantees."""
+    learning; with `keeps_test`, the test split is kept apart, for guarantees. A model in the folder `kept` that was
+    fitted another way is not replaced: that raises before anything is labelled."""
     require_served(entry)
     if method is not None:
         require_fittable(method)
@@ -108,6 +112,10 @@ def learn(
     require_applicable(task, [method])
     labels = open_labels(labelling or ExecutorSettings(), entry, options, task, work, device)
     settings = replace(settings, methods=(method,), seeds=1)
+    promised = rule.promise(inputs=0) if isinstance(rule, PromisingRule) else None
+    request = fingerprint(*map(repr, (entry.file or entry.name, options, settings, promised, quality)))
+    if kept is not None:
+        require_replaceable(kept, request)
     experiment = Experiment(task, settings, work, clock, labels=labels)
     splits = experiment.splits
     splits.make_by_engine("train", "validation")
@@ -116,13 +124,15 @@ def learn(
     served, validation = served_of(task), splits.validation
     recipe = recipe_in_words(settings.recipe, recipe_changes(entry, options, settings))
     names = [name for part in (splits.train, validation) for name in input_names(part.examples)]
+    source = task.describe().get("data", "")
+    data = f"{len(names):,} inputs for training and validation{f', of {source}' if source else ''}"
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.
     learns_from = get_method(method).learns_from
     return Learned(
         task,
         served,
         rejector,
-        pairing_of(entry.file or entry.name, options, served, recipe, task.describe().get("data", "")),
+        replace(pairing_of(entry.file or entry.name, options, served, recipe, data), request=request),
         LearnedFrom(tuple(names), rejector.fingerprint),
         validation.examples,
         labelled=validation if learns_from in ("ends", "hand_offs") else None,

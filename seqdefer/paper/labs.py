@@ -9,14 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from seqdefer import __version__
 from seqdefer.environment import choose_device
-from seqdefer.errors import DataError, InputError, OptionError, unknown
-from seqdefer.evaluation.results import ExpertCalls, Provenance
+from seqdefer.errors import DataError, InputError, OptionError, require_known, unknown
+from seqdefer.evaluation.experiment import provenance_of
+from seqdefer.evaluation.results import Provenance
 from seqdefer.evaluation.settings import get_recipe
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
-from seqdefer.labels.manifest import describe_options
 from seqdefer.paper.lab import Lab
 from seqdefer.paper.plan import ReproductionPlan, get_plan, settings_of
 from seqdefer.paper.records import Origins, Study, load_origins, save
@@ -49,11 +48,9 @@ class Choices:
             if given == ():
                 raise OptionError(f"--{option} is empty; available: {', '.join(known)}")
         for name in (*(self.tasks or ()), *self.options):
-            if name not in plan.tasks:
-                raise unknown(f"task of the preset {self.preset}", name, plan.tasks)
+            require_known(f"task of the preset {self.preset}", name, plan.tasks)
         for name in self.recipes:
-            if name not in BOTH:
-                raise unknown("recipe", name, BOTH)
+            require_known("recipe", name, BOTH)
         if self.jobs < 1:
             raise OptionError(f"--jobs is {self.jobs}; it must be at least 1")
         return plan
@@ -124,19 +121,8 @@ class Labs:
 
 
 def _provenance(lab: Lab, command: str) -> Provenance:
-    described = lab.task.describe()
-    models = {key: text for key, text in described.items() if key in ("predictor", "expert")}
-    return Provenance(
-        version=__version__,
-        command=command,
-        data={key: text for key, text in described.items() if key not in models},
-        models=models,
-        seeds=tuple(range(lab.settings.seeds)),
-        machine=lab.machine,
-        seconds={key: round(value, 1) for key, value in lab.seconds.items()},
-        expert_calls=ExpertCalls(lab.facts.calls.made, lab.facts.calls.saved),
-        settings={**dataclasses.asdict(lab.settings), "task": describe_options(lab.task)},
-    )
+    seconds = {key: round(value, 1) for key, value in lab.seconds.items()}
+    return provenance_of(lab.task, lab.settings, command, lab.facts.calls, seconds, lab.machine)
 
 
 def with_options(defaults: Any, given: Mapping[str, str], task: str) -> Any:

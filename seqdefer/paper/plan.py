@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from seqdefer.errors import unknown
+from seqdefer.errors import look_up
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
 from seqdefer.hyperparameters import Strategy
 from seqdefer.interfaces import TaskEntry
@@ -87,9 +87,7 @@ PLANS: dict[str, ReproductionPlan] = {
 
 
 def get_plan(preset: str) -> ReproductionPlan:
-    if preset not in PLANS:
-        raise unknown("preset", preset, PLANS)
-    return PLANS[preset]
+    return look_up("preset", preset, PLANS)
 
 
 def settings_of(entry: TaskEntry, task: TaskPlan, seeds: int, recipe: str) -> ExperimentSettings:

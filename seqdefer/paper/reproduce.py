@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from seqdefer.errors import DataError, InputError, OptionError, unknown
+from seqdefer.errors import DataError, InputError, OptionError, require_known
 from seqdefer.paper.cells import measure_cells
 from seqdefer.paper.claims import judge
 from seqdefer.paper.labs import BOTH, Choices, Labs
@@ -41,8 +41,7 @@ def reproduce(
     written: OnWritten = lambda *_: None,
 ) -> Made:
     """Make the study `name`, or all, by each recipe, in `folder`. Call `written` with the records and their files."""
-    if name not in (*STUDIES, "all"):
-        raise unknown("study", name, (*STUDIES, "all"))
+    require_known("study", name, (*STUDIES, "all"))
     plan, seeds, clock = choices.plan, choices.n_seeds, Clock(meter or Silent())
     labs = Labs(folder, choices, clock)
     names = STUDIES if name == "all" else (name,)

@@ -47,14 +47,6 @@ class PlannedRow:
     is_default: bool = False
 
 
-@dataclass(frozen=True)
-class MeasuredRows:
-    """The rows of a study on one task, and the runs behind them, whose sweeps are named by the rows' labels."""
-
-    rows: list[Row]
-    runs: list[Run]
-
-
 class Studies:
     """The studies of a plan by one recipe. `labs(task)` returns the lab of a task."""
 
@@ -97,8 +89,8 @@ class Studies:
         return planners[name](lab) if name in planners else every_method
 
     def table1(self, lab: Lab) -> Study:
-        _, measured = self._all_methods(lab)
-        pairs = to_compare(measured.runs[0])
+        _, rows, runs = self._all_methods(lab)
+        pairs = to_compare(runs[0])
         whole = [name for name in lab.methods if granularity_of(name) == "whole"]
         pairs += [("WholeModelEmbed", name) for name in whole if name != "WholeModelEmbed"]
         pairs += [(name, other) for name in TOKEN_CONFIDENCE if name in lab.methods for other in whole]
@@ -106,21 +98,20 @@ class Studies:
             f"{lab.task.name}: one-time methods choose from {lab.size(DEFAULT_VARIANT)} of {lab.n_positions} "
             f"positions; alpha_1 is {lab.alpha(DEFAULT_VARIANT):.4g}."
         )
-        contrasts = self._contrasts(lab, measured.runs, pairs)
-        return self._study("table1", lab, measured.rows, contrasts=contrasts, notes=(note,))
+        return self._study("table1", lab, rows, contrasts=self._contrasts(lab, runs, pairs), notes=(note,))
 
     def curves(self, lab: Lab) -> Study:
-        results, measured = self._all_methods(lab)
-        return self._study("figure-curves", lab, measured.rows, lines=_lines(results))
+        results, rows, _ = self._all_methods(lab)
+        return self._study("figure-curves", lab, rows, lines=_lines(results))
 
-    def _all_methods(self, lab: Lab) -> tuple[Results, MeasuredRows]:
+    def _all_methods(self, lab: Lab) -> tuple[Results, list[Row], list[Run]]:
+        """Return what `seqdefer run` would keep, the rows of all methods, and the runs behind them."""
         runs, seeds = [], []
         for seed in range(self.seeds):
             run = lab.run(seed, {name: (DEFAULT_VARIANT, name) for name in lab.methods})
             runs.append(run)
             seeds.append(seed_result(seed, lab.oracles(seed), run))
         task, summary = lab.task, summarise(seeds)
-        # What `seqdefer run` would keep; the curves are read from it.
         units = Units(loss=task.loss_unit)
         results = Results(task.name, "", task.spec.length, tuple(seeds), summary, units=units)
         papers = PAPER.get(task.name, {}) if task.has_published_figures else {}
@@ -140,16 +131,15 @@ class Studies:
             )
             for name, row in summary.items()
         ]
-        return results, MeasuredRows(rows, runs)
+        return results, rows, runs
 
     def hand_offs(self, lab: Lab) -> Study:
         full, sizes = lab.n_positions, self._sizes(lab)
-        measured = _with_choices(self._measure(lab, self._planned_sizes(lab)))
         learned = [name for name in ONE_TIME_LEARNED if name in lab.methods]
         pairs = [(size_label(name, size), size_label(name, full)) for name in learned for size in sizes if size < full]
         confidence = [name for name in ONE_TIME_CONFIDENCE if name in lab.methods]
         pairs += [(size_label("OneTimeModel", size), size_label(other, size)) for size in sizes for other in confidence]
-        return self._study("table-handoffs", lab, measured.rows, contrasts=self._contrasts(lab, measured.runs, pairs))
+        return self._measured_study("table-handoffs", lab, pairs)
 
     def _planned_sizes(self, lab: Lab) -> list[PlannedRow]:
         chosen = lab.size(DEFAULT_VARIANT)
@@ -174,7 +164,6 @@ class Studies:
 
     def alpha(self, lab: Lab) -> Study:
         planned = self._planned_alphas(lab)
-        measured = _with_choices(self._measure(lab, planned))
         (usual,) = (row for row in planned if row.is_default)
         rivals = [row for row in planned if row.varied["hand_offs"] == usual.varied["hand_offs"] and row is not usual]
         gain = f"the expert's mean gain over the training examples, {lab.unit:.4g}"
@@ -183,8 +172,7 @@ class Studies:
             f"{lab.task.name}: the unit of alpha_1 is {unit}; the rule of thumb, the median gain, is "
             f"{lab.facts.rule:.4g}; the recipe's alpha_1 is {lab.alpha(DEFAULT_VARIANT):.4g}."
         )
-        contrasts = self._contrasts(lab, measured.runs, [(usual.label, row.label) for row in rivals])
-        return self._study("figure-alpha", lab, measured.rows, contrasts=contrasts, notes=(note,))
+        return self._measured_study("figure-alpha", lab, [(usual.label, row.label) for row in rivals], note)
 
     def _planned_alphas(self, lab: Lab) -> list[PlannedRow]:
         """Cross alpha_1 with the size of J where the plan says so; elsewhere only alpha_1 varies."""
@@ -216,10 +204,8 @@ class Studies:
         ]
 
     def psi(self, lab: Lab) -> Study:
-        planned = self._planned_psis(lab)
-        measured = _with_choices(self._measure(lab, planned))
-        contrasts = self._contrasts(lab, measured.runs, [(planned[0].label, planned[1].label)])
-        return self._study("table-psi", lab, measured.rows, contrasts=contrasts)
+        first, second = self._planned_psis(lab)
+        return self._measured_study("table-psi", lab, [(first.label, second.label)])
 
     def _planned_psis(self, lab: Lab) -> list[PlannedRow]:
         return [
@@ -234,7 +220,6 @@ class Studies:
         ]
 
     def ablation(self, lab: Lab) -> Study:
-        measured = self._measure(lab, self._planned_networks(lab))
         pairs = [(ablated_label("lstm", one), ablated_label("mlp", one)) for one in STRATEGIES]
         pairs += [
             (ablated_label(architecture, "free"), ablated_label(architecture, other))
@@ -245,8 +230,7 @@ class Studies:
             "All cells of the ablation have the paper's hyperparameters for token-level rejectors, on what rejectors "
             "see by the recipe."
         )
-        contrasts = self._contrasts(lab, measured.runs, pairs)
-        return self._study("table-ablation", lab, measured.rows, contrasts=contrasts, notes=(note,))
+        return self._measured_study("table-ablation", lab, pairs, note)
 
     def _planned_networks(self, lab: Lab) -> list[PlannedRow]:
         has_papers, task = lab.task.has_published_figures, lab.task.name
@@ -275,10 +259,13 @@ class Studies:
         ]
         return networks + baselines
 
-    def _measure(self, lab: Lab, planned: Sequence[PlannedRow]) -> MeasuredRows:
+    def _measured_study(self, name: str, lab: Lab, pairs: Sequence[tuple[str, str]], *notes: str) -> Study:
+        """Measure the planned rows of a study, and compare pairs of their labels."""
+        planned = self._planned(name, lab)
         wanted = {row.label: (row.variant, row.method) for row in planned}
         runs = [lab.run(seed, wanted) for seed in range(self.seeds)]
-        return MeasuredRows([self._row(lab, row, runs) for row in planned], runs)
+        rows = _with_choices([self._row(lab, row, runs) for row in planned])
+        return self._study(name, lab, rows, contrasts=self._contrasts(lab, runs, pairs), notes=notes)
 
     def _row(self, lab: Lab, planned: PlannedRow, runs: Sequence[Run]) -> Row:
         curves = [curve_of(run.sweeps[planned.label], run.ends) for run in runs]
@@ -368,13 +355,13 @@ def join_studies(studies: Sequence[Study]) -> Study:
     )
 
 
-def _with_choices(measured: MeasuredRows) -> MeasuredRows:
+def _with_choices(rows: Sequence[Row]) -> list[Row]:
     """Mark the variant of each method that is best on validation data, the first among equals."""
-    candidates = [(row.validation, row) for row in measured.rows if row.validation is not None]
+    candidates = [(row.validation, row) for row in rows if row.validation is not None]
     best: dict[str, Row] = {}
     for _, row in sorted(candidates, key=lambda pair: pair[0], reverse=True):  # a stable sort
         best.setdefault(row.method, row)
-    return replace(measured, rows=[replace(row, is_chosen=row is best.get(row.method)) for row in measured.rows])
+    return [replace(row, is_chosen=row is best.get(row.method)) for row in rows]
 
 
 def _lines(results: Results) -> list[Line]:

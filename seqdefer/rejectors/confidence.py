@@ -43,7 +43,15 @@ class ConfidenceRule(SavedRejector):
 
 
 class TokenRule(ConfidenceRule, TokenRejector[Tensor]):
-    """A rule that scores token by token."""
+    """A rule that scores token by token, each by itself: its state is empty."""
+
+    has_memory = False
+
+    def start(self, context: Tensor) -> Tensor:
+        return context[:, :0]
+
+    def join(self, states: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(states))
 
 
 class DraftRule(ConfidenceRule, DraftRejector):
@@ -62,17 +70,8 @@ class Confidence(TokenRule):
     def options(self) -> dict[str, Any]:
         return {"measure": self.measure}
 
-    def start(self, context: Tensor) -> Tensor:
-        return context[:, :0]  # no memory
-
     def score(self, state: Tensor, position: int | Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         return _read(proposal, self.measure), state
-
-    def select(self, state: Tensor, rows: Tensor) -> Tensor:
-        return state[rows]
-
-    def join(self, states: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(states))
 
 
 class DraftConfidence(DraftRule):

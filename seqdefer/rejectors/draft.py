@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known
 from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, PERCEPTRON, Settings
 from seqdefer.interfaces import DraftRejector
 from seqdefer.rejectors.base import RejectorNetwork, Sizes, perceptron
@@ -37,8 +37,7 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)
-        if sizes.rule not in OUTPUT_RULES:
-            raise unknown("decision rule", sizes.rule, OUTPUT_RULES)
+        require_known("decision rule", sizes.rule, OUTPUT_RULES)
         self.hand_offs = sizes.hand_offs
         self.rule = sizes.rule if sizes.hand_offs else "largest"
         if sizes.rule == "cost":
@@ -67,7 +66,7 @@ class DraftNetwork(RejectorNetwork, DraftRejector):
     def standardise_losses(self, losses: Tensor) -> None:
         """Take mean and scale of what each hand-off loses more than the one before it. losses: (n, J)
 
-        Where all examples agree (the last city of a tour, whoever writes it), the scale is 0 and nothing is learned."""
+        Where all examples agree (a tour has but one last city), the scale is 0 and nothing is learned."""
         more = torch.cat([losses[:, :1], losses.diff(dim=1)], 1)
         self.loss_mean.copy_(more.mean(0))
         if len(losses) > 1:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqdefer.errors import unknown
+from seqdefer.errors import look_up
 from seqdefer.hyperparameters import Settings
 from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rejectors.base import Sizes
@@ -107,10 +107,7 @@ def fit_whole(
 
 
 def _draft_network(sizes: Sizes, settings: Settings, fingerprint: str, notes: dict[str, Any]) -> DraftNetwork:
-    networks = draft_networks()
-    if settings.architecture not in networks:
-        raise unknown("draft architecture", settings.architecture, networks)
-    return networks[settings.architecture](sizes, fingerprint, notes)
+    return look_up("draft architecture", settings.architecture, draft_networks())(sizes, fingerprint, notes)
 
 
 def _fit_draft(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, look_up
 from seqdefer.types import HandOffTable
 
 NO_MASS = -1e4  # a score that no softmax sees, yet finite, so that a weight of 0 makes it 0
@@ -228,16 +228,12 @@ PSIS: dict[str, Psi] = {
 
 def get_phi(name: str) -> Phi:
     """Return the token-level surrogate of this name."""
-    if name not in PHIS:
-        raise unknown("loss", name, PHIS)
-    return PHIS[name]
+    return look_up("loss", name, PHIS)
 
 
 def get_psi(name: str) -> Psi:
     """Return the one-time surrogate of this name."""
-    if name not in PSIS:
-        raise unknown("loss", name, PSIS)
-    return PSIS[name]
+    return look_up("loss", name, PSIS)
 
 
 def token_loss(scores: Tensor, loss: Tensor, cost: Tensor, mask: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ two agree for all alpha but those that equal a score; a sweep stands at scores, 
 decisions that an alpha makes. Where TV = 0 no alpha defers, and OPT's score is -inf. Typical has two parameters, of
 which the authors recommend epsilon = delta^2.
 
-Chow asks nobody; all others know p, so the expert has read the position before they decide. BiLD falls back where
-Chow's rule defers, and is more than a score: `seqdefer.budgets.rollback_sweeps`.
+Chow does not ask the expert; all others know p, so the expert has read the position before they decide. BiLD falls back
+where Chow's rule defers, and is more than a score: `seqdefer.budgets.rollback_sweeps`.
 
 References: Chow (1970); Diff, OPT, Token1 to Token3: Narasimhan et al., "Faster Cascades via Speculative Decoding",
 arXiv 2405.19261; Typical: Cai et al., "Medusa", arXiv 2401.10774; BiLD: Kim et al., arXiv 2302.07863.
@@ -29,13 +29,13 @@ arXiv 2405.19261; Typical: Cai et al., "Medusa", arXiv 2401.10774; BiLD: Kim et 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known
 from seqdefer.rejectors.base import pair_statistics
 from seqdefer.rejectors.confidence import TokenRule
 from seqdefer.types import PairStatistics, Proposal
@@ -60,24 +60,11 @@ READ_FIRST_SCORES: Mapping[str, Callable[[PairStatistics], Tensor]] = {
 }
 
 
-class MemorylessRule(TokenRule):
-    """Base of rules that look at one position alone."""
-
-    def start(self, context: Tensor) -> Tensor:
-        return context[:, :0]
-
-    def select(self, state: Tensor, rows: Tensor) -> Tensor:
-        return state[rows]
-
-    def join(self, states: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(states))
-
-
 def _chow(proposal: Proposal) -> Tensor:
     return -torch.expm1(-proposal.uncertainty)  # which is -log max q
 
 
-class ChowToken(MemorylessRule):
+class ChowToken(TokenRule):
     """Chow's rule at every token: 1 - max q. It orders positions as TokenwiseScore does, which takes -log max q."""
 
     kind = "chow_token"
@@ -86,7 +73,7 @@ class ChowToken(MemorylessRule):
         return _chow(proposal), state
 
 
-class ReadFirstRule(MemorylessRule):
+class ReadFirstRule(TokenRule):
     """A rule of READ_FIRST_SCORES, by its name."""
 
     kind = "read_first"
@@ -94,8 +81,7 @@ class ReadFirstRule(MemorylessRule):
 
     def __init__(self, rule: str) -> None:
         super().__init__()
-        if rule not in READ_FIRST_SCORES:
-            raise unknown("rule that reads first", rule, READ_FIRST_SCORES)
+        require_known("rule that reads first", rule, READ_FIRST_SCORES)
         self.rule = rule
 
     def options(self) -> dict[str, Any]:
@@ -105,7 +91,7 @@ class ReadFirstRule(MemorylessRule):
         return READ_FIRST_SCORES[self.rule](pair_statistics(proposal)), state
 
 
-class RollbackRule(MemorylessRule):
+class RollbackRule(TokenRule):
     """BiLD: the score of falling back is Chow's; `rho` is the most that the expert tolerates of -log p(v), in nats."""
 
     kind = "rollback"

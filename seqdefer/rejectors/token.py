@@ -41,9 +41,6 @@ class TokenNetwork(RejectorNetwork, TokenRejector[Tensor]):
         scores, state = self(state, position, self._steps(self.sizes.step_inputs(proposal)))
         return scores, state
 
-    def select(self, state: Tensor, rows: Tensor) -> Tensor:
-        return state[rows]
-
     def join(self, states: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(states))
 
@@ -78,6 +75,7 @@ class MLPRejector(TokenNetwork):
     """A network without memory: each position is scored from the context, the decoder state and the position."""
 
     kind = "mlp"
+    has_memory = False
 
     def __init__(self, sizes: Sizes, predictor: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(sizes, predictor, notes)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqdefer.errors import unknown
+from seqdefer.errors import look_up, require_known
 from seqdefer.hyperparameters import STRATEGIES, Settings, Strategy
-from seqdefer.labels.trees import END, DecisionTrees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.losses import Phi, get_phi, token_surrogate
@@ -58,8 +59,7 @@ class Steering:
     """
 
     def __init__(self, strategy: Strategy, seed: int) -> None:
-        if strategy not in STRATEGIES:
-            raise unknown("training strategy", strategy, STRATEGIES)
+        require_known("training strategy", strategy, STRATEGIES)
         self.strategy = strategy
         self.generator = torch.Generator().manual_seed(seed)
         self.teacher = 1.0 if strategy == "teacher" else 0.0
@@ -110,7 +110,12 @@ class Coins(Steering):
 
 def default_price(trees: DecisionTrees) -> float:
     """Return 5 % of the predictor's mean token loss where more than one prefix in a hundred has l = c = 0: a surrogate
-    is flat there, and its score arbitrary (the paper's theorems ask for c_j >= c-bar > 0). 0 elsewhere."""
+    is flat there, and its score arbitrary (the paper's theorems ask for c_j >= c-bar > 0). 0 elsewhere.
+
+    Of branched trees it is all of the mean token loss: with a small price the surrogate orders positions by the ratio
+    of both regrets, with a large one by their difference, which is what a token of the budget buys."""
+    if trees.is_branched:
+        return float(trees.nodes.used()["losses"][:, 0].mean())
     loss, cost = trees.losses(trees.typical_nodes())
     is_flat = (loss + cost) == 0
     return 0.05 * float(loss.mean()) if float(is_flat.float().mean()) > 0.01 else 0.0
@@ -165,12 +170,8 @@ def fit_token(
     sizes = network_sizes(
         train.context, proposal.features, proposal.entropy, train.task.spec.length, settings, has_statistics=reads_first
     )
-    networks = token_networks()
-    if settings.architecture not in networks:
-        raise unknown("token-level architecture", settings.architecture, networks)
-    network = networks[settings.architecture](
-        sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy, "price": price}
-    )
+    network_class = look_up("token-level architecture", settings.architecture, token_networks())
+    network = network_class(sizes, train.predictor.fingerprint, {"phi": phi, "strategy": strategy, "price": price})
     seen = train.proposal(train.typical_nodes())
     network.to(train.device)
     network.standardise(train.context, network.sizes.step_inputs(seen))

@@ -8,6 +8,9 @@ Transient failures (no connection, a timeout, 408, 409, 429, 5xx) are retried wi
 at once. A call takes at most (retries + 1) x seconds plus the delays. All calls of a client share one thread with an
 event loop. `submit` starts a coroutine there and returns a future, which can be cancelled; `run` waits for it.
 
+Calls of `run`, such as those of labelling, also wait for an endpoint that cannot be reached. Those of `submit` have
+someone who waits for them: where a connection is refused or reset, they try once more, and fail.
+
 The API key is read from the environment for each call and never stored: it is in no object, file, log or error. It is
 sent to one host alone, which the environment names too: the address may come from a file that someone else wrote.
 """
@@ -23,12 +26,13 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from seqdefer.errors import OptionError, SeqdeferError, missing_extra
+from seqdefer.errors import OptionError, SeqdeferError, import_extra
 from seqdefer.remote.keys import KEY_VARIABLE, hide_key, read_key
 
 if TYPE_CHECKING:
@@ -42,7 +46,10 @@ MAX_LETTERS_PER_TOKEN = 2**7
 FIRST_DELAY, MAX_DELAY = 0.5, 8.0  # seconds before the first retry, doubled for each further one up to the maximum
 MAX_RETRY_AFTER = 60.0  # seconds that a server may ask to wait
 MAX_QUOTED_LETTERS = 200  # of a server's message
+HURRIED_ATTEMPTS = 2  # to reach an endpoint, where a caller waits: a connection that was kept open may be stale
 Result = TypeVar("Result")
+# Whether a coroutine may wait for an endpoint that cannot be reached. The event loop copies the caller's context.
+_is_patient: ContextVar[bool] = ContextVar("is_patient", default=False)
 
 
 class EndpointError(SeqdeferError):
@@ -50,6 +57,7 @@ class EndpointError(SeqdeferError):
 
     status: int | None = None
     reason: str = ""
+    is_unreachable: bool = False  # the connection was refused or reset
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,7 @@ class Endpoint:
 
 def require_extra() -> None:
     """Raise MissingExtraError if httpx is not installed."""
-    try:
-        import httpx  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("httpx", "remote", "an expert behind an endpoint") from error
+    import_extra("httpx", "remote", "an expert behind an endpoint")
 
 
 def is_url(name: str) -> bool:
@@ -130,9 +135,9 @@ class EndpointCompletion:
 class _TransientError(Exception):
     """Why an attempt failed, and the seconds that the server asks to wait, if it does."""
 
-    def __init__(self, reason: str, wait: float | None = None) -> None:
+    def __init__(self, reason: str, wait: float | None = None, *, is_unreachable: bool = False) -> None:
         super().__init__(reason)
-        self.wait = wait
+        self.wait, self.is_unreachable = wait, is_unreachable
 
 
 class EndpointClient:
@@ -161,7 +166,11 @@ class EndpointClient:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine that calls `complete`, and wait for its result."""
-        future = self.submit(work)
+        before = _is_patient.set(True)
+        try:
+            future = self.submit(work)
+        finally:
+            _is_patient.reset(before)
         try:
             return future.result()
         finally:
@@ -192,18 +201,25 @@ class EndpointClient:
 
     async def _complete(self, session: _Session, request: EndpointRequest) -> EndpointCompletion:
         async with session.slots:
-            attempts, reason = self.endpoint.retries + 1, ""
-            for number in range(1, attempts + 1):
+            number, is_unreachable = 0, False
+            while True:
+                number += 1
                 try:
                     return self._parse(await self._attempt(session.http, request), request)
                 except _TransientError as failed:
-                    reason, delay = str(failed), self._delay(number, failed.wait)
+                    reason, is_unreachable = str(failed), failed.is_unreachable
+                    delay = self._delay(number, failed.wait)
                 if delay > MAX_RETRY_AFTER:
                     raise self.error(f"{reason}; it asks to wait {delay:.0f} seconds", "try again then")
-                if number < attempts:
+                is_hurried = is_unreachable and not _is_patient.get()
+                if number > self.endpoint.retries or (is_hurried and number >= HURRIED_ATTEMPTS):
+                    break
+                if not is_hurried:
                     await self.sleep(delay)
-        what = f"gave no answer in {attempts} attempt{'s' if attempts > 1 else ''}: {reason}"
-        raise self.error(what, "try again later, or allow more time: --expert-seconds, --expert-retries")
+        what = f"gave no answer in {number} attempt{'s' if number > 1 else ''}: {reason}"
+        error = self.error(what, "try again later, or allow more time: --expert-seconds, --expert-retries")
+        error.is_unreachable = is_unreachable
+        raise error
 
     def _delay(self, number: int, requested: float | None) -> float:
         """Return the server's Retry-After, or an exponential delay with jitter."""
@@ -226,7 +242,7 @@ class EndpointClient:
             message = self._quote(str(error) or type(error).__name__)
             if "CERTIFICATE_VERIFY_FAILED" in message:
                 raise self.error(f"cannot be trusted: {message}", "fix its certificate, or trust its issuer") from None
-            raise _TransientError(message) from None
+            raise _TransientError(message, is_unreachable=isinstance(error, httpx.TransportError)) from None
 
     async def _post(self, http: httpx.AsyncClient, request: EndpointRequest) -> bytes:
         asked = {"prompt": request.prompt, "max_tokens": request.max_tokens, **request.options}

@@ -11,6 +11,7 @@ from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
 from seqdefer.report.svg import names_by_block, tick_labels, ticks
 
 HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
+HOVER = {HEADINGS[-1]: HEADROOM}
 
 
 def methods_section(results: Results) -> Markup:
@@ -66,7 +67,7 @@ class MethodTable:
         return cls(results, scale, decimals, bool(paper), len(results.seeds) > 1)
 
     def draw(self) -> Markup:
-        cells = [element("th", name, scope="col") for name in HEADINGS]
+        cells = [element("th", name, scope="col", title=HOVER.get(name)) for name in HEADINGS]
         cells.append(element("td"))  # above the bars
         cells += [element("th", f"Paper, %{NBSP}improvement", scope="col")] if self.has_paper else []
         bodies = [self._block(block, names, len(cells)) for block, names in names_by_block(self.results).items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from seqdefer.budgets.prices import Prices
 from seqdefer.evaluation.results import PairTiming, Results
 from seqdefer.report.comparisons import MethodTable, forest
-from seqdefer.report.markup import NBSP, Markup, element, number, scrolling, section
+from seqdefer.report.markup import NBSP, Markup, element, folded_table, number, scrolling, section, values_table
 from seqdefer.report.svg import inline_svg
 
 COIN = (
@@ -74,15 +74,8 @@ def money_section(results: Results, prices: Prices | None) -> Markup:
     for share in MONEY_SHARES:
         spent = [prices.expected(0, length, share, by_token=by_token) for by_token in kinds.values()]
         cells = [_amount(value) for one in spent for value in (one, alone - one)]
-        head = element("th", f"{100 * share:.0f}{NBSP}%", scope="row")
-        rows.append(element("tr", head, *(element("td", cell) for cell in cells)))
-    table = element(
-        "table",
-        element("caption", f"{prices.currency} per sequence"),
-        element("thead", element("tr", *(element("th", title, scope="col") for title in titles))),
-        element("tbody", *rows),
-        class_="values",
-    )
+        rows.append([f"{100 * share:.0f}{NBSP}%", *cells])
+    table = values_table(f"{prices.currency} per sequence", titles, rows)
     words = (
         f"By the prices given, the expert alone costs {_amount(alone)} {prices.currency} for a sequence of "
         f"{length:.1f} tokens. The predictor proposes every token; by token, the expert is called for each of its "
@@ -99,7 +92,8 @@ def _compared(results: Results, cost: str) -> tuple[Markup, ...]:
     names = [name for name in results.summary if results.summary[name].granularity == "token"]
     coins = [name for name in results.summary if name.startswith("Random")]
     figure = element("figure", inline_svg(results, [*names, *coins]), class_="drawn")
-    return figure, scrolling(MethodTable.of(results).draw(), f"Methods by {cost}"), forest(results.comparisons)
+    table = scrolling(MethodTable.of(results).draw(), f"Methods by {cost}")
+    return scrolling(figure, f"Curves by {cost}"), table, forest(results.comparisons)
 
 
 def _coin(results: Results) -> str:
@@ -113,12 +107,10 @@ def _timed_table(timing: PairTiming) -> Markup:
         for one in settings:
             ratio = number(one.measured / one.derived, 2) if one.derived else "–"
             share = f"{100 * one.share:.0f}{NBSP}%"
-            cells = (share, _duration(one.measured), _duration(one.derived), ratio)
-            rows.append(element("tr", element("th", name, scope="row"), *(element("td", cell) for cell in cells)))
-    head = element("thead", element("tr", *(element("th", title, scope="col") for title in titles)))
-    caption = element("caption", "What the timed inputs took per sequence, measured and derived")
-    table = element("table", caption, head, element("tbody", *rows), class_="values")
-    return element("details", element("summary", "Measured seconds"), scrolling(table, "Measured seconds"))
+            rows.append((name, share, _duration(one.measured), _duration(one.derived), ratio))
+    return folded_table(
+        "Measured seconds", "What the timed inputs took per sequence, measured and derived", titles, rows
+    )
 
 
 def _duration(seconds: float) -> str:

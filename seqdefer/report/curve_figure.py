@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from seqdefer.evaluation.results import Results
-from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, percent, scrolling, section
+from seqdefer.report.markup import NBSP, Markup, colour, element, folded_table, join, number, percent, section
 from seqdefer.report.style import BLOCKS
 from seqdefer.report.svg import (
     STEPS,
@@ -18,9 +18,13 @@ from seqdefer.report.svg import (
     DrawnCurve,
     Frame,
     band_path,
+    default_names,
     deferred_title,
+    extent,
+    fit_axes,
     line_path,
     loss_title,
+    mean_curves,
     names_by_block,
     tick_labels,
 )
@@ -37,6 +41,12 @@ class ReportCurves:
     curves: Mapping[str, DrawnCurve]
     shown: frozenset[str]
     axes: Axes
+
+    @classmethod
+    def of(cls, results: Results) -> ReportCurves:
+        curves = mean_curves(results)
+        shown = frozenset(default_names(results, curves))
+        return cls(results, curves, shown, fit_axes(curves.values(), extent(results)))
 
     @property
     def has_spread(self) -> bool:
@@ -181,13 +191,6 @@ def _toggle(page: ReportCurves, index: int, curve: DrawnCurve) -> Markup:
 
 def _values_table(page: ReportCurves) -> Markup:
     steps = range(0, STEPS + 1, 10)
-    titles = [element("th", title, scope="col") for title in ("Method", *map(in_percent, steps))]
-    rows = []
-    for curve in page.curves.values():
-        cells = [element("td", page.loss(curve.mean[step])) for step in steps]
-        rows.append(element("tr", element("th", curve.name, scope="row"), *cells))
-    caption = element("caption", f"{loss_title(page.results)}, mean over the seeds, at each budget")
-    table = element(
-        "table", caption, element("thead", element("tr", *titles)), element("tbody", *rows), class_="values"
-    )
-    return element("details", element("summary", "Curve values"), scrolling(table, "Curve values"))
+    rows = [(curve.name, *(page.loss(curve.mean[step]) for step in steps)) for curve in page.curves.values()]
+    caption = f"{loss_title(page.results)}, mean over the seeds, at each budget"
+    return folded_table("Curve values", caption, ("Method", *map(in_percent, steps)), rows)

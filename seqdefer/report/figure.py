@@ -11,25 +11,16 @@ display.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqdefer.errors import MissingExtraError, missing_extra, unknown
+from seqdefer.errors import MissingExtraError, import_extra
 from seqdefer.evaluation.results import Results
 from seqdefer.report.curve_figure import ReportCurves
 from seqdefer.report.html import headline
 from seqdefer.report.style import INK, LIGHT, RULE, SOFT
-from seqdefer.report.svg import (
-    STEPS,
-    DrawnCurve,
-    beginning,
-    default_names,
-    deferred_title,
-    extent,
-    fit_axes,
-    loss_title,
-    mean_curves,
-)
+from seqdefer.report.svg import STEPS, DrawnCurve, beginning, deferred_title, extent, loss_title, shown_curves
 from seqdefer.storage.files import write_aside
 
 if TYPE_CHECKING:
@@ -54,9 +45,7 @@ def write_card(results: Results, folder: Path) -> Path | None:
         figure = _new_figure(CARD_SIZE)
     except MissingExtraError:
         return None
-    curves = mean_curves(results)
-    page = ReportCurves(results, curves, frozenset(), fit_axes(curves.values(), extent(results)))
-    words = headline(page).split(";")[0]
+    words = headline(ReportCurves.of(results)).split(";")[0]
     figure.suptitle(f"{results.task}: partial deferral\n{words}", fontsize=17, color=INK, wrap=True)
     _draw(figure.subplots(), results, None, size=14)
     figure.text(0.995, 0.01, "seqdefer", ha="right", color=SOFT, fontsize=12)
@@ -68,22 +57,23 @@ def write_card(results: Results, folder: Path) -> Path | None:
 
 
 def _new_figure(size: tuple[float, float]) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra("matplotlib", "figures", "a figure of curves") from error
-    return Figure(figsize=size, layout="constrained", facecolor="white")
+    """Return a figure that notebooks show where a cell ends with it; by themselves they show those of pyplot alone."""
+    import_extra("matplotlib.figure", "figures", "a figure of curves")
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = BytesIO()
+            self.savefig(picture, format="png", dpi=CARD_DPI)
+            return picture.getvalue()
+
+    return ShownFigure(figsize=size, layout="constrained", facecolor="white")
 
 
 def _draw(axes: Axes, results: Results, methods: Sequence[str] | None, size: float = 9) -> None:
-    curves = mean_curves(results)
-    for name in methods or ():
-        if name not in curves:
-            raise unknown("method", name, curves)
-    shown = set(default_names(results, curves) if methods is None else methods)
     begin, end = beginning(results), extent(results)
     places = [begin + (end - begin) * step / STEPS for step in range(STEPS + 1)]
-    for curve in (curve for curve in curves.values() if curve.name in shown):
+    for curve in shown_curves(results, methods):
         _draw_curve(axes, places, curve)
     axes.set_xlabel(_plain(deferred_title(results)), fontsize=size)
     axes.set_ylabel(_plain(loss_title(results)), fontsize=size)

@@ -21,7 +21,7 @@ from seqdefer.report.markup import Markup, element, join, percent, section
 from seqdefer.report.panels import Panel
 from seqdefer.report.promise_figure import promise_section
 from seqdefer.report.style import DARK, LIGHT
-from seqdefer.report.svg import STEPS, default_names, extent, fit_axes, mean_curves
+from seqdefer.report.svg import STEPS
 from seqdefer.storage.files import write_text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:"
@@ -44,9 +44,7 @@ def write_report(
 def render_report(
     results: Results, *, panels: Sequence[Panel] = (), card: str = "", prices: Prices | None = None
 ) -> str:
-    curves = mean_curves(results)
-    axes = fit_axes(curves.values(), extent(results))
-    page = ReportCurves(results, curves, frozenset(default_names(results, curves)), axes)
+    page = ReportCurves.of(results)
     body = element(
         "main",
         _header(page),

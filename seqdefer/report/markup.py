@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 NBSP = "\u00a0"  # keeps a number and its unit on one line
 _VOID = frozenset({"input", "meta", "link", "br"})
@@ -61,3 +61,19 @@ def percent(share: float) -> str:
 
 def colour(block: str, shade: int = 0) -> str:
     return f"--c:var(--{block}-{shade})"
+
+
+def values_table(caption: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> Markup:
+    """Return a table of values; the first cell of a row is its heading."""
+    head = element("tr", *(element("th", title, scope="col") for title in titles))
+    body = [
+        element("tr", element("th", name, scope="row"), *(element("td", cell) for cell in cells))
+        for name, *cells in rows
+    ]
+    parts = element("caption", caption), element("thead", head), element("tbody", *body)
+    return element("table", *parts, class_="values")
+
+
+def folded_table(summary: str, caption: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> Markup:
+    """Return a table of values that opens at a click on its summary."""
+    return element("details", element("summary", summary), scrolling(values_table(caption, titles, rows), summary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seqdefer.evaluation.results import PromiseCheck, PromisedBudget, Results
-from seqdefer.report.markup import NBSP, Markup, element, number, scrolling, section
+from seqdefer.report.markup import NBSP, Markup, element, folded_table, number, section
 
 INK, SOFT, RULE, BAND = "var(--ink)", "var(--soft)", "var(--rule)", "var(--token-0)"  # of the page, light or dark
 WIDTH, HEIGHT = 560, 330
@@ -77,10 +77,7 @@ def _table(check: PromiseCheck) -> Markup:
     titles = ("Budget", "bound", "calibration", "unseen", "±")
     rows = []
     for one in check.budgets:
-        cells = (one.bound, one.calibrated, one.spent, one.error)
-        texts = [element("td", f"{number(100 * cell, 1)}{NBSP}%") for cell in cells]
-        rows.append(element("tr", element("th", f"{100 * one.budget:.0f}{NBSP}%", scope="row"), *texts))
-    head = element("thead", element("tr", *(element("th", title, scope="col") for title in titles)))
-    caption = element("caption", "Mean share of the inputs: the bound, and what both halves spent")
-    table = element("table", caption, head, element("tbody", *rows), class_="values")
-    return element("details", element("summary", "Promised budgets"), scrolling(table, "Promised budgets"))
+        shares = (one.bound, one.calibrated, one.spent, one.error)
+        rows.append([f"{100 * one.budget:.0f}{NBSP}%", *(f"{number(100 * share, 1)}{NBSP}%" for share in shares)])
+    caption = "Mean share of the inputs: the bound, and what both halves spent"
+    return folded_table("Promised budgets", caption, titles, rows)

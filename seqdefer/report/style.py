@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from seqdefer.evaluation.results import Block
+from seqdefer.evaluation.results import REFERENCES, Block
 
-HEADROOM = "Headroom: what an expert that costs nothing would improve (OptimalFree, the paper's Optimal)."
+# One text for terminal, reports, tables and docs/concepts/curves.md.
+HEADROOM = (
+    "Headroom: what an expert that costs nothing would improve (OptimalFree, the paper's Optimal). Above 100 %, "
+    "mixtures of both models are better than the expert alone."
+)
 BLOCKS: Mapping[Block, str] = {  # in the order of the paper's table; the last is drawn on top
     "reference": "Reference",
     "whole": "Whole sequence",
@@ -36,7 +40,7 @@ INK, SOFT, RULE = "#1f2733", "#5b6675", "#e3e7ec"
 
 def block_of(name: str, granularity: Block) -> Block:
     """Return the block that shows a method. Coins and oracles are references, whatever their granularity."""
-    return "reference" if name.startswith(("Random", "Optimal", "Myopic")) else granularity
+    return "reference" if name.startswith(REFERENCES) else granularity
 
 
 def group_by_block(methods: Iterable[tuple[str, Block]]) -> dict[Block, list[str]]:

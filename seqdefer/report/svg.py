@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqdefer.errors import InputError, unknown
+from seqdefer.errors import InputError, require_known
 from seqdefer.evaluation.results import FREE, Block, Cost, Point, Results, TimedSetting, mean_and_std
 from seqdefer.report.markup import Markup, element, join, number
 from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT, group_by_block
 from seqdefer.storage.files import write_text
 
 STEPS = 100  # the grid of budgets: one step is one percent
+ORACLES = {"whole": "Whole", "once": "OneTime", "token": "Token"}  # how the names of oracles end
 
 
 @dataclass(frozen=True)
@@ -212,12 +213,16 @@ _NAME_SPACE = "http://www.w3.org/2000/svg"
 
 def curves_svg(results: Results, methods: Sequence[str] | None = None) -> str:
     """Return an SVG of the mean curves; by default the best of each granularity, Random and the strongest oracle."""
+    return _draw(results, shown_curves(results, methods))
+
+
+def shown_curves(results: Results, methods: Sequence[str] | None) -> list[DrawnCurve]:
+    """Return the curves of these methods; by default those of `default_names`."""
     curves = mean_curves(results)
     for name in methods or ():
-        if name not in curves:
-            raise unknown("method", name, curves)
+        require_known("method", name, curves)
     shown = set(default_names(results, curves) if methods is None else methods)
-    return _draw(results, [curve for curve in curves.values() if curve.name in shown])
+    return [curve for curve in curves.values() if curve.name in shown]
 
 
 def inline_svg(results: Results, methods: Sequence[str]) -> Markup:
@@ -229,10 +234,10 @@ def write_plots(results: Results, directory: Path | str) -> list[Path]:
     """Write `curves.svg`, and for each granularity `curves-NAME.svg` with its methods, Random and its oracle."""
     folder, curves = Path(directory), mean_curves(results)
     paths = [write_text(folder / "curves.svg", curves_svg(results))]
-    for block in ("whole", "once", "token"):
+    for block, ending in ORACLES.items():
         names = [curve.name for curve in curves.values() if curve.block == block]
         if names:
-            bounds = [name for name in curves if name == "Random" or _is_oracle_of(results, name, block)]
+            bounds = [name for name in ("Random", f"Optimal{ending}") if name in curves]
             paths.append(write_text(folder / f"curves-{block}.svg", curves_svg(results, names + bounds)))
     costs: tuple[Cost, ...] = ("passes", "seconds")
     for cost in costs:
@@ -240,11 +245,6 @@ def write_plots(results: Results, directory: Path | str) -> list[Path]:
         if by_cost is not None:
             paths.append(write_text(folder / f"curves-{cost}.svg", curves_svg(by_cost)))
     return paths
-
-
-def _is_oracle_of(results: Results, name: str, block: str) -> bool:
-    suffix = {"token": "Token", "once": "OneTime", "whole": "Whole"}[block]
-    return name == f"Optimal{suffix}"
 
 
 def loss_title(results: Results) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.text import Text
 from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Cost, Results, Summary
-from seqdefer.methods.timing import Timing
+from seqdefer.methods.timing import TIMED_BUDGETS, Timing
 from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
 from seqdefer.report.svg import names_by_block
 
@@ -87,30 +88,55 @@ def calibration_table(found: Calibration) -> Table:
     return table
 
 
-def timing_table(timing: Timing, curve: LossCurve | None) -> Table:
-    """Return a table of what budgets buy and what they take, beside each model alone."""
-    caption = (
-        f"{timing.inputs} inputs, {timing.at_once} at once, on {timing.machine['device']} with "
-        f"{timing.machine['cores']} cores"
-    )
-    if curve is not None:  # calibrate measures no losses: they stay those of fit
-        caption += f"; loss and Random: {curve.unit}, on the {curve.inputs} validation inputs of fit"
-    table = Table(title="what budgets buy, and what they take", box=box.SIMPLE_HEAD, caption=caption)
-    for heading in ("budget", "spent", *(("loss", "Random") if curve else ()), "asked", "ms", "times as fast"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    ends = {"predictor": (0.0, timing.predictor), "expert": (1.0, timing.expert)}
-    rows = [("alone: predictor", *ends["predictor"], 0.0)]
-    rows += [(f"{one.budget:.2f}", one.share, one.seconds, one.asked) for one in timing.budgets]
-    rows += [("alone: expert", *ends["expert"], 1.0)]
-    for name, share, seconds, asked in rows:
-        losses = [] if curve is None else [f"{loss:.4g}" for loss in (curve.loss_at(share), curve.random_at(share))]
-        is_slower = seconds > timing.expert
-        table.add_row(
-            name, f"{share:.3f}", *losses, f"{asked:.1f}", f"{1000 * seconds:.3g}", f"{timing.expert / seconds:.2f}",
-            "slower than the expert alone" if is_slower else "",
-        )  # fmt: skip
+@dataclass(frozen=True)
+class _Bought:
+    """A row of `bought_table`; `took`: how often the expert is asked, and seconds per sequence, where it was timed."""
+
+    name: str
+    share: float
+    took: tuple[float, float] | None = None
+
+
+def bought_table(found: Calibration, timing: Timing | None, curve: LossCurve | None) -> Table | None:
+    """Return a table of what budgets buy and what they take, beside each model alone; None where neither was measured.
+    Remote experts are not timed."""
+    if timing is None and curve is None:
+        return None
+    title = " and ".join(["what budgets buy"] * (curve is not None) + ["what they take"] * (timing is not None))
+    table = Table(title=title, box=box.SIMPLE_HEAD, caption="; ".join(_bought_captions(timing, curve)))
+    headings = ("loss", "Random") * (curve is not None) + ("asked", "ms", "times as fast") * (timing is not None)
+    for heading in ("budget", "spent", *headings):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in _bought_rows(found, timing):
+        cells = [f"{row.share:.3f}"]
+        if curve is not None:
+            cells += [f"{curve.loss_at(row.share):.4g}", f"{curve.random_at(row.share):.4g}"]
+        if timing is not None and row.took is not None:
+            asked, seconds = row.took
+            cells += [f"{asked:.1f}", f"{1000 * seconds:.3g}", f"{timing.expert / seconds:.2f}"]
+            cells += ["slower"] * (seconds > timing.expert)
+        table.add_row(row.name, *cells)
     return table
+
+
+def _bought_rows(found: Calibration, timing: Timing | None) -> list[_Bought]:
+    if timing is None:
+        budgets = [_Bought(f"{budget:.2f}", found.for_budget(budget).share) for budget in TIMED_BUDGETS]
+        return [_Bought("predictor", 0.0), *budgets, _Bought("expert", 1.0)]
+    budgets = [_Bought(f"{one.budget:.2f}", one.share, (one.asked, one.seconds)) for one in timing.budgets]
+    first = _Bought("predictor", 0.0, (0.0, timing.predictor))
+    return [first, *budgets, _Bought("expert", 1.0, (1.0, timing.expert))]
+
+
+def _bought_captions(timing: Timing | None, curve: LossCurve | None) -> Iterator[str]:
+    if timing is not None:
+        where = f"{timing.machine['device']} with {timing.machine['cores']} cores"
+        yield f"{timing.inputs} inputs, {timing.at_once} at once, on {where}; slower: than the expert alone"
+    if curve is not None:  # calibrate measures no losses: they stay those of fit
+        yield escape(f"loss and Random: {curve.unit}, on the {curve.inputs} validation inputs of fit")
+    if timing is None:
+        yield "an expert that runs elsewhere is not timed"
 
 
 def money_table(settings: Sequence[Setting], spent: Sequence[float], alone: float, currency: str, tokens: int) -> Table:

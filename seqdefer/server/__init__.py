@@ -8,13 +8,13 @@
     breaker         leaves an expert alone for a while after several failures in a row
     expert_calls    calls of the expert, with a time limit; remote ones do not block others
     fallback        the predictor takes over when the expert fails or answers nonsense
+    tickets         a submitted request, its rows and its events, between event loop and models
     batches         requests that are written together, and join and leave between two turns
-    tickets         a submitted request, between the event loop and the thread that owns the models
     tracing         spans of requests and of passes, with the extra 'tracing'
     scheduler       the thread that owns the models, and the queue before it
     drift           tests of what is served against the calibration
     protocol        requests as JSON
-    openapi         the shapes of responses and the errors of routes: /openapi.json
+    shapes, openapi the shapes of responses, and the errors of routes: /openapi.json
     responses       what the models wrote, as JSON
     transcriptions  uploads of sound, as forms, and their responses
     request         one request from its body to its response
@@ -22,6 +22,6 @@
     connections     deadlines of connections, and which gives way when there are too many
     serve           sockets, loading, shutdown
 
-`app`, `openapi`, `protocol`, `request`, `responses` and `transcriptions` import FastAPI and are loaded when a server
-starts: it comes with the extra 'server'.
+`app`, `openapi`, `protocol`, `request`, `responses`, `shapes` and `transcriptions` import FastAPI and are loaded when a
+server starts: it comes with the extra 'server'.
 """

@@ -18,7 +18,6 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,26 +33,18 @@ from seqdefer.errors import OptionError
 from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.served_log import ServedLog
-from seqdefer.server import openapi
+from seqdefer.server import openapi, protocol, responses, shapes
 from seqdefer.server.drift import TrafficMonitor
 from seqdefer.server.gateway import USAGE, Gateway
-from seqdefer.server.http import TRANSCRIPTIONS, APIError, Limits
+from seqdefer.server.http import TRANSCRIPTIONS, APIError, Limits, json_response
 from seqdefer.server.keys import KeyRing
 from seqdefer.server.metrics import Metrics
-from seqdefer.server.protocol import (
-    ChatRequest,
-    CompleteRequest,
-    CompletionRequest,
-    ScoreRequest,
-    name_pattern,
-    unknown_model,
-)
-from seqdefer.server.request import Service, json_response
-from seqdefer.server.responses import CHAT, COMPLETION, deferral_response, model_list, model_response
+from seqdefer.server.request import Service
 from seqdefer.server.scheduler import SHUTDOWN_SECONDS, Scheduler
 from seqdefer.server.transcriptions import form_schema, no_audio, read_form, transcription_responses
 from seqdefer.server.usage import Ledger, usage_file
 
+PAGES = {"/": "index.html", "/docs": "docs.html"}  # and all files at /page/NAME
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -146,37 +137,37 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", responses=openapi.stream_responses(openapi.TextCompletion))
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await service.write(request, body, COMPLETION)
+    @app.post("/v1/completions", responses=openapi.stream_responses(shapes.TextCompletion))
+    async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
+        return await service.write(request, body, responses.COMPLETION)
 
-    @app.post("/v1/chat/completions", responses=openapi.stream_responses(openapi.ChatCompletion))
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        return await service.write(request, body, CHAT)
+    @app.post("/v1/chat/completions", responses=openapi.stream_responses(shapes.ChatCompletion))
+    async def chat(body: protocol.ChatRequest, request: Request) -> Response:
+        return await service.write(request, body, responses.CHAT)
 
-    @app.get("/v1/deferral", responses=openapi.json_responses(openapi.DeferralModel))
+    @app.get("/v1/deferral", responses=openapi.json_responses(shapes.DeferralModel))
     async def deferral() -> Response:
-        return json_response(deferral_response(service))
+        return json_response(service.describe())
 
-    @app.post("/v1/deferral/complete", responses=openapi.stream_responses(openapi.DeferralCompletion))
-    async def complete(body: CompleteRequest, request: Request) -> Response:
+    @app.post("/v1/deferral/complete", responses=openapi.stream_responses(shapes.DeferralCompletion))
+    async def complete(body: protocol.CompleteRequest, request: Request) -> Response:
         return await service.complete(request, body)
 
-    @app.post("/v1/deferral/score", responses=openapi.json_responses(openapi.Scores, *openapi.WRITING_ERRORS))
-    async def score(body: ScoreRequest, request: Request) -> Response:
+    @app.post("/v1/deferral/score", responses=openapi.json_responses(shapes.Scores, *openapi.WRITING_ERRORS))
+    async def score(body: protocol.ScoreRequest, request: Request) -> Response:
         return await service.score(request, body)
 
-    @app.get("/v1/models", responses=openapi.json_responses(openapi.Models))
+    @app.get("/v1/models", responses=openapi.json_responses(shapes.Models))
     async def models() -> Response:
-        return json_response({"object": "list", "data": model_list(service.name, service.created)})
+        return json_response({"object": "list", "data": responses.model_list(service.name, service.created)})
 
-    @app.get("/v1/models/{model:path}", responses=openapi.json_responses(openapi.Model, 404))
+    @app.get("/v1/models/{model:path}", responses=openapi.json_responses(shapes.Model, 404))
     async def one_model(model: str) -> Response:
-        if re.fullmatch(name_pattern(service.name), model) is None:
-            raise unknown_model(model, service.name)
-        return json_response(model_response(model, service.created))
+        if re.fullmatch(protocol.name_pattern(service.name), model) is None:
+            raise protocol.unknown_model(model, service.name)
+        return json_response(responses.model_response(model, service.created))
 
-    @app.get(USAGE, responses=openapi.json_responses(openapi.KeyUsage))
+    @app.get(USAGE, responses=openapi.json_responses(shapes.KeyUsage))
     async def usage(request: Request) -> Response:
         account = request.scope["state"]["account"]
         return json_response(account.response(app.state.ledger.day))
@@ -199,10 +190,10 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 
 def _add_transcriptions(app: FastAPI, service: Service, *, takes_audio: bool) -> None:
-    has_prices, responses = service.model.prices is not None, transcription_responses()
+    has_prices = service.model.prices is not None
     form = form_schema(service.name, service.model.served.codec, has_prices=has_prices)
 
-    @app.post(TRANSCRIPTIONS, openapi_extra=form, responses=responses, include_in_schema=takes_audio)
+    @app.post(TRANSCRIPTIONS, openapi_extra=form, responses=transcription_responses(), include_in_schema=takes_audio)
     async def transcriptions(request: Request) -> Response:
         if not takes_audio:
             raise no_audio(service.name)
@@ -212,48 +203,31 @@ def _add_transcriptions(app: FastAPI, service: Service, *, takes_audio: bool) ->
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _PageFile:
-    content: bytes
-    media_type: str
-    etag: str
-
-
 def _add_page(app: FastAPI) -> None:
     """Serve the static files of the page, which need no API key; what they fetch from /v1 does."""
     files = _read_page()
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def index(request: Request) -> Response:
-        return _page_response(request, files["index.html"])
-
-    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
-    async def docs(request: Request) -> Response:
-        return _page_response(request, files["docs.html"])
-
-    @app.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
-    async def part(name: str, request: Request) -> Response:
+    @app.get("/", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        name = request.path_params.get("name") or PAGES[request.scope["route"].path]
         if name not in files:
             raise HTTPException(404, f"the page has no file {name!r:.100}; available: {', '.join(sorted(files))}")
-        return _page_response(request, files[name])
+        etag = files[name].headers["etag"]
+        known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}
+        return Response(status_code=304, headers={**PAGE_HEADERS, "etag": etag}) if known & {etag, "*"} else files[name]
 
 
-def _read_page() -> dict[str, _PageFile]:
+def _read_page() -> dict[str, Response]:
     files = {}
     for path in resources.files("seqdefer.server").joinpath("page").iterdir():
         media_type = MEDIA_TYPES.get(f".{path.name.rpartition('.')[2]}")
         if media_type is not None:  # skip the files of editors
             content = path.read_bytes()
-            files[path.name] = _PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            headers = {**PAGE_HEADERS, "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+            files[path.name] = Response(content, headers=headers, media_type=media_type)
     return files
-
-
-def _page_response(request: Request, file: _PageFile) -> Response:
-    headers = {**PAGE_HEADERS, "etag": file.etag}
-    known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}
-    if known & {file.etag, "*"}:
-        return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.media_type)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -261,7 +235,7 @@ def _page_response(request: Request, file: _PageFile) -> Response:
 
 async def _handle_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, APIError)
-    return json_response(error.body(), error.status, error.headers)
+    return error.response()
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
@@ -273,15 +247,15 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
         message = f"nothing at {request.url.path:.100}; /openapi.json lists all paths"
     elif error.status_code == 400:  # FastAPI's message says only that the body cannot be read
         message = UNREADABLE_BODY
-    return await _handle_api_error(request, APIError(error.status_code, message, headers=headers))
+    return APIError(error.status_code, message, headers=headers).response()
 
 
-async def _handle_invalid_body(request: Request, error: Exception) -> Response:
+async def _handle_invalid_body(_: Request, error: Exception) -> Response:
     """Report all problems together, without echoing the body."""
     assert isinstance(error, RequestValidationError)
     problems = [_problem(one) for one in error.errors()]
     message = "; ".join(f"{where}: {what}" if where else what for where, what in problems)
-    return await _handle_api_error(request, APIError(400, message[:1000], param=problems[0][0] or None))
+    return APIError(400, message[:1000], param=problems[0][0] or None).response()
 
 
 def _problem(error: Any) -> tuple[str, str]:

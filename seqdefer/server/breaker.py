@@ -1,4 +1,5 @@
-"""A circuit breaker: after several failures in a row, an expert is left alone for a while.
+"""A circuit breaker: after several failures in a row, an expert is left alone for a while. Failures that cost time, or
+that the next call will meet too, count more.
 
 closed      every call is made
 open        no call is made, until some seconds have passed
@@ -11,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-FAILURES = 5  # in a row that open it
+MAX_STRIKES = 5  # in a row that open it; a failure is one
+ABSENT_STRIKES = 3  # of an expert that cannot be reached or does not answer in time: two such calls open it
 OPEN_SECONDS = 5.0
 STATES = ("closed", "open", "half_open")
 BreakerState = Literal["closed", "open", "half_open"]
@@ -26,16 +28,16 @@ class CircuitBreaker:
 
     def __init__(
         self,
-        failures: int = FAILURES,
+        max_strikes: int = MAX_STRIKES,
         seconds: float = OPEN_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failures, self.seconds, self.now = failures, seconds, now
-        self._in_a_row, self._opened, self._is_trying = 0, 0.0, False
+        self.max_strikes, self.seconds, self.now = max_strikes, seconds, now
+        self._failures, self._strikes, self._opened, self._is_trying = 0, 0, 0.0, False
 
     @property
     def state(self) -> BreakerState:
-        if self._in_a_row < self.failures:
+        if self._strikes < self.max_strikes:
             return "closed"
         return "half_open" if self._is_trying or self.now() >= self._opened + self.seconds else "open"
 
@@ -51,13 +53,13 @@ class CircuitBreaker:
         self._is_trying = self.state == "half_open"
 
     def refusal(self) -> ExpertUnavailable:
-        return ExpertUnavailable(f"the expert is not called for now: {self.failures} calls in a row failed")
+        return ExpertUnavailable(f"the expert is not called for now: {self._failures} calls in a row failed")
 
     def succeed(self) -> None:
-        self._in_a_row, self._is_trying = 0, False
+        self._failures, self._strikes, self._is_trying = 0, 0, False
 
-    def fail(self) -> None:
-        self._in_a_row, self._is_trying = self._in_a_row + 1, False
+    def fail(self, strikes: int = 1) -> None:
+        self._failures, self._strikes, self._is_trying = self._failures + 1, self._strikes + strikes, False
         self._opened = self.now()
 
     def forget(self) -> None:

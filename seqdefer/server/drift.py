@@ -20,8 +20,8 @@ from seqdefer.budgets.served import ServedInput
 from seqdefer.methods.plans import ScoredDraft
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.served_log import ServedLog
-from seqdefer.server.batches import Token, WriteRequest
 from seqdefer.server.metrics import Metrics
+from seqdefer.server.tickets import Token, WriteRequest
 
 WORDS = {
     "spent": "more is spent than the calibration allows",
@@ -89,11 +89,9 @@ class TrafficMonitor:
         if self.tests and limit is not None:
             self._spending.observe(self.calibration.spent(setting, deferred, written, self.length), limit)
         share = self.shares.setdefault(setting.budget, ServedShare())
-        share.inputs, share.deferred, share.written = (
-            share.inputs + 1,
-            share.deferred + deferred,
-            share.written + written,
-        )
+        share.inputs += 1
+        share.deferred += deferred
+        share.written += written
         if self.served_log is not None:
             self.served_log.write(self._row(setting, written, deferred, tokens, draft))
 

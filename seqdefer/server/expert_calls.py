@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from seqdefer.server.breaker import CircuitBreaker, ExpertUnavailable
+from seqdefer.server.breaker import ABSENT_STRIKES, CircuitBreaker, ExpertUnavailable
 
 THREADS = 8  # for calls of remote experts that cannot be asked without waiting
 REQUEST_STATUSES = (400, 413, 422)  # of an endpoint that refuses one request, and answers others
@@ -34,6 +34,11 @@ def is_about_one_request(failure: Exception) -> bool:
     return getattr(failure, "status", None) in REQUEST_STATUSES
 
 
+def is_absent(failure: Exception) -> bool:
+    """Tell whether the expert could not be reached, or did not answer in time."""
+    return isinstance(failure, ExpertTimeout) or bool(getattr(failure, "is_unreachable", False))
+
+
 class ExpertCall(Generic[Result]):
     """A call that was made, and may be answered later. `seconds`: until it was answered, or given up."""
 
@@ -46,12 +51,14 @@ class ExpertCall(Generic[Result]):
     @classmethod
     def answered(cls, call: Call[Result]) -> ExpertCall[Result]:
         """Make a call at once."""
-        future = Future[Result]()
-        made = cls(future)
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
+        made = cls(Future[Result]())
+        _settle(made.future, call)
+        return made
+
+    @classmethod
+    def failed(cls, error: Exception) -> ExpertCall[Result]:
+        made = cls(Future[Result]())
+        made.future.set_exception(error)
         return made
 
     @property
@@ -78,20 +85,18 @@ class ExpertCall(Generic[Result]):
 
 
 class DaemonPool:
-    """Up to `n` threads, which do not keep the process alive. They start when they are needed."""
+    """Threads that do not keep the process alive. Every call starts one, until there are `n`."""
 
     def __init__(self, n: int) -> None:
-        self.n, self._n_idle = n, 0
+        self.n = n
         self._calls: queue.SimpleQueue[tuple[Call[Any], Future[Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
 
     def submit(self, call: Call[Result]) -> Future[Result]:
         future = Future[Result]()
-        with self._lock:
-            if self._n_idle <= self._calls.qsize() and len(self._threads) < self.n:
-                self._threads.append(threading.Thread(target=self._work, name="seqdefer-expert", daemon=True))
-                self._threads[-1].start()
+        if len(self._threads) < self.n:
+            self._threads.append(threading.Thread(target=self._work, name="seqdefer-expert", daemon=True))
+            self._threads[-1].start()
         self._calls.put((call, future))
         return future
 
@@ -101,23 +106,11 @@ class DaemonPool:
 
     def _work(self) -> None:
         with torch.no_grad():  # the engine's no_grad holds for its own thread only
-            while (item := self._next()) is not None:
+            while (item := self._calls.get()) is not None:
                 call, future = item
                 if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(call())
-                    except Exception as error:
-                        future.set_exception(error)
+                    _settle(future, call)
                 del item, call, future  # else the last states would live until the next call
-
-    def _next(self) -> tuple[Call[Any], Future[Any]] | None:
-        with self._lock:
-            self._n_idle += 1
-        try:
-            return self._calls.get()
-        finally:
-            with self._lock:
-                self._n_idle -= 1
 
 
 class ExpertAccess(ABC):
@@ -125,9 +118,9 @@ class ExpertAccess(ABC):
 
     report: Callable[[Exception | None, float], None] = staticmethod(lambda failure, seconds: None)
 
-    @abstractmethod
     def run(self, call: Call[Result]) -> Result:
         """Do what takes no time where the expert is remote."""
+        return call()
 
     @abstractmethod
     def start(self, submit: Callable[[], Future[Result] | None], call: Call[Result]) -> ExpertCall[Result]:
@@ -139,7 +132,7 @@ class ExpertAccess(ABC):
         self.report(failure, call.seconds)
 
     def abandon(self, call: ExpertCall[Any]) -> None:
-        """Cancel a call whose answer nobody needs."""
+        """Cancel a call whose answer is no longer needed."""
         call.cancel()
 
 
@@ -180,15 +173,12 @@ class RemoteCalls(ExpertAccess):
         self.seconds, self.breaker, self.wake = seconds, breaker, wake
         self._pool = DaemonPool(THREADS)
 
-    def run(self, call: Call[Result]) -> Result:
-        return call()
-
     def start(self, submit: Callable[[], Future[Result] | None], call: Call[Result]) -> ExpertCall[Result]:
         try:
             self.breaker.begin()
             future = submit() or self._pool.submit(call)
         except Exception as error:
-            return ExpertCall.answered(_raising(error))
+            return ExpertCall.failed(error)
         made = ExpertCall(future, self.seconds)
         future.add_done_callback(lambda _: self.wake())
         return made
@@ -200,7 +190,7 @@ class RemoteCalls(ExpertAccess):
         elif is_about_one_request(failure):
             self.breaker.forget()
         elif not isinstance(failure, ExpertUnavailable):
-            self.breaker.fail()
+            self.breaker.fail(ABSENT_STRIKES if is_absent(failure) else 1)
 
     def abandon(self, call: ExpertCall[Any]) -> None:
         super().abandon(call)
@@ -216,15 +206,12 @@ class NoCalls(ExpertAccess):
     def __init__(self, breaker: CircuitBreaker) -> None:
         self.breaker = breaker
 
-    def run(self, call: Call[Result]) -> Result:
-        return call()
-
     def start(self, submit: Callable[[], Future[Result] | None], call: Call[Result]) -> ExpertCall[Result]:
-        return ExpertCall.answered(_raising(self.breaker.refusal()))
+        return ExpertCall.failed(self.breaker.refusal())
 
 
-def _raising(error: Exception) -> Callable[[], Any]:
-    def call() -> Any:
-        raise error
-
-    return call
+def _settle(future: Future[Result], call: Call[Result]) -> None:
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)

@@ -195,4 +195,5 @@ def check_completed(found: Sequences, prefixes: Sequences, spec: SequenceSpec, n
 def _check_token(token: Any, n_tokens: int | None) -> None:
     is_number = isinstance(token, int | float) and math.isfinite(token)
     if not is_number or (n_tokens is not None and not 0 <= token < n_tokens):
-        raise ContractError(f"the expert named the token {token!r:.40}, which is none of {n_tokens or 'any'}")
+        wanted = "a finite number" if n_tokens is None else f"a number from 0 to {n_tokens - 1}"
+        raise ContractError(f"the expert named the token {token!r:.40}, which is not {wanted}")

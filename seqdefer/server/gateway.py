@@ -1,6 +1,6 @@
 """What every request passes before the routes: host, API key, body size and time, request ID, logs, metrics.
 
-Plain ASGI, without FastAPI.
+It needs no FastAPI application inside: `loading_app` has none.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
-from seqdefer.server.http import CLIENT_CLOSED, TRANSCRIPTIONS, APIError, Limits, as_api_error, to_json
+from seqdefer.server.http import CLIENT_CLOSED, TRANSCRIPTIONS, APIError, Limits, as_api_error, json_response
 from seqdefer.server.keys import APIKey, KeyRing
 from seqdefer.server.logs import PROBES, log_access, request_id
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.usage import Ledger
 
-Scope = MutableMapping[str, Any]
-ASGIMessage = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[ASGIMessage]]
-Send = Callable[[ASGIMessage], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PAGE_PREFIX = "/page/"
 USAGE, METRICS = "/v1/usage", "/metrics"
@@ -86,7 +83,8 @@ class Gateway:
         except Exception as error:
             if not isinstance(error, APIError):
                 log.error("a request failed", exc_info=error)
-            await response.send_error(as_api_error(error))
+            if not response.status:  # else the connection ends mid-body, which clients notice
+                await as_api_error(error).response()(scope, receive, response.send)
         finally:  # also count cancelled requests
             self._record(scope, response.status or CLIENT_CLOSED, time.perf_counter() - started)
 
@@ -123,8 +121,7 @@ class Gateway:
         """Count a request that is being answered. Refuse those beyond the limit of connections, except probes."""
         if self.n_active >= self.limits.connections and path not in PROBES:
             message = f"{self.limits.connections} requests are running already; try again later"
-            headers = {"retry-after": "1", "connection": "close"}
-            raise APIError(503, message, code="too_crowded", headers=headers)
+            raise _too_crowded(message)
         self.n_active += 1
         try:
             yield
@@ -184,8 +181,7 @@ class Gateway:
         limit = self.limits.arriving_bytes
         if self.n_arriving > limit and size > limit // self.limits.connections:
             message = "too many large requests are arriving; try again later, or send a smaller one"
-            headers = {"retry-after": "1", "connection": "close"}
-            raise APIError(503, message, code="too_crowded", headers=headers)
+            raise _too_crowded(message)
 
     async def _read_body(self, receive: Receive, max_size: int) -> bytes:
         size, body = 0, bytearray()
@@ -217,10 +213,8 @@ def loading_app(limits: Limits) -> Gateway:
             message = "the models are being loaded; try again later"
             raise APIError(503, message, code="loading", headers={"retry-after": "1"})
         is_live = scope["path"] == "/live"
-        body = to_json({"status": "ok" if is_live else "loading"})
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200 if is_live else 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        response = json_response({"status": "ok" if is_live else "loading"}, 200 if is_live else 503)
+        await response(scope, receive, send)
 
     return Gateway(answer, limits=limits, metrics=Metrics())
 
@@ -231,7 +225,7 @@ class _Response:
     def __init__(self, send: Send, request_id: bytes, *, has_body: bool) -> None:
         self._send, self._request_id, self._has_body, self.status = send, request_id, has_body, 0
 
-    async def send(self, message: ASGIMessage) -> None:
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", []), (REQUEST_ID, self._request_id)]}
@@ -239,21 +233,16 @@ class _Response:
             message = {**message, "body": b""}
         await self._send(message)
 
-    async def send_error(self, error: APIError) -> None:
-        if self.status:  # already sent: the connection ends mid-body, which clients notice
-            return
-        body = to_json(error.body())
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self.send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await self.send({"type": "http.response.body", "body": body})
+
+def _too_crowded(message: str) -> APIError:
+    return APIError(503, message, code="too_crowded", headers={"retry-after": "1", "connection": "close"})
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that yields the body once, and then what the connection sends: the disconnect."""
     unread = [body]
 
-    async def replayed() -> ASGIMessage:
+    async def replayed() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
         return await receive()

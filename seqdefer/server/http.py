@@ -1,16 +1,21 @@
 """Limits, and errors as responses.
 
-Plain Python, without FastAPI. Errors carry a status and a body in OpenAI's format; clients never see a traceback.
+FastAPI is not imported until a response is made. Errors carry a status and a body in OpenAI's format; clients never
+see a traceback.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqdefer.errors import FormatError, InputError, OptionError, TooLongError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 CLIENT_CLOSED = 499  # the client disconnected before it got a response
 ERROR_TYPES = {
@@ -86,6 +91,9 @@ class APIError(Exception):
         kind = ERROR_TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    def response(self) -> Response:
+        return json_response(self.body(), self.status, self.headers)
+
 
 def as_api_error(error: Exception) -> APIError:
     """Return a client-safe error; internals stay in the log."""
@@ -98,6 +106,12 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, InputError):
         return APIError(400, str(error))
     return APIError(500, "the models failed on this request; see the server's log", code="model_failed")
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    from starlette.responses import Response
+
+    return Response(to_json(content), status, headers, media_type="application/json")
 
 
 def shutting_down() -> APIError:

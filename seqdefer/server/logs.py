@@ -18,6 +18,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from seqdefer.errors import one_line
+
 LEVELS = ("debug", "info", "warning", "error")
 PROBES = ("/live", "/ready", "/health", "/metrics")  # logged at level debug where all is well
 PATH_LETTERS = 200
@@ -59,7 +61,7 @@ class HumanFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {name: value for name, value in _fields(record).items() if name not in ("method", "path", "status")}
-        words = [_time(record), record.levelname, _escape(record.getMessage())]
+        words = [_time(record), record.levelname, one_line(record.getMessage())]
         line = " ".join([*words, *(f"{name}={value}" for name, value in fields.items())])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -85,7 +87,3 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _escape(text: str) -> str:
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -88,82 +87,56 @@ def _as_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-def _check_unset(value: Any) -> Any:
-    if value not in UNSET_VALUES:
-        raise ValueError("not supported; leave it out")
-    return value
-
-
 def _as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _check_single(value: int | None) -> int | None:
-    if value not in (None, 1):
-        raise ValueError("decoding is greedy, so there is one output; leave it out or give 1")
-    return value
+def _only(*allowed: Any, message: str) -> BeforeValidator:
+    """Refuse all other values, with a message that says what to do."""
 
+    def check(value: Any) -> Any:
+        if value not in allowed:
+            raise ValueError(message)
+        return value
 
-def _check_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    if value not in (None, {"type": "text"}):
-        raise ValueError("the output is plain text; leave it out")
-    return value
+    return BeforeValidator(check)
 
 
 UNSET_VALUES: tuple[Any, ...] = (None, False, 0, "", [], {})
-PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": PART_SCHEMA}]}
-FORMAT_SCHEMA = {
-    "anyOf": [
-        {
-            "type": "object",
-            "properties": {"type": {"const": "text"}},
-            "required": ["type"],
-            "additionalProperties": False,
-        },
-        {"type": "null"},
-    ]
-}
-STOP_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 4},
-        {"type": "null"},
-    ]
-}
 GREEDY_SCHEMA = {"enum": [None, 0]}
 ECHO_SCHEMA: dict[str, Any] = {
     "anyOf": [{"properties": {"echo": {"enum": [None, False]}}}, {"properties": {"logprobs": {"type": "null"}}}]
 }
 
 Text = Annotated[str, AfterValidator(_check_unicode)]
+NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_check_unicode)]
 Input = Annotated[Any, AfterValidator(_check_unicode)]
 Inputs = Annotated[list[Any], AfterValidator(_check_unicode)]  # all together: one by one takes seconds for many
 # Checked by hand: for a union, pydantic's errors would name every branch, and one error for each item of a long list
 # would block the server for seconds. The same is FailFast for.
 Prompts = Annotated[list[Any], BeforeValidator(_as_prompts), WithJsonSchema({})]  # `openapi` narrows it to the model
 Stops = Annotated[
-    list[Annotated[Text, Field(min_length=1)]],
+    list[NonEmpty],
     FailFast(),
     Field(max_length=4),
-    BeforeValidator(_as_stops),
-    WithJsonSchema(STOP_SCHEMA),
+    BeforeValidator(_as_stops, json_schema_input_type=NonEmpty | Annotated[list[NonEmpty], Field(max_length=4)] | None),
 ]
 Greedy = Annotated[
     Annotated[float, Field(ge=0.0, le=2.0)] | None, AfterValidator(check_greedy), WithJsonSchema(GREEDY_SCHEMA)
 ]
 Ignored = Annotated[Any, WithJsonSchema({"description": "accepted and ignored"})]
-Unsupported = Annotated[Any, AfterValidator(_check_unset), WithJsonSchema({"enum": list(UNSET_VALUES)})]
+Unsupported = Annotated[
+    Any, _only(*UNSET_VALUES, message="not supported; leave it out"), WithJsonSchema({"enum": list(UNSET_VALUES)})
+]
 Integer = Annotated[int, BeforeValidator(_as_integer)]  # in JSON, 5.0 is an integer
 UpTo5 = Annotated[int, Field(ge=0, le=5), BeforeValidator(_as_integer)]  # bounds come first: else no schema has them
 UpTo20 = Annotated[int, Field(ge=0, le=20), BeforeValidator(_as_integer)]
 UpToMany = Annotated[int, Field(ge=0, le=2**31), BeforeValidator(_as_integer)]
-Single = Annotated[Integer | None, AfterValidator(_check_single), WithJsonSchema({"enum": [None, 1]})]
+Single = Annotated[
+    Integer | None,
+    _only(None, 1, message="decoding is greedy, so there is one output; leave it out or give 1"),
+    WithJsonSchema({"enum": [None, 1]}),
+]
 
 
 # -- requests ------------------------------------------------------------------------------------------------------
@@ -230,26 +203,16 @@ class StreamOptions(_Body):
     include_obfuscation: bool = False
 
 
-class Asking(_Body):
-    """What all requests that write have in common."""
+class ModelRequest(_Body):
+    """Base of all requests to a model."""
 
     model: str
     user: Ignored = None
 
     @property
     @abstractmethod
-    def given_budget(self) -> float | None:
-        """The budget outside of the model's name."""
-
-    @property
-    def given_money(self) -> float | None:
-        """The budget in money."""
-        return None
-
-    @property
-    def given_cap(self) -> Cap | None:
-        """The hard cap, if any."""
-        return None
+    def options(self) -> DeferralOptions:
+        """What is asked for outside of the model's name; all None where nothing is."""
 
     @abstractmethod
     def inputs(self, codec: Codec) -> list[Any]:
@@ -260,24 +223,15 @@ class Asking(_Body):
         return []
 
 
-class _Common(Asking):
+class _JSONRequest(ModelRequest):
     deferral: DeferralOptions | None = None
 
     @property
-    def given_budget(self) -> float | None:
-        return None if self.deferral is None else self.deferral.budget
-
-    @property
-    def given_money(self) -> float | None:
-        return None if self.deferral is None else self.deferral.budget_money
-
-    @property
-    def given_cap(self) -> Cap | None:
-        options = None if self.deferral is None else self.deferral.cap
-        return None if options is None else options.cap()
+    def options(self) -> DeferralOptions:
+        return self.deferral or DeferralOptions.model_construct()
 
 
-class _Writing(_Common):
+class _OpenAIRequest(_JSONRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = None
@@ -307,7 +261,7 @@ class _Writing(_Common):
         return []
 
 
-class CompletionRequest(_Writing):
+class CompletionRequest(_OpenAIRequest):
     model_config = ConfigDict(json_schema_extra={"allOf": [ECHO_SCHEMA]})
     prompt: Prompts
     logprobs: UpTo5 | None = None  # 0 asks for those of the written tokens alone
@@ -332,10 +286,10 @@ class CompletionRequest(_Writing):
             raise APIError(400, str(error), param="prompt") from error
 
     def echoed(self, codec: Codec) -> list[str]:
-        return [one if isinstance(one, str) else codec.text(one) for one in self.prompt] if self.echo else []
-
-    def token_limits(self) -> dict[str, int | None]:
-        return {"max_tokens": self.max_tokens}
+        if not self.echo:
+            return []
+        self.inputs(codec)  # raises where a prompt has ids that are none
+        return [one if isinstance(one, str) else codec.text(one) for one in self.prompt]
 
 
 class TextPart(_Body):
@@ -343,9 +297,15 @@ class TextPart(_Body):
     text: Text
 
 
+class TextFormat(_Body):
+    type: Literal["text"]
+
+
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], FailFast(), BeforeValidator(_as_parts), WithJsonSchema(CONTENT_SCHEMA)]
+    content: Annotated[
+        list[TextPart], FailFast(), BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart])
+    ]
     name: str | None = None
     refusal: Unsupported = None
 
@@ -357,7 +317,7 @@ class ChatMessage(_Body):
         return "".join(part.text for part in self.content)
 
 
-class ChatRequest(_Writing):
+class ChatRequest(_OpenAIRequest):
     """The messages are one input: the codec applies the model's chat template, or joins their texts."""
 
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
@@ -367,9 +327,9 @@ class ChatRequest(_Writing):
     tools: Unsupported = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Annotated[dict[str, Any] | None, AfterValidator(_check_format), WithJsonSchema(FORMAT_SCHEMA)] = (
-        None
-    )
+    response_format: Annotated[
+        TextFormat | None, _only(None, {"type": "text"}, message="the output is plain text; leave it out")
+    ] = None
 
     @property
     def n_likeliest(self) -> int | None:
@@ -382,11 +342,8 @@ class ChatRequest(_Writing):
         has_roles = len(self.messages) > 1 or self.messages[0].template_role == "system"
         return [NO_ROLES_REMARK] if has_roles and not codec.knows_roles else []
 
-    def token_limits(self) -> dict[str, int | None]:
-        return {"max_completion_tokens": self.max_completion_tokens, "max_tokens": self.max_tokens}
 
-
-class _Deferring(_Common):
+class _DeferralRequest(_JSONRequest):
     """Inputs of the model's own type (a text, a list of cities): `input` is one, `inputs` is a list."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["input"]}, {"required": ["inputs"]}]})
@@ -403,13 +360,13 @@ class _Deferring(_Common):
         return self.several or [self.input]
 
 
-class CompleteRequest(_Deferring):
+class CompleteRequest(_DeferralRequest):
     """Write for `input` or `inputs` of any type; the response has the author of every token."""
 
     stream: bool | None = None
 
 
-class ScoreRequest(_Deferring):
+class ScoreRequest(_DeferralRequest):
     """Score where the rejector would defer in what the predictor writes, without calling the expert."""
 
 
@@ -422,7 +379,7 @@ def name_pattern(name: str) -> str:
     return f"^{literal}({SEPARATOR}{BUDGET_PATTERN})?$"
 
 
-def requested_budget(request: Asking, name: str) -> float | None:
+def requested_budget(request: ModelRequest, name: str) -> float | None:
     """Return the budget of `deferral` or of NAME@BUDGET, if any. Raises APIError for another model, or two budgets."""
     model, separator, suffix = request.model.rpartition(SEPARATOR) if request.model != name else (name, "", "")
     if not separator:
@@ -430,11 +387,12 @@ def requested_budget(request: Asking, name: str) -> float | None:
     if model != name:
         raise unknown_model(request.model, name)
     in_name = _parse_budget(suffix) if separator else None
-    in_field = request.given_budget if request.given_money is None else request.given_money
+    options = request.options
+    in_field = options.budget if options.budget_money is None else options.budget_money
     if in_name is not None and in_field is not None:
         message = f"the model's name gives a budget of {in_name:g}, and deferral one of {in_field:g}; give it once"
         raise APIError(400, message, param="deferral")
-    return in_name if request.given_budget is None else request.given_budget
+    return in_name if options.budget is None else options.budget
 
 
 def _parse_budget(text: str) -> float:
@@ -449,8 +407,9 @@ def unknown_model(model: str, name: str) -> APIError:
     return APIError(404, message, code="model_not_found", param="model")
 
 
-def max_tokens(limits: Mapping[str, int | None], length: int) -> tuple[int, list[str]]:
+def max_tokens(request: CompletionRequest | ChatRequest, length: int) -> tuple[int, list[str]]:
     """Return the first limit given, at most the model's length, and a remark if it was lowered."""
+    limits = {param: getattr(request, param, None) for param in ("max_completion_tokens", "max_tokens")}
     given = {param: value for param, value in limits.items() if value is not None}
     for param, value in given.items():
         if value < 1:

@@ -22,21 +22,14 @@ from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.batches import Drafted, InputsRead, Token, WriteRequest, encode_inputs
+from seqdefer.server import protocol, responses
+from seqdefer.server.batches import encode_inputs
 from seqdefer.server.drift import TrafficMonitor
-from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, to_json
+from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, json_response, to_json
 from seqdefer.server.log_probs import gives_log_probs
-from seqdefer.server.protocol import (
-    Asking,
-    ChatRequest,
-    CompleteRequest,
-    CompletionRequest,
-    ScoreRequest,
-    max_tokens,
-    requested_budget,
-)
-from seqdefer.server.responses import DeferralFormat, OpenAIFormat, ResponseFormat, Transcript, scores_response
+from seqdefer.server.responses import ResponseFormat, Transcript
 from seqdefer.server.scheduler import Scheduler
+from seqdefer.server.tickets import Failed, Token, WriteRequest
 from seqdefer.server.transcriptions import TranscriptionFormat, TranscriptionRequest
 from seqdefer.server.usage import Account
 
@@ -46,15 +39,11 @@ KEEPALIVE_SECONDS = 10.0  # proxies drop connections that are silent for longer
 KEEPALIVE = b": waiting\n\n"  # a comment, which clients skip
 NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, such as a remote expert; leave it out"
 DONE, CLIENT_LEFT = "done", "client_left"
-WritingBody = CompletionRequest | ChatRequest | CompleteRequest | TranscriptionRequest
+WritingBody = protocol.CompletionRequest | protocol.ChatRequest | protocol.CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
 CAPPED_PROMISE = "a cap changes what is written, so the promise of the calibration does not hold for this request"
 
 log = logging.getLogger("seqdefer.server")
-
-
-def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(content), status, headers, media_type="application/json")
 
 
 @dataclass(frozen=True)
@@ -83,61 +72,53 @@ class Service:
     def model(self) -> DeferringModel:
         return self.scheduler.model
 
+    def describe(self) -> dict[str, Any]:
+        """Return the response of /v1/deferral."""
+        found = responses.deferral_response(self.model, self.monitor, self.default_budget, self.quality, self.caps)
+        return {"id": self.name, **found}
+
     async def write(
-        self, request: Request, body: CompletionRequest | ChatRequest, response_format: OpenAIFormat
+        self, request: Request, body: protocol.CompletionRequest | protocol.ChatRequest, form: responses.OpenAIFormat
     ) -> Response:
-        served, options = self.model.served, {"stop": tuple(body.stop), "n_likeliest": body.n_likeliest}
+        served = self.model.served
         if body.n_likeliest is not None and not gives_log_probs(served):
             raise APIError(400, NO_LOG_PROBS, param="logprobs")
-        limit, remarks = max_tokens(body.token_limits(), served.spec.length)
-        active = self._submit(request, body, limit, remarks, is_streamed=bool(body.stream), **options)
-        response_format = replace(response_format, echoed=tuple(body.echoed(served.codec)))
+        limit, remarks = protocol.max_tokens(body, served.spec.length)
+        form = replace(form, echoed=tuple(body.echoed(served.codec)))
         has_usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._respond(request, active, response_format, body, has_usage=has_usage)
+        options = {"max_tokens": limit, "stop": tuple(body.stop), "n_likeliest": body.n_likeliest}
+        return await self._answer(request, body, form, has_usage=has_usage, remarks=remarks, **options)
 
-    async def complete(self, request: Request, body: CompleteRequest) -> Response:
-        active = self._submit(request, body, self.model.served.spec.length, is_streamed=bool(body.stream))
-        response_format = DeferralFormat(self.model.served.codec, active.ticket.request.inputs)
-        return await self._respond(request, active, response_format, body, has_usage=True)
+    async def complete(self, request: Request, body: protocol.CompleteRequest) -> Response:
+        codec = self.model.served.codec
+        return await self._answer(request, body, responses.DeferralFormat(codec, body.inputs(codec)))
 
     async def transcribe(self, request: Request, body: TranscriptionRequest) -> Response:
-        active = self._submit(request, body, self.model.served.spec.length, is_streamed=body.stream)
-        response_format = TranscriptionFormat(self.model.served.codec, body.response_format)
-        return await self._respond(request, active, response_format, body, has_usage=True)
+        form = TranscriptionFormat(self.model.served.codec, body.response_format)
+        return await self._answer(request, body, form)
 
-    async def score(self, request: Request, body: ScoreRequest) -> Response:
-        active = self._submit(request, body, self.model.served.spec.length, may_defer=False)
-        return await respond_whole(request, active, scores_response, body.model)
+    async def score(self, request: Request, body: protocol.ScoreRequest) -> Response:
+        return await respond_whole(request, self._submit(request, body, may_defer=False), responses.scores_response)
 
-    async def _respond(
-        self,
-        request: Request,
-        active: ActiveRequest,
-        response_format: ResponseFormat,
-        body: WritingBody,
-        *,
-        has_usage: bool,
+    async def _answer(
+        self, request: Request, body: WritingBody, form: ResponseFormat, *, has_usage: bool = True, **options: Any
     ) -> Response:
+        active = self._submit(request, body, is_streamed=bool(body.stream), **options)
         if not body.stream:
-            return await respond_whole(request, active, response_format.whole, body.model)
+            return await respond_whole(request, active, form.whole)
         try:
             # The status waits briefly for the first token: an earlier failure is an error response, not a stream.
             await unless_disconnected(request, active.has_next())
         except BaseException:
             active.close()
             raise
-        return EventStream(stream_events(active, response_format, body.model, has_usage=has_usage), active)
+        return EventStream(stream_events(active, form, has_usage=has_usage), active)
 
     def _submit(
-        self,
-        request: Request,
-        body: Asking,
-        limit: int,
-        more_remarks: Sequence[str] = (),
-        **options: Any,
+        self, request: Request, body: protocol.ModelRequest, remarks: Sequence[str] = (), **options: Any
     ) -> ActiveRequest:
         codec = self.model.served.codec
-        inputs, remarks = body.inputs(codec), [*body.remarks(codec), *more_remarks]
+        inputs, remarks = body.inputs(codec), [*body.remarks(codec), *remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
         chosen, caps = self._choose(body, inputs), self._caps(body)
@@ -145,17 +126,19 @@ class Service:
             chosen, remarks = replace(chosen, promise=None), [*remarks, CAPPED_PROMISE]
         remarks += [] if chosen.shortfall is None else [chosen.shortfall]
         setting = chosen.setting
-        transcript = Transcript.empty(len(inputs), chosen.budget, setting.share, remarks)
-        transcript.promise, transcript.drift = chosen.promise, self.monitor.warning
-        transcript.has_cap, transcript.prices = bool(caps), self.model.prices
-        transcript.by_token = self.model.is_token_level
-        asked = WriteRequest(inputs, setting.threshold, limit, caps=caps, **options)
+        transcript = Transcript(
+            body.model, chosen.budget, setting.share, remarks, [[] for _ in inputs],
+            promise=chosen.promise, drift=self.monitor.warning, has_cap=bool(caps), prices=self.model.prices,
+            by_token=self.model.is_token_level,
+        )  # fmt: skip
+        options = {"max_tokens": self.model.served.spec.length, **options}
+        asked = WriteRequest(inputs, setting.threshold, caps=caps, **options)
         active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
         if asked.may_defer:
             active.on_close = partial(self._watch, asked, setting, transcript)
         return active
 
-    def _choose(self, body: Asking, inputs: Sequence[Any]) -> _Choice:
+    def _choose(self, body: protocol.ModelRequest, inputs: Sequence[Any]) -> _Choice:
         budget, calibration = self._budget(body, inputs), self.model.calibration
         if budget is None and self.quality is not None:
             return _Choice(self.quality.share, self.quality.setting, self.quality.in_words())
@@ -168,25 +151,26 @@ class Service:
         for index, tokens in enumerate(transcript.tokens):
             self.monitor.note(request, setting, tokens, transcript.drafts.get(index))
 
-    def _budget(self, body: Asking, inputs: Sequence[Any]) -> float | None:
+    def _budget(self, body: protocol.ModelRequest, inputs: Sequence[Any]) -> float | None:
         """Return the budget of a request: as given, or what its money buys; None: it names none."""
-        given, money = requested_budget(body, self.name), body.given_money
+        given = protocol.requested_budget(body, self.name)
+        money: float | None = body.options.budget_money
         if money is None:
             return given
         try:
-            tokens = encode_inputs(self.model.served.codec, inputs).event.input_tokens
+            tokens = encode_inputs(self.model.served.codec, inputs).input_tokens
             return self.model.budget_for_money(money, tokens)
         except InputError as error:
             param = "deferral" if isinstance(error, OptionError) else None
             raise APIError(400, str(error), param=param) from error
 
-    def _caps(self, body: Asking) -> tuple[Cap, ...]:
+    def _caps(self, body: protocol.ModelRequest) -> tuple[Cap, ...]:
         """Return the caps of a request: the server's, and its own."""
-        if (own := body.given_cap) is None:
+        if (own := body.options.cap) is None:
             return self.caps
         if own.money is not None and self.model.prices is None:
             raise APIError(400, "a cap in money needs prices, and this server has none", param="deferral")
-        return (*self.caps, own)
+        return (*self.caps, own.cap())
 
 
 class ActiveRequest:
@@ -201,9 +185,8 @@ class ActiveRequest:
         self.deadline = asyncio.get_running_loop().time() + self.seconds - (time.perf_counter() - self.started)
         self.ticket = scheduler.submit(request)
         self.account.reserved += self.most
-        self._events = self.ticket.events(self.deadline)
-        self._pending: asyncio.Task[Token | None] | None = None
-        self._idle = 0.0  # seconds that `has_next` waited in vain
+        self._unfinished = len(request.inputs)
+        self._next: Token | None = None  # that `has_next` has read
         self._is_open = True
         self.outcome = CLIENT_LEFT  # of its stream, until it ends otherwise
         self.on_close: Callable[[], None] = lambda: None  # called once, when nothing more is read
@@ -216,34 +199,31 @@ class ActiveRequest:
 
     async def next_token(self) -> Token | None:
         """Return the next token, or None after the last."""
-        if self._pending is None:
-            return await self._read()
-        pending, self._pending = self._pending, None
-        return await pending
+        token, self._next = self._next or await self._read(), None
+        return token
 
     async def has_next(self) -> bool:
         """Wait briefly, and return whether `next_token` would return immediately. Raises what it would raise."""
-        if self._pending is None:
-            self._pending = asyncio.create_task(self._read())
-        started = time.perf_counter()
-        # Not wait_for, which would cancel the task and lose a token that arrives a moment later.
-        await asyncio.wait((self._pending,), timeout=KEEPALIVE_SECONDS)
-        if self._pending.done():
-            self._pending.result()
-            return True
-        self._idle += time.perf_counter() - started
-        return False
+        try:
+            async with asyncio.timeout(KEEPALIVE_SECONDS):
+                self._next = self._next or await self._read()
+        except TimeoutError:
+            return False
+        return True
 
     async def _read(self) -> Token | None:
-        try:
-            async for event in self._events:
-                assert isinstance(event, InputsRead | Drafted | Token)
-                self.transcript.add(event)
-                if isinstance(event, Token):
-                    return event
-        except TimeoutError:
-            message = f"not finished within {self.seconds:g} seconds; ask for less, or try again later"
-            raise APIError(504, message, code="timeout") from None
+        while self._unfinished:
+            try:
+                event = await self.ticket.next_event(self.deadline)
+            except TimeoutError:
+                message = f"not finished within {self.seconds:g} seconds; ask for less, or try again later"
+                raise APIError(504, message, code="timeout") from None
+            if isinstance(event, Failed):
+                raise as_api_error(event.error)
+            self.transcript.add(event)
+            if isinstance(event, Token):
+                self._unfinished -= event.finish is not None
+                return event
         return None
 
     async def finish(self) -> None:
@@ -251,14 +231,12 @@ class ActiveRequest:
             pass
 
     def headers(self) -> dict[str, str]:
-        overhead = time.perf_counter() - self.started - self.ticket.waited - self._idle
+        overhead = time.perf_counter() - self.started - self.ticket.waited
         return {OVERHEAD_HEADER: f"{1000 * overhead:.3f}"}
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            if self._pending is not None and not self._pending.cancel() and not self._pending.cancelled():
-                self._pending.exception()  # else asyncio warns that it was never retrieved
             self.scheduler.cancel(self.ticket)
             self.transcript.record(self.scheduler.metrics)
             self.on_close()
@@ -282,13 +260,11 @@ class ActiveRequest:
             self.scheduler.metrics.count("seqdefer_streams_failed_total", {"reason": self.outcome})
 
 
-async def respond_whole(
-    request: Request, active: ActiveRequest, build: Callable[[Transcript, str], Any], model: str
-) -> Response:
-    """Finish a request and return `build` of its transcript and model, as JSON unless it is a text."""
+async def respond_whole(request: Request, active: ActiveRequest, build: Callable[[Transcript], Any]) -> Response:
+    """Finish a request and return `build` of its transcript, as JSON unless it is a text."""
     try:
         await unless_disconnected(request, active.finish())
-        content, headers = build(active.transcript, model), active.headers()
+        content, headers = build(active.transcript), active.headers()
         is_text = isinstance(content, str)
         return PlainTextResponse(content, 200, headers) if is_text else json_response(content, headers=headers)
     finally:
@@ -333,9 +309,7 @@ class EventStream(StreamingResponse):
             self._active.close_stream()
 
 
-async def stream_events(
-    active: ActiveRequest, response_format: ResponseFormat, model: str, *, has_usage: bool
-) -> AsyncIterator[bytes]:
+async def stream_events(active: ActiveRequest, form: ResponseFormat, *, has_usage: bool) -> AsyncIterator[bytes]:
     """Yield server-sent events, and a comment whenever there is none for a while."""
     try:
         while True:
@@ -344,9 +318,9 @@ async def stream_events(
             token = await active.next_token()
             if token is None:
                 break
-            yield _event(response_format.chunk(token, active.transcript, model))
+            yield _event(form.chunk(token, active.transcript))
         if has_usage:
-            yield _event(response_format.usage_chunk(active.transcript, model))
+            yield _event(form.usage_chunk(active.transcript))
         active.outcome = DONE
     except Exception as error:  # the status is already sent
         api_error = as_api_error(error)

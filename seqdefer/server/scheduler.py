@@ -23,12 +23,12 @@ from functools import partial
 from seqdefer.budgets.rules import FINITE_LIMIT
 from seqdefer.errors import ContractError
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.server.batches import Failed, Member, Recipient, RunningBatch, WriteRequest, encode_inputs
+from seqdefer.server.batches import RunningBatch, encode_inputs
 from seqdefer.server.breaker import STATES, CircuitBreaker, ExpertUnavailable
 from seqdefer.server.expert_calls import ExpertAccess, ExpertTimeout, LocalCalls, NoCalls, RemoteCalls
 from seqdefer.server.http import APIError, Limits, as_api_error, shutting_down
 from seqdefer.server.metrics import Metrics
-from seqdefer.server.tickets import Ticket
+from seqdefer.server.tickets import Failed, Ticket, WriteRequest
 from seqdefer.server.tracing import tracing_from_environment
 
 OTHERS_TIME = 0.5  # of the other batches, for each second of the shared one
@@ -123,9 +123,9 @@ class Scheduler:
     def cancel(self, ticket: Ticket) -> None:
         """End all work for a request that is answered or whose client is gone."""
         self._open.discard(ticket)
-        if ticket.is_open:
+        if not ticket.is_cancelled:
             self._record(ticket)
-        ticket.is_open, ticket.is_cancelled = False, True
+        ticket.is_cancelled = True
         with self._changed:
             if ticket in self._queue:
                 self._queue.remove(ticket)
@@ -165,7 +165,7 @@ class Scheduler:
             self._die(error)
 
     def _die(self, error: BaseException) -> None:
-        """Fail what is open, and all that comes: without this thread, nobody would ever be answered."""
+        """Fail all open and future requests: no other thread can answer them."""
         log.critical("the thread that owns the models died; the server ends", exc_info=error)
         with self._changed:
             self.failure, self._is_stopping = error, True
@@ -205,12 +205,12 @@ class Scheduler:
                 self._changed.wait(max(0.0, min(deadlines) - time.perf_counter()) if deadlines else None)
             return not self._is_closed
 
-    def _may_ask(self, ticket: Recipient) -> bool:
+    def _may_ask(self, ticket: Ticket) -> bool:
         """Tell whether a request may have to wait for a remote expert."""
         request = ticket.request
         return self.model.served.expert.waits and request.may_defer and request.threshold < FINITE_LIMIT
 
-    def _asks_alone(self, ticket: Recipient) -> bool:
+    def _asks_alone(self, ticket: Ticket) -> bool:
         return self._may_ask(ticket) and self.breaker.state != "open"
 
     def _room(self, *, asks: bool) -> int:
@@ -242,32 +242,33 @@ class Scheduler:
     def _admit(self) -> None:
         """Take requests off the queue. At most `limits.batch` inputs: to read them delays what runs. Those that may ask
         a remote expert become batches of their own, the others join the shared one, or that of degraded ones."""
-        for member in self._take(asks=True):
-            self._start([member], self._calls)
-        members = self._take(asks=False)
-        self._shared = self._join(self._shared, [one for one in members if not self._may_ask(one.recipient)])
-        self._degraded = self._join(self._degraded, [one for one in members if self._may_ask(one.recipient)])
+        for ticket in self._take(asks=True):
+            self._start([ticket], self._calls)
+        tickets = self._take(asks=False)
+        self._shared = self._join(self._shared, [one for one in tickets if not self._may_ask(one)])
+        self._degraded = self._join(self._degraded, [one for one in tickets if self._may_ask(one)])
 
-    def _join(self, batch: RunningBatch | None, members: Sequence[Member]) -> RunningBatch | None:
+    def _join(self, batch: RunningBatch | None, tickets: Sequence[Ticket]) -> RunningBatch | None:
         """Let requests join a batch, or start one; return it."""
-        if not members:
+        if not tickets:
             return batch
         if batch is None or batch not in self._batches:
-            return self._start(members, self._no_calls if self._is_remote else self._calls)
-        batch.join(members)
+            return self._start(tickets, self._no_calls if self._is_remote else self._calls)
+        batch.join(tickets)
         return batch
 
-    def _take(self, *, asks: bool) -> list[Member]:
+    def _take(self, *, asks: bool) -> list[Ticket]:
         """Take requests of a kind off the queue, and encode their inputs."""
-        room, members = min(self._room(asks=asks), self.limits.batch), list[Member]()
+        room, tickets = min(self._room(asks=asks), self.limits.batch), list[Ticket]()
         while (ticket := self._pop(asks, room)) is not None:
             room -= len(ticket.request.inputs)
             ticket.times.began = time.perf_counter()
             try:
-                members.append(Member(ticket, encode_inputs(self.model.served.codec, ticket.request.inputs)))
+                ticket.inputs = encode_inputs(self.model.served.codec, ticket.request.inputs)
+                tickets.append(ticket)
             except Exception as error:
                 self._fail([ticket], error)
-        return members
+        return tickets
 
     def _pop(self, asks: bool, room: int) -> Ticket | None:
         with self._changed:
@@ -276,33 +277,32 @@ class Scheduler:
                 self._queue.remove(ticket)
             return ticket
 
-    def _start(self, members: Sequence[Member], calls: ExpertAccess) -> RunningBatch:
-        """Start a batch."""
+    def _start(self, tickets: Sequence[Ticket], calls: ExpertAccess) -> RunningBatch:
         batch = RunningBatch(self.model, calls)
-        batch.join(members)
+        batch.join(tickets)
         self._batches.append(batch)
         return batch
 
     def _advance(self, batch: RunningBatch) -> None:
-        members = list(batch.members)
+        tickets = list(batch.tickets)
         try:
             if batch.is_active:
                 self.metrics.observe("seqdefer_batch_size", len(batch))
                 turn = batch.advance()
                 if self.tracing is not None and turn is not None:
-                    self.tracing.note([member.recipient.span for member in members if member.recipient.span], turn)
+                    self.tracing.note([ticket.span for ticket in tickets if ticket.span], turn)
         except Exception as error:
-            gone = [recipient for recipient, _ in batch.refused]
+            gone = [ticket for ticket, _ in batch.refused]
             self._end(batch)
-            active = [one for one in members if one.is_active and one.recipient not in gone]
-            active = [one for one in active if not one.recipient.is_cancelled]
+            active = [ticket for ticket in tickets if ticket.is_active and ticket not in gone]
             if len(active) > 1:
                 # One request may have caused the error: run each alone, so that the others succeed.
                 log.warning("a batch of %d requests failed and is written one by one: %r", len(active), error)
-                for member in active:
-                    self._start([member.anew()], batch.calls)
+                for ticket in active:
+                    ticket.begin_anew()
+                    self._start([ticket], batch.calls)
             else:
-                self._fail([member.recipient for member in active], error)
+                self._fail(active, error)
         else:
             self._answer_refused(batch)
             if not batch.is_active:
@@ -316,8 +316,8 @@ class Scheduler:
 
     def _answer_refused(self, batch: RunningBatch) -> None:
         while batch.refused:
-            recipient, error = batch.refused.pop()
-            self._fail([recipient], error)
+            ticket, error = batch.refused.pop()
+            self._fail([ticket], error)
 
     def _note_call(self, failure: Exception | None, seconds: float) -> None:
         """Count a call of the expert."""
@@ -331,14 +331,14 @@ class Scheduler:
             level = logging.DEBUG if reason == "unavailable" else logging.WARNING
             log.log(level, "the expert failed, the predictor finished: %r", failure)
 
-    def _fail(self, recipients: Sequence[Recipient], error: Exception) -> None:
+    def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         if isinstance(error, ContractError):  # it says nothing that clients must not know
             error = APIError(500, f"the models failed on this request: {error}", code="model_failed")
         if as_api_error(error).status >= 500:
-            ids = [getattr(recipient, "request_id", None) for recipient in recipients]
-            log.error("a request failed", exc_info=error, extra={"fields": {"request_ids": ids}})
-        for recipient in recipients:
-            recipient.deliver([Failed(error)], time.perf_counter())
+            fields = {"request_ids": [ticket.request_id for ticket in tickets]}
+            log.error("a request failed", exc_info=error, extra={"fields": fields})
+        for ticket in tickets:
+            ticket.deliver([Failed(error)], time.perf_counter())
 
 
 def models_died() -> APIError:

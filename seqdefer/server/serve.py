@@ -16,18 +16,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from seqdefer.budgets.caps import Cap
-from seqdefer.budgets.quality import QualityPromise
-from seqdefer.errors import OptionError, missing_extra
-from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
+from seqdefer.errors import OptionError, import_extra
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.model.served_log import ServedLog
 from seqdefer.server.connections import ACCEPT_AT_ONCE, connection_class, log_failed_accepts, reserve_descriptors
 from seqdefer.server.gateway import is_loopback, loading_app
 from seqdefer.server.http import Limits
@@ -41,13 +36,8 @@ log = logging.getLogger("seqdefer.server")
 
 def require_extra() -> None:
     """Raise MissingExtraError unless the extra 'server' is installed."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_extra(error.name or "fastapi", "server", "seqdefer serve") from error
+    for package in ("fastapi", "prometheus_client", "python_multipart", "uvicorn"):
+        import_extra(package, "server", "seqdefer serve")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -165,25 +155,17 @@ def serve(
     listening: socket.socket,
     *,
     limits: Limits,
-    api_key: str | None = None,
-    keys: Path | None = None,
-    usage: Path | None = None,
-    budget: float = DEFAULT_BUDGET,
-    caps: Sequence[Cap] = (),
     host: str | None = None,
-    served_log: ServedLog | None = None,
-    quality: QualityPromise | None = None,
     ready: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM. `host` is the name that the socket was opened with."""
+    """Serve until Ctrl-C or SIGTERM. `host` is the name that the socket was opened with; options as in `create_app`."""
     from seqdefer.server.app import create_app
 
     reserve_descriptors(limits)
-    only_host = None if api_key is not None or keys is not None else trusted_host(listening, host)
-    app = create_app(
-        model, name, limits=limits, api_key=api_key, keys=keys, usage=usage, budget=budget, caps=caps,
-        only_host=only_host, served_log=served_log, quality=quality,
-    )  # fmt: skip
+    has_key = any(options.get(name) is not None for name in ("api_key", "keys"))
+    only_host = None if has_key else trusted_host(listening, host)
+    app = create_app(model, name, limits=limits, only_host=only_host, **options)
     server = make_server(app, limits)
     app.state.scheduler.on_failure = lambda: setattr(server, "should_exit", True)
     ready()

@@ -16,7 +16,7 @@ from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known, unknown
 from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
 from seqdefer.server.http import Limits, option
 from seqdefer.server.logs import FORMATS, LEVELS
@@ -79,10 +79,8 @@ class ServerSettings:
     quiet: bool = option(False, "show no progress while the models are loaded")
 
     def __post_init__(self) -> None:
-        if self.log_format not in FORMATS:
-            raise unknown("log format", self.log_format, FORMATS)
-        if self.log_level not in LEVELS:
-            raise unknown("log level", self.log_level, LEVELS)
+        require_known("log format", self.log_format, FORMATS)
+        require_known("log level", self.log_level, LEVELS)
 
 
 def all_settings() -> Iterator[tuple[Field[Any], Any]]:
@@ -136,8 +134,7 @@ def _read_file(path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(path: Path, name: str, value: Any, kinds: Mapping[str, Any]) -> Any:
     """Return the value of a setting in a file as its type, where TOML has no such type."""
-    if name not in kinds:
-        raise unknown(f"setting in {path}:", name, kinds)
+    require_known(f"setting in {path}:", name, kinds)
     kind = kinds[name]
     accepted = {float: (int, float), Path: (str,)}.get(kind, (kind,))
     if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):

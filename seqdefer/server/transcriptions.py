@@ -16,22 +16,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from typing_extensions import TypedDict  # pydantic requires this one before Python 3.12
 
-from seqdefer.budgets.caps import Cap
 from seqdefer.interfaces import Codec
-from seqdefer.server.batches import Token
+from seqdefer.server import protocol
 from seqdefer.server.http import APIError
-from seqdefer.server.openapi import (
-    Deferral,
-    RouteResponses,
-    Schema,
-    TokenDetails,
-    no_extra,
-    stream_responses,
-)
-from seqdefer.server.protocol import MAX_FIELDS, Asking, Unsupported, check_greedy, name_pattern
+from seqdefer.server.openapi import RouteResponses, Schema, stream_responses
 from seqdefer.server.responses import Transcript, token_details
+from seqdefer.server.shapes import Deferral, Shape, TokenDetails
+from seqdefer.server.tickets import Token
 
 FORM = "multipart/form-data"
 FORM_HINT = f"send {FORM} with the fields file and model"
@@ -40,7 +32,7 @@ FORM_HINT = f"send {FORM} with the fields file and model"
 # -- requests ------------------------------------------------------------------------------------------------------
 
 
-class TranscriptionRequest(Asking):
+class TranscriptionRequest(protocol.ModelRequest):
     """The fields of a form."""
 
     model_config = ConfigDict(strict=False, populate_by_name=False)  # a form has only texts and files
@@ -55,12 +47,12 @@ class TranscriptionRequest(Asking):
     cap_policy: Literal["cut-off", "rising"] = Field("rising", alias="deferral[cap][policy]")
     language: str | None = None
     response_format: Literal["json", "text", "verbose_json"] = "json"
-    temperature: Annotated[float, AfterValidator(check_greedy), WithJsonSchema({"const": 0})] = 0.0
+    temperature: Annotated[float, AfterValidator(protocol.check_greedy), WithJsonSchema({"const": 0})] = 0.0
     stream: bool = False
-    prompt: Unsupported = None
+    prompt: protocol.Unsupported = None
     chunking_strategy: Literal["auto"] | None = None  # a clip is one chunk
-    include: Unsupported = Field(None, alias="include[]")
-    timestamps: Unsupported = Field(None, alias="timestamp_granularities[]")
+    include: protocol.Unsupported = Field(None, alias="include[]")
+    timestamps: protocol.Unsupported = Field(None, alias="timestamp_granularities[]")
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
@@ -68,22 +60,17 @@ class TranscriptionRequest(Asking):
             raise ValueError("a stream has events of its own; leave out response_format or stream")
         if self.budget is not None and self.budget_money is not None:
             raise ValueError("give either deferral[budget] or deferral[budget_money]")
-        if self.given_cap is None and self.model_fields_set & {"cap_per", "cap_policy"}:
+        if self.options.cap is None and self.model_fields_set & {"cap_per", "cap_policy"}:
             raise ValueError("a cap limits nothing; give deferral[cap][tokens], [passes] or [money]")
         return self
 
     @property
-    def given_budget(self) -> float | None:
-        return self.budget
-
-    @property
-    def given_money(self) -> float | None:
-        return self.budget_money
-
-    @property
-    def given_cap(self) -> Cap | None:
-        limits = self.cap_tokens, self.cap_passes, self.cap_money
-        return None if limits == (None, None, None) else Cap(*limits, self.cap_per, self.cap_policy)
+    def options(self) -> protocol.DeferralOptions:
+        given = protocol.DeferralOptions.model_construct(budget=self.budget, budget_money=self.budget_money)
+        limits: dict[str, Any] = {"tokens": self.cap_tokens, "passes": self.cap_passes, "money": self.cap_money}
+        if any(limit is not None for limit in limits.values()):
+            given.cap = protocol.CapOptions.model_construct(**limits, per=self.cap_per, policy=self.cap_policy)
+        return given
 
     def inputs(self, codec: Codec) -> list[Any]:
         if codec.language is not None and self.language not in (None, "", codec.language):
@@ -98,7 +85,7 @@ async def read_form(request: Request) -> TranscriptionRequest:
     if found.partition(";")[0].strip().lower() != FORM:
         raise APIError(415, f"the content-type is {found!r:.100}; {FORM_HINT}", code="unsupported_format")
     try:
-        async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
+        async with request.form(max_files=1, max_fields=protocol.MAX_FIELDS) as form:
             _refuse_repeats([name for name, _ in form.multi_items()])
             fields = {name: await one.read() if isinstance(one, UploadFile) else one for name, one in form.items()}
     except HTTPException as error:
@@ -127,19 +114,17 @@ def no_audio(name: str) -> APIError:
 # -- responses -----------------------------------------------------------------------------------------------------
 
 
-class _Authors(TypedDict):
+class _Authors(Shape):
     predictor_tokens: int
     expert_tokens: int
     switches: int
 
 
-@no_extra
-class InputTokenDetails(TypedDict):
+class InputTokenDetails(Shape):
     text_tokens: int
     audio_tokens: int
 
 
-@no_extra
 class TokenUsage(_Authors):
     """`input_tokens`: states of the encoder that the clip fills."""
 
@@ -150,7 +135,6 @@ class TokenUsage(_Authors):
     total_tokens: int
 
 
-@no_extra
 class DurationUsage(_Authors):
     type: Literal["duration"]
     seconds: float
@@ -160,15 +144,13 @@ class VerboseDeferral(Deferral):
     tokens: list[TokenDetails]
 
 
-@no_extra
-class Transcription(TypedDict):
+class Transcription(Shape):
     text: str
     usage: TokenUsage
     deferral: Deferral
 
 
-@no_extra
-class VerboseTranscription(TypedDict):
+class VerboseTranscription(Shape):
     task: Literal["transcribe"]
     language: NotRequired[str]
     duration: float
@@ -184,7 +166,7 @@ class TranscriptionFormat:
     codec: Codec
     response_format: Literal["json", "text", "verbose_json"]
 
-    def whole(self, transcript: Transcript, model: str) -> dict[str, Any] | str:
+    def whole(self, transcript: Transcript) -> dict[str, Any] | str:
         text = self._text(transcript)
         if self.response_format == "text":
             return f"{text}\n"
@@ -202,7 +184,7 @@ class TranscriptionFormat:
             "deferral": {**transcript.deferral(), "tokens": tokens},
         }
 
-    def chunk(self, token: Token, transcript: Transcript, model: str) -> dict[str, Any]:
+    def chunk(self, token: Token, transcript: Transcript) -> dict[str, Any]:
         """Return the event of one token. The space before the first word is left out, as from the whole text."""
         begins = not transcript.texts[0][: len(transcript.texts[0]) - len(token.text)].strip()
         details: dict[str, Any] = {**token_details(token)}
@@ -210,7 +192,7 @@ class TranscriptionFormat:
         delta = token.text.lstrip() if begins else token.text
         return {"type": "transcript.text.delta", "delta": delta, "deferral": details}
 
-    def usage_chunk(self, transcript: Transcript, model: str) -> dict[str, Any]:
+    def usage_chunk(self, transcript: Transcript) -> dict[str, Any]:
         done = {"type": "transcript.text.done", "text": self._text(transcript)}
         return {**done, "usage": _token_usage(transcript), "deferral": transcript.deferral()}
 
@@ -245,7 +227,7 @@ def _token_usage(transcript: Transcript) -> dict[str, Any]:
 def form_schema(name: str, codec: Codec, *, has_prices: bool) -> Schema:
     """Describe the form for OpenAPI, narrowed to the served model."""
     schema = TranscriptionRequest.model_json_schema(by_alias=True)
-    schema["properties"]["model"] = {"type": "string", "pattern": name_pattern(name), "examples": [name]}
+    schema["properties"]["model"] = {"type": "string", "pattern": protocol.name_pattern(name), "examples": [name]}
     if not has_prices:
         del schema["properties"]["deferral[budget_money]"], schema["properties"]["deferral[cap][money]"]
     if codec.language is not None:

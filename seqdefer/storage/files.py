@@ -61,11 +61,16 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_bytes(path: Path, content: bytes) -> Path:
     def write(aside: Path) -> None:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_bytes(content)
 
     return write_aside(path, write)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write UTF-8 with the line ends that the text has, on every system."""
+    return write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> Path:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqdefer.errors import CheckpointError
-from seqdefer.storage.files import write_aside
+from seqdefer.storage.files import write_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,12 +119,8 @@ class Store:
     def write(self, name: str, packed: bytes) -> None:
         """Write the bytes that `pack` returned. A full disk is an OSError and leaves finished shards intact."""
         path = self.path(name)
-
-        def write(aside: Path) -> None:
-            aside.write_bytes(packed)
-
         try:
-            write_aside(path, write)
+            write_bytes(path, packed)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(f"cannot write {path}: {reason}; finished shards stay: free space and run again") from error

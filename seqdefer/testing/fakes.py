@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.interfaces import Expert, NextTokenExpert, Predictor, SplitName, Task
-from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
+from seqdefer.types import BatchRecord, Examples, Proposal, Sequences, SequenceSpec
 
 
 @np.errstate(over="ignore")  # int64 overflow wraps around on purpose
@@ -38,7 +38,7 @@ def mix(*parts: Tensor | int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ToyState:
+class ToyState(BatchRecord):
     """The state of a toy model: its answers are a function of the input and the prefix."""
 
     inputs: Tensor  # int64 (B,)
@@ -51,9 +51,6 @@ class ToyState:
 
     def append(self, tokens: Tensor) -> ToyState:
         return ToyState(self.inputs, mix(self.prefix, tokens), self.position + 1)
-
-    def select(self, rows: Tensor) -> ToyState:
-        return ToyState(self.inputs[rows], self.prefix[rows], self.position)
 
 
 class ToyTask(Task):
@@ -151,9 +148,6 @@ class ToyPredictor(Predictor[ToyState]):
     def append(self, state: ToyState, tokens: Tensor) -> ToyState:
         return state.append(tokens)
 
-    def select(self, state: ToyState, rows: Tensor) -> ToyState:
-        return state.select(rows)
-
     def with_log_probs(self) -> ToyPredictor:
         return self
 
@@ -175,9 +169,6 @@ class ToyExpert(NextTokenExpert[ToyState]):
 
     def append(self, state: ToyState, tokens: Tensor) -> ToyState:
         return state.append(tokens)
-
-    def select(self, state: ToyState, rows: Tensor) -> ToyState:
-        return state.select(rows)
 
     def with_log_probs(self) -> ToyExpert:
         return self

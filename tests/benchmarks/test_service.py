@@ -46,9 +46,17 @@ def run(command: Any, out: Path, *options: str) -> dict[str, Any]:
     return written
 
 
+@pytest.fixture
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (load, soak):
+        monkeypatch.setattr(module, "N_PROMPTS", 4)
+        monkeypatch.setattr(module, "WARM_UP_SECONDS", 0.2)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_prompts")
 def test_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written = run(load, tmp_path / "load.json", "--seconds", "1", "--clients", "1", "4")
+    written = run(load, tmp_path / "load.json", "--seconds", "0.3", "--clients", "1", "4")
     assert [row["clients"] for row in written["rows"]] == [1, 4]
     for row in written["rows"]:
         assert row["requests"] > 0
@@ -58,8 +66,10 @@ def test_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_prompts")
 def test_soak(tmp_path: Path) -> None:
-    options = ("--seconds", "6", "--quiet-seconds", "1", "--every", "3", "--down", "1.5")
+    """The expert is down for half of the time, so it is while clients ask, however slow the machine."""
+    options = ("--seconds", "3", "--quiet-seconds", "0.2", "--every", "2", "--down", "1")
     written = run(soak, tmp_path / "soak.json", *options)
     assert written["deaths"] >= 1
     assert set(written["slower"]) == {"alone", "all at 0", "healthy"}

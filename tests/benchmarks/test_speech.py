@@ -14,7 +14,7 @@ pytest.importorskip("soundfile", reason="needs the extra 'speech'")
 
 from tiny_whisper import LENGTH, save_place, write_corpus
 
-from benchmarks import speech_facts, speech_seconds
+from benchmarks import speech_facts, speech_labels, speech_seconds
 from benchmarks.speech_facts import CLIP_FACTS, FACTS, UNCERTAINTY, VARIANTS, PartlyShown, Variant
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -41,6 +41,14 @@ def test_seconds_of_each_budget(place: Path, tmp_path: Path) -> None:
     assert shares["budget 0"] == 0
     assert shares["budget 1"] == 1
     assert 0 < shares["budget 0.2"] < 0.5
+
+
+def test_seconds_of_labels(place: Path, tmp_path: Path) -> None:
+    out, pair = tmp_path / "labels.json", (str(place / "predictor"), str(place / "expert"))
+    speech_labels.main([*pair, str(place), *SAME, "--n-clips", "5", "--repeats", "2", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["labels"] for row in rows] == ["hand-offs", "decisions"]
+    assert all(len(row[way]) == 2 and min(row[way]) > 0 for row in rows for way in ("together", "copies"))
 
 
 def test_gains_without_single_facts(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

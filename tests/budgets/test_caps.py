@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import Hashing, toy_tasks
 from toy_pair import Toy, numbers
 
-from seqdefer.budgets.capped import CappedThreshold, Schedule
+from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.caps import Allowance, Cap, allowances
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.prices import Charge, Prices, Rates
@@ -64,7 +64,7 @@ def test_caps_hold_by_token_and_both_loops_write_the_same(
 ) -> None:
     examples, rejector, schedule = task.split("test"), Hashing(), schedule_for(task)
     lengths = [data.draw(st.integers(0, 5)) for _ in range(len(examples))]
-    policy = CappedThreshold(rejector, threshold, allowances([cap], lengths, PRICES), schedule)
+    policy = Threshold(rejector, threshold, allowances([cap], lengths, PRICES), schedule)
     plain = roll_out(task.predictor, task.expert, examples, policy, task.spec)
     check(cap, plain, lengths, by_token=True)
     pace = FixedPace(ahead, data.draw(st.one_of(st.none(), st.integers(1, 2))), foresees=data.draw(st.booleans()))
@@ -122,7 +122,7 @@ def test_without_a_limit_nothing_changes() -> None:
     task = ToyTask(n=7, length=6)
     examples, rejector = task.split("test"), Hashing()
     free = roll_out(task.predictor, task.expert, examples, Threshold(rejector, 0.4), task.spec)
-    capped = CappedThreshold(rejector, 0.4, [Allowance(tokens=99)] * 7, schedule_for(task))
+    capped = Threshold(rejector, 0.4, [Allowance(tokens=99)] * 7, schedule_for(task))
     found = roll_out(task.predictor, task.expert, examples, capped, task.spec)
     assert torch.equal(found.authors, free.authors)
     assert int(free.deferred.sum()) > 0
@@ -138,7 +138,7 @@ def test_a_cap_of_what_is_spent_changes_nothing_and_a_smaller_one_does(task: Toy
     for part in (1.0, 0.99):
         allowed = [Allowance(money=part * bill, charge=PRICES.expert.charge(n)) for bill in bills]
         found = roll_out(
-            task.predictor, task.expert, examples, CappedThreshold(rejector, 0.3, allowed), task.spec
+            task.predictor, task.expert, examples, Threshold(rejector, 0.3, allowed), task.spec
         )  # fmt: skip
         is_same = (found.authors == free.authors).all(1)
         assert is_same.tolist() == [part == 1 or bill == 0 for bill in bills]

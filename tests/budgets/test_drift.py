@@ -247,7 +247,7 @@ def test_spending_without_scores_has_no_reference() -> None:
     toy = Toy.of(length=5)
     examples = toy.served.codec.encode(numbers(40))
     spending = deferral_of(toy.rejector("TokenwiseModel")).spending(UnjudgedTask(toy.served), examples)
-    spending.sweep = replace(spending.sweep, first_scores=None)  # type: ignore[attr-defined]
+    spending.first_scores = None
     assert drift_reference(spending, [0, 1]) is None
 
 

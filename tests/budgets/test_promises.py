@@ -16,11 +16,11 @@ from seqdefer.budgets.guarantees import betting_p_values, token_losses
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.promises import Confident, Expected, PromisingRule, budget_rule
 from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule
-from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending
+from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending, n_set_aside
 from seqdefer.budgets.token_sweeps import TokenSweep
 from seqdefer.errors import OptionError
 from seqdefer.labels.labelled import CalibrationData, input_names
-from seqdefer.methods.deferral import UnjudgedTask, n_set_aside
+from seqdefer.methods.deferral import UnjudgedTask
 from seqdefer.model.calibrated_pair import BudgetWarning
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import LearnedFrom, Pairing

@@ -17,7 +17,7 @@ from seqdefer.cli import main
 from seqdefer.evaluation.results import load_results
 from seqdefer.labels.jobs import LabelPart
 from seqdefer.labels.manifest import labelling_name
-from seqdefer.tasks.tsp.experts import SearchExpert
+from seqdefer.tasks.tsp.experts import TourExpert
 
 pytest.importorskip("numba", reason="needs the extra 'tsp'")
 Spy = Callable[[Any, str], list[Any]]
@@ -76,7 +76,7 @@ def test_run_finds_labels_in_the_default_folder(
     monkeypatch.chdir(tmp_path)
     sizes = [*SIZES, *TESTED, "--preset", "paper", "--quiet"]
     assert main(["label", "tsp", *sizes]) == 0
-    asked = spy(SearchExpert, "_hand_offs")
+    asked = spy(TourExpert, "hand_offs")
     assert main(["run", "tsp", *sizes, "--methods", "OneTimeScore,ChowMean"]) == 0
     assert asked == []
 
@@ -98,7 +98,7 @@ def test_rollouts_reach_the_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_run_finds_labels_of_any_shard_size(folder: Path, spy: Spy, capsys: Capture) -> None:
-    before, asked = files_in(folder / "labels"), spy(SearchExpert, "_hand_offs")
+    before, asked = files_in(folder / "labels"), spy(TourExpert, "hand_offs")
     assert run(folder) == 0
     assert asked == []
     assert files_in(folder / "labels") == before
@@ -106,7 +106,7 @@ def test_run_finds_labels_of_any_shard_size(folder: Path, spy: Spy, capsys: Capt
 
 
 def test_labels_in_another_folder(folder: Path, tmp_path: Path, spy: Spy, capsys: Capture) -> None:
-    asked = spy(SearchExpert, "_hand_offs")
+    asked = spy(TourExpert, "hand_offs")
     assert run(tmp_path / "other", "--labels", str(folder / "labels")) == 0
     assert asked == []
     assert not (tmp_path / "other" / "labels").exists()

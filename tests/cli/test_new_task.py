@@ -48,6 +48,15 @@ def test_a_file_runs_without_a_package(home: Path, tmp_path: Path, capsys: Captu
     assert read_json(out / "results.json")["task"] == NAME
 
 
+@pytest.mark.slow
+def test_a_learned_rejector_has_something_to_learn(home: Path, tmp_path: Path) -> None:
+    """On the first skeleton, the predictor's own doubt was better than any rejector."""
+    methods = ["--methods", "TokenwiseModel,TokenwiseScore", "--no-timing", "--quiet"]
+    assert run("run", home / f"{NAME}.py", *methods, "--out", tmp_path / "run", "--engine", "local") == 0
+    summary = read_json(tmp_path / "run" / "results.json")["summary"]
+    assert summary["TokenwiseModel"]["improvement_mean"] > summary["TokenwiseScore"]["improvement_mean"] + 1
+
+
 def test_a_fitted_file_is_found_again_and_code_of_a_model_is_not_run(
     home: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from oracles import (
     PlannedHandOff,
@@ -16,10 +15,10 @@ from oracles import (
 from torch import Tensor
 from toy_budgets import TOYS, each_toy
 
-from seqdefer.engine.drafts import complete_drafts, draft
+from seqdefer.engine.drafts import completing, draft
 from seqdefer.engine.interleaved import roll_out
-from seqdefer.errors import ContractError
 from seqdefer.interfaces import Expert
+from seqdefer.rows import run_turn
 from seqdefer.tasks.weather.task import WeatherTask
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Sequences, SequenceSpec
@@ -84,11 +83,11 @@ def test_a_completed_draft_is_what_the_engine_writes(task: ToyTask, generator: t
     kept = torch.randint(spec.length + 1, (len(examples),), generator=generator)
     scores = 1 + torch.rand(len(examples), spec.length, generator=generator)
     drafts = draft(task.predictor, examples, spec).sequences
-    found = complete_drafts(task.predictor, Watching(task.expert, drafts), examples, drafts, kept, scores, spec)
+    expert = Watching(task.expert, drafts)
+    turning = completing(task.predictor.device, examples, drafts, kept, scores, spec)
+    found = run_turn(turning, lambda handed: expert.complete(handed.examples, handed.prefixes, spec))
     expected = roll_out(task.predictor, task.expert, examples, PlannedHandOff(kept, scores), spec)
     assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
     assert torch.equal(found.sequences.lengths, expected.sequences.lengths)
     assert torch.equal(found.authors, expected.authors)
     assert torch.equal(found.scores, expected.scores)
-    with pytest.raises(ContractError, match="drafts are handed off, but there is no expert; give one or keep all"):
-        complete_drafts(task.predictor, None, examples, drafts, kept, scores, spec)

@@ -14,9 +14,7 @@ from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace
 from seqdefer.engine.speculative import collect, run_all, speculative_loop
-from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
-from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.testing import FunctionPredictor, ToyTask
 from seqdefer.testing.fakes import ToyExpert
 from seqdefer.types import Rollout
@@ -29,14 +27,6 @@ TOYS = {
     "long": ToyTask(n=12, length=17, vocabulary=3, seed=2),
 }
 each_toy = pytest.mark.parametrize("task", TOYS.values(), ids=TOYS)
-
-
-def network(kind: str, task: ToyTask) -> Any:
-    torch.manual_seed(1)
-    _, context = task.predictor.start(task.split("test").inputs)
-    features = task.predictor.propose(task.predictor.start(task.split("test").inputs)[0]).features
-    sizes = Sizes(context.shape[1], features.shape[1], task.spec.length, 8, 2, 0.0)
-    return {"lstm": LSTMRejector, "mlp": MLPRejector}[kind](sizes, task.predictor.fingerprint).eval()
 
 
 def same(found: Rollout, expected: Rollout, rows: slice = slice(None)) -> None:

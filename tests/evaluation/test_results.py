@@ -85,6 +85,14 @@ def test_optional_fields_may_be_absent(results: Results) -> None:
     assert Results.from_json(value) == Results("weather", "quick", 2, results.seeds, results.summary)
 
 
+def test_the_repr_is_a_line(results: Results) -> None:
+    assert repr(results) == (
+        "Results(weather, preset quick, 2 seeds, 2 methods, best: TokenwiseModel, 37.50 % over Random; to_frame() "
+        "lists all)"
+    )
+    assert "best" not in repr(replace(results, summary={"Random": results.summary["Random"]}))
+
+
 def test_one_seed_has_no_spread(results: Results) -> None:
     row = summarise(results.seeds[:1])["TokenwiseModel"]
     assert (row.audc_mean, row.audc_std, row.improvement_std) == (1.0, 0.0, 0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,34 +190,3 @@ def test_nothing_is_fitted_with_test_data(places: tuple[str, str], tmp_path: Pat
     with pytest.raises(ContractError, match="test data is for the report alone"):
         experiment.fit(*parts, 0)
     assert not (tmp_path / "rejectors").exists()
-
-
-SNIPPET = """\
-from seqdefer.evaluation.experiment import Experiment
-from seqdefer.methods.base import FitContext
-
-
-def choose(experiment: Experiment) -> None:
-    splits = experiment.splits
-    experiment.fit(splits.train, splits.validation, 0)
-    experiment.fit(splits.train, splits.test, 0)  # refused
-    experiment.fit(splits.test, splits.validation, 0)  # refused
-    FitContext(experiment.task, experiment.settings, experiment.grid, splits.train, splits.validation)
-    FitContext(experiment.task, experiment.settings, experiment.grid, splits.train, splits.test)  # refused
-"""
-
-
-@pytest.mark.slow
-def test_type_checkers_refuse_test_data_where_something_is_fitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a warm mypy cache this takes a second; without one, many."""
-    pytest.importorskip("mypy")
-    (tmp_path / "snippet.py").write_text(SNIPPET)
-    monkeypatch.setenv("MYPYPATH", str(ROOT))
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(tmp_path / "snippet.py")]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    refused = [number for number, line in enumerate(SNIPPET.splitlines(), 1) if line.endswith("# refused")]
-    errors = [line.split(":", 3) for line in checked.stdout.splitlines() if "snippet.py" in line and "error" in line]
-    assert [int(number) for _, number, *_ in errors] == refused, checked.stdout + checked.stderr
-    assert all('incompatible type "TestData"; expected "LearningData"' in words for *_, words in errors)

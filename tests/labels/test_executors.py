@@ -22,7 +22,7 @@ from seqdefer.environment import THREADS_VARIABLE
 from seqdefer.errors import ContractError, DataError, LostWorkerError, OptionError
 from seqdefer.evaluation.splits import label_task
 from seqdefer.labels.executors import processes
-from seqdefer.labels.executors.base import JobFailure, JobResult, TaskSource, try_job
+from seqdefer.labels.executors.base import MAX_ATTEMPTS, JobFailure, JobResult, TaskSource, try_job
 from seqdefer.labels.executors.processes import LostWorkerWarning, ProcessExecutor
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.jobs import LabelPart, make_jobs, run_job
@@ -56,12 +56,12 @@ def test_processes_make_the_same_files(toy_labels: dict[str, bytes], tmp_path: P
 
 def test_only_missing_shards_are_made(toy_labels: dict[str, bytes], tmp_path: Path, spy: Spy) -> None:
     label_toy(tmp_path)
-    lost = sorted((tmp_path / "labels").glob("*.safetensors"))[::7]
+    lost = sorted((tmp_path / "labels").glob("*.safetensors"))[::10]
     for path in lost:
         path.unlink()
     started = spy(BaseProcess, "start")
     made = label_toy(tmp_path, engine="local", workers=5)
-    assert sum(one.made for one in made) == len(lost) == len(started) == 3  # no more workers than jobs
+    assert sum(one.made for one in made) == len(lost) == len(started) == 2  # no more workers than jobs
     assert files_in(tmp_path / "labels") == toy_labels
 
 
@@ -228,13 +228,13 @@ def test_workers_may_die_on_many_shards(
 ) -> None:
     """Regression: deaths are counted per shard, not in total."""
     monkeypatch.setenv(GATE, str(Gate.closed(tmp_path / "gate", stop=-1).folder))
-    options, how = ToyOptions(fails="exits"), ExecutorSettings(engine="local", workers=2)
+    options, how = ToyOptions(fails="exits"), ExecutorSettings(engine="local", workers=1)
     with pytest.warns(LostWorkerWarning, match=r"a worker \(status 3\) died on shard") as caught:
-        label_task(ENTRY, options, tmp_path, ["test"], how, seeds=1, instances=20, rollouts=3, device="cpu")
-    assert len(caught) == 4
+        label_task(ENTRY, options, tmp_path, ["test"], how, seeds=1, instances=15, rollouts=3, device="cpu")
+    assert len(caught) == MAX_ATTEMPTS == 3
     shards = {name: content for name, content in files_in(tmp_path / "labels").items() if "safetensors" in name}
     assert shards.items() <= toy_labels.items()
-    assert len(shards) == 4
+    assert len(shards) == 3
 
 
 def test_a_worker_with_another_task_refuses(tmp_path: Path) -> None:

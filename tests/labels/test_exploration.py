@@ -22,7 +22,8 @@ from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.jobs import LabelPart, unpack_trees
 from seqdefer.labels.label_store import LabelStore
-from seqdefer.labels.trees import END, UNKNOWN, DecisionTrees, join_trees
+from seqdefer.labels.nodes import END, UNKNOWN
+from seqdefer.labels.trees import DecisionTrees, join_trees
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask

@@ -45,9 +45,9 @@ def test_a_killed_worker_is_replaced(
     assert len(gate.processes()) == 3
 
 
-@pytest.mark.parametrize("stop", [0, 20, 35])
+@pytest.mark.parametrize("stop", [0, 35])
 def test_labelling_resumes_after_the_driver_was_killed(stop: int, toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """At the first shard, in the middle, and late. Its workers end with it, and another executor may finish."""
+    """At the first shard, and late. Its workers end with it, and another executor may finish."""
     gate = Gate.closed(tmp_path / "gate", stop)
     with started(tmp_path, "local", 2, gate) as driver:
         gate.waiting()

@@ -22,7 +22,8 @@ from seqdefer.labels.inventory import take_inventory
 from seqdefer.labels.jobs import MAX_SHARD_NODES, LabelKind, LabelPart, make_jobs, unpack_hand_offs, unpack_trees
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.manifest import describe_options, labelling_name, read_manifest
-from seqdefer.labels.trees import END, enumerate_trees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import enumerate_trees
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyExpert, ToyState

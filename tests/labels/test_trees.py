@@ -18,7 +18,8 @@ from seqdefer.errors import ContractError, OptionError
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.interfaces import Task
 from seqdefer.labels.hand_offs import Calls
-from seqdefer.labels.trees import END, DecisionTrees, enumerate_trees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees, enumerate_trees
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.tasks.weather.task import WeatherTask

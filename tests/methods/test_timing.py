@@ -10,11 +10,12 @@ import torch
 from rich.console import Console
 from toy_pair import LetterCodec, Toy
 
-from seqdefer.budgets.calibration import LossCurve, LossPoint
+from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, LossPoint
+from seqdefer.budgets.rules import Setting
 from seqdefer.interfaces import Served
 from seqdefer.methods.timing import TIMED_BUDGETS, BudgetTime, Timing, write_alone
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.report.terminal import timing_table
+from seqdefer.report.terminal import bought_table
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import blank_prefixes
 
@@ -70,10 +71,18 @@ def test_the_table_says_what_is_slower_than_the_expert() -> None:
     assert timing.price == 4.0
     curve = LossCurve("error", 10, "r", (LossPoint(0.0, 3.0), LossPoint(0.5, 1.0), LossPoint(1.0, 2.0)))
     assert (curve.loss_at(0.25), curve.random_at(0.25)) == (2.0, 2.75)
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(timing_table(timing, curve))
-    assert "loss and Random: error, on the 10 validation inputs" in " ".join(console.export_text(clear=False).split())
+    found = Calibration(tuple(Setting(budget, 0.5, budget, budget, budget) for budget in BUDGETS), 10, "r")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(bought_table(found, timing, curve))
+    assert max(map(len, console.export_text(clear=False).splitlines())) <= 80  # no row wraps in a small terminal
+    shown = " ".join(console.export_text(clear=False).split())
+    assert "slower: than the expert alone; loss and Random: error, on the 10 validation inputs" in shown
     lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
     assert lines["0.20"].split() == ["0.20", "0.250", "2", "2.75", "1.5", "10", "2.00"]
-    assert "slower than the expert alone" in lines["0.50"]
+    assert lines["0.50"].split()[-1] == "slower"
     assert "slower" not in lines["0.20"]
+    console.print(bought_table(found, None, curve))  # a remote expert is not timed
+    lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
+    assert lines["0.20"].split() == ["0.20", "0.200", "2.2", "2.8"]
+    assert "an expert that runs elsewhere is not timed" in " ".join(" ".join(lines.values()).split())
+    assert bought_table(found, None, None) is None

@@ -341,3 +341,20 @@ def test_every_method_can_be_saved_calibrated_and_run(name: str, tmp_path: Path)
         first = [row.index("expert") if "expert" in row else None for row in written.sources]
         wanted = [row.index(True) if any(row) else None for row in decided.defer.tolist()]
         assert first == wanted
+
+
+def test_few_inputs_are_said_to_be_rough(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Toy.of(length=6).model("TokenwiseModel")
+    found = model.calibrate(numbers(5))
+    setting, talk = found.for_budget(0.2), capsys.readouterr().err
+    assert "budgets were measured on 5 inputs only: by 95 % of resamples, a budget of 0.2 spends" in talk
+    assert f"{setting.low:.2f} to {setting.high:.2f}" in talk
+    model.calibrate(numbers(5), progress=False)
+    model.calibrate(numbers(200))
+    assert not capsys.readouterr().err
+
+
+def test_inputs_that_choose_thresholds_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = Toy.of(length=6).model("TokenwiseModel").calibrate(numbers(60), guarantee="expected")
+    assert found.inputs == 48
+    assert "12 of 60 inputs, drawn at random, chose the thresholds and are not counted" in capsys.readouterr().err

@@ -25,7 +25,7 @@ pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 from tiny_models import random_documents, tiny, tokenizer, write_lines
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_timed_budget")
 DOCUMENTS = random_documents(30)
 PAIRS = [(one.document, one.summary) for one in DOCUMENTS]
 TEXTS = [one.document for one in random_documents(12, seed=9)]
@@ -73,7 +73,12 @@ def test_the_door_and_the_command_line_are_one(checkpoints: Path, tmp_path: Path
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         assert cli.main([*command, "--device", "cpu", "--quiet", "--out", str(tmp_path / "cli")]) == 0
     by_name = DeferringModel.from_pair(*pair, device="cpu")
-    by_name.fit(checkpoints / "train.jsonl", folder=tmp_path / "names", progress=False)
+    talk = StringIO()
+    with redirect_stderr(talk):
+        by_name.fit(checkpoints / "train.jsonl", folder=tmp_path / "names")
+    assert "what budgets buy and what they take" in talk.getvalue()
+    assert f"on {len(PAIRS)} inputs for training and validation" in talk.getvalue()  # all of them
+    assert "inputs only: by 95 % of resamples, a budget of 0.2 spends" in talk.getvalue()
     loaded().fit(PAIRS, folder=tmp_path / "objects", progress=False)
     for other in ("names", "objects"):
         for record in ("rejector/config.json", "curve.json", "learned_from.json"):
@@ -84,6 +89,24 @@ def test_the_door_and_the_command_line_are_one(checkpoints: Path, tmp_path: Path
     options = read_json(tmp_path / "names" / "deferral.json")["options"]
     assert options == read_json(tmp_path / "cli" / "deferral.json")["options"]
     assert options["length"] == max(len(reference.split()) for _, reference in PAIRS) + 1  # with the end token
+
+
+def test_a_model_is_not_replaced_by_accident(checkpoints: Path, tmp_path: Path) -> None:
+    """`fit` used to overwrite a model that was fitted another way without a word."""
+    pair = [str(checkpoints / name) for name in ("predictor", "expert")]
+    data, out = str(checkpoints / "train.jsonl"), tmp_path / "mine"
+    model = DeferringModel.from_pair(*pair, device="cpu")
+    talk = StringIO()
+    with redirect_stderr(talk):
+        model.fit(data, folder=out, method="TokenwiseScore", progress=False)
+    assert not talk.getvalue()
+    before = read_json(out / "deferral.json")
+    model.fit(data, folder=out, method="TokenwiseScore", progress=False)  # the same fit may run again
+    with pytest.raises(OptionError, match=r"holds a model that was fitted another way \(recipe ours, .*--replace"):
+        model.fit(data, folder=out, method="TokenwiseEntropy", progress=False)
+    assert read_json(out / "deferral.json") == before
+    model.fit(data, folder=out, method="TokenwiseEntropy", replace=True, progress=False)
+    assert read_json(out / "deferral.json")["request"] != before["request"]
 
 
 def test_defaults_have_one_home() -> None:
@@ -270,7 +293,7 @@ def test_models_and_outputs_say_what_they_are(model: DeferringModel) -> None:
 @pytest.mark.filterwarnings("ignore::seqdefer.model.calibrated_pair.BudgetWarning")  # two inputs measure little
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/your-own-pair.md, with tiny models in the folders that it names."""
-    from tests.test_docs import ROOT, run_blocks
+    from doc_pages import ROOT, run_blocks
 
     monkeypatch.chdir(tmp_path)
     for name, (n_layers, seed) in {"small": (1, 1), "large": (2, 6)}.items():
@@ -298,7 +321,7 @@ def test_the_real_pair(shared_dir: Path, tmp_path: Path) -> None:
     with gzip.open(shared_dir / "data" / "xsum" / "xsum_test.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line, _ in zip(lines, range(16), strict=False)]
     model = DeferringModel.from_pair(
-        tmp_path / "predictor", tmp_path / "expert", prefix="summarize: ", input_tokens=48, length=6, device="cpu"
+        tmp_path / "predictor", tmp_path / "expert", prefix="summarize: ", input_tokens=32, length=4, device="cpu"
     )
     with pytest.warns(UserWarning, match="truncated"):
         model.fit(rows, metric="rougeL", progress=False)

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ from tiny_models import tokenizer as tiny_tokenizer
 from seqdefer.tasks.text.codec import TruncationWarning
 from seqdefer.tasks.text.task import TEXT, TextOptions
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_timed_budget")
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
 METHODS = ("TokenwiseModel", "OneTimeModel", "OneTimeCost")
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -70,11 +71,26 @@ def fitted(place: Path, out: Path, *more: str) -> Path:
     return out
 
 
+@dataclass(frozen=True)
+class Fits:
+    folders: dict[str, Path]  # by method
+    n_labelled: dict[str, int]  # calls that label hand-offs
+
+
 @pytest.fixture(scope="module")
-def folders(place: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def fits(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Fits:
     """A model of each kind. Nobody may change them."""
-    home = tmp_path_factory.mktemp("models")
-    return {method: fitted(place, home / method, "--method", method) for method in METHODS}
+    home, made, branch_out = tmp_path_factory.mktemp("models"), Fits({}, {}), hand_offs.branch_out
+    for method in METHODS:
+        with mock.patch.object(hand_offs, "branch_out", side_effect=branch_out) as labelled:
+            made.folders[method] = fitted(place, home / method, "--method", method)
+        made.n_labelled[method] = labelled.call_count
+    return made
+
+
+@pytest.fixture(scope="module")
+def folders(fits: Fits) -> dict[str, Path]:
+    return fits.folders
 
 
 @pytest.fixture(scope="module")
@@ -125,23 +141,22 @@ def test_calibrated_shares_are_those_of_rollouts(method: str, folders: dict[str,
 def test_validation_inputs_are_calibrated_on(folders: dict[str, Path], models: dict[str, DeferringModel]) -> None:
     for method, model in models.items():
         assert model.calibration is not None
-        assert model.calibration.inputs == 5  # of 30; 24 to learn from, 1 that a split must have
+        assert model.calibration.inputs == 6  # of 30; 24 to learn from
         kept = load_rejector(folders[method] / "work" / "rejectors" / f"{method}-seed0")
         saved = load_rejector(folders[method] / "rejector")
         assert all(torch.equal(value, saved.state_dict()[name]) for name, value in kept.state_dict().items())
         assert saved.notes["method"] == method
 
 
-def test_the_expert_is_asked_for_what_is_learned_from(
-    place: Path, folders: dict[str, Path], tmp_path: Path, spy: Spy
-) -> None:
+def test_the_expert_is_asked_for_what_is_learned_from(place: Path, fits: Fits, tmp_path: Path, spy: Spy) -> None:
     """By token no hand-off at all; else those that are allowed, and what is fitted is what all of them would give."""
+    assert fits.n_labelled["TokenwiseModel"] == 0
+    assert fits.n_labelled["OneTimeCost"] > 0
     asked = spy(hand_offs, "branch_out")
-    fitted(place, tmp_path / "token", "--method", "TokenwiseModel")
-    assert asked == []
     few = fitted(place, tmp_path / "few", "--method", "OneTimeCost", "--hand-offs", "3")
     assert {tuple(kept.tolist()) for _, _, _, kept, _ in asked} == {(0, LENGTH // 2)}
-    shutil.copytree(folders["OneTimeCost"] / "work" / "labels", tmp_path / "all" / "work" / "labels")  # all of them
+    labels = fits.folders["OneTimeCost"] / "work" / "labels"
+    shutil.copytree(labels, tmp_path / "all" / "work" / "labels")  # all of them
     before = len(asked)
     same = fitted(place, tmp_path / "all", "--method", "OneTimeCost", "--hand-offs", "3")
     assert len(asked) == before
@@ -152,6 +167,7 @@ def test_the_expert_is_asked_for_what_is_learned_from(
 def test_nothing_is_kept_to_report_on(place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """Whatever was asked for: of 30 documents, 12 once went into a test split that nobody read."""
     asked = ["--test-documents", "500", "--test", str(place / "train.jsonl")]
+    shutil.copytree(folders["OneTimeCost"] / "work", tmp_path / "model" / "work")  # other splits add files to it
     folder = fitted(place, tmp_path / "model", "--method", "OneTimeCost", *asked)
     assert content(folder) == content(folders["OneTimeCost"])
     tours = load_task("tsp").presets["paper"]
@@ -205,6 +221,7 @@ def test_a_killed_fit_resumes(left: int, place: Path, folders: dict[str, Path], 
 
 def test_a_method_by_token_is_the_default(place: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     options = TextOptions(**json.loads((folders["OneTimeCost"] / "deferral.json").read_text())["options"])
+    shutil.copytree(folders["TokenwiseModel"] / "work", tmp_path / "work")
     model = fit_model(TEXT, options, experiment_settings(TEXT, "quick"), tmp_path, device="cpu")
     assert model.rejector.notes["method"] == "TokenwiseModel"
     assert model.generate(TEXTS[:2], 1.0).share == 1

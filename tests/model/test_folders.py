@@ -14,7 +14,7 @@ from toy_pair import Toy, numbers
 from seqdefer.budgets.calibration import LossCurve, LossPoint
 from seqdefer.errors import CheckpointError, OptionError
 from seqdefer.interfaces import TaskEntry
-from seqdefer.model import deferring_model, folders
+from seqdefer.model import folders
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.folders import Pairing
 from seqdefer.tasks.common.options import option
@@ -93,7 +93,7 @@ def test_deferral_json_is_written_last(saved: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(deferring_model, "write_json", full)
+    monkeypatch.setattr(folders, "write_json", full)
     with pytest.raises(OSError, match="no space"):
         model.save_pretrained(saved)
     assert (saved / "rejector" / "config.json").exists()

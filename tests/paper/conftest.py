@@ -42,4 +42,6 @@ def copied(finished: Finished, tmp_path: Path) -> Path:
 def work(spy: Spy) -> dict[str, list[tuple[Any, ...]]]:
     """The calls of every function that fits, labels or loads a rejector."""
     labels = {"draft": jobs, "hand_off_table": jobs, "enumerate_trees": splits}
-    return {name: spy(owner, name) for name, owner in {**FITS, "load_rejector": experiment, **labels}.items()}
+    return {
+        name: spy(owner, name, named=True) for name, owner in {**FITS, "load_rejector": experiment, **labels}.items()
+    }

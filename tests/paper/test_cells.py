@@ -19,9 +19,10 @@ pytestmark = pytest.mark.slow
 SMALL = ["stride=12", "train_windows=60", "hidden=2", "epochs=1", "passes=2"]
 
 
-def arguments(record: Path, folder: Path, jobs: int) -> list[str]:
+def arguments(record: Path, folder: Path, jobs: int, seeds: int = 2, instances: int = 20) -> list[str]:
     options = [word for option in [f"data={record}", *SMALL] for word in ("--set", f"weather.{option}")]
-    sizes = ["--preset", "quick", "--tasks", "weather", "--recipe", "published", "--seeds", "2", "--instances", "20"]
+    sizes = ["--preset", "quick", "--tasks", "weather", "--recipe", "published"]
+    sizes += ["--instances", str(instances), "--seeds", str(seeds)]
     return ["table-psi", *sizes, *options, "--jobs", str(jobs), "--out", str(folder), "--no-figures", "--quiet"]
 
 
@@ -31,7 +32,7 @@ def reproduce(*given: str) -> int:
 
 def test_processes_measure_what_one_would(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for jobs in (1, 2):
-        assert reproduce(*arguments(record, tmp_path / str(jobs), jobs)) == 0
+        assert reproduce(*arguments(record, tmp_path / str(jobs), jobs, seeds=1)) == 0  # two cells
     one, two = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("published/table*")}
         for folder in (tmp_path / "1", tmp_path / "2")
@@ -49,7 +50,7 @@ def test_jobs_must_be_positive(record: Path, tmp_path: Path, capsys: pytest.Capt
 
 def has_ended(group: int) -> bool:
     """Wait until nobody of a process group is left."""
-    for _ in range(100):
+    for _ in range(600):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -61,13 +62,13 @@ def has_ended(group: int) -> bool:
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_ctrl_c_ends_all_processes_and_keeps_cells(record: Path, tmp_path: Path) -> None:
     """A terminal signals all processes at once."""
-    command = [sys.executable, "-m", "seqdefer", "reproduce", *arguments(record, tmp_path, 2)]
+    command = [sys.executable, "-m", "seqdefer", "reproduce", *arguments(record, tmp_path, 2, seeds=8, instances=5)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     cells = tmp_path / "weather" / "cells"
     while process.poll() is None and len(list(cells.glob("*.safetensors"))) < 2:  # facts, and a first cell
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
-    error = process.communicate(timeout=60)[1]
+    error = process.communicate(timeout=120)[1]
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert "stopped; the same command resumes" in error

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from toy_studies import (
     DRAWN,
-    PLAN,
     RECIPES,
     SEEDS,
     TINY,
@@ -27,7 +26,7 @@ from toy_studies import (
     same_but_for_drawings,
 )
 
-from seqdefer.paper.records import Judgements, load_judgements
+from seqdefer.paper.records import Judgements, Row, Study, load_judgements, load_study
 from seqdefer.paper.reproduce import Choices, LeftOutWarning, Made, reproduce
 from seqdefer.recipes import IN_WORDS
 from seqdefer.storage.shards import DamagedShardWarning
@@ -36,6 +35,14 @@ from tests.evaluation.test_experiment import FITTED
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
 LABELLING = ("label hand-offs", "label decisions")
+
+
+@pytest.fixture
+def cells(copied: Path) -> Path:
+    """A folder with all cells and no study."""
+    for name in final_files(copied):
+        (copied / name).unlink()
+    return copied
 
 
 # -- interruptions --------------------------------------------------------------------------------------------------
@@ -57,42 +64,50 @@ class InterruptsEachStage:
         yield advance
 
 
+ONE_TASK = replace(TINY, tasks=("spell",))
+
+
+def rows_in(made: Mapping[str, Mapping[str, Study]]) -> dict[tuple[str, str], list[Row]]:
+    """Return the rows of one task, by study and recipe."""
+    return {
+        (name, recipe): rows_of(study, "spell")
+        for name, by_recipe in made.items()
+        for recipe, study in by_recipe.items()
+    }
+
+
 def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
     meter, made = InterruptsEachStage(), Made()
     while not made:
         before = len(meter.seen)
         with suppress(KeyboardInterrupt):
-            made = reproduce("all", tmp_path, TINY, meter=meter)
+            made = reproduce("all", tmp_path, ONE_TASK, meter=meter)
         assert made or len(meter.seen) == before + 1
     labels = {f"{what} ({part})" for what in LABELLING for part in ("train", "validation", "test")}
     fits = {f"fit {method} (seed {seed})" for method in FITTED for seed in range(SEEDS)}
     sweeps = {f"sweep thresholds (seed {seed})" for seed in range(SEEDS)}
-    bootstraps = {f"bootstrap ({task}, {words})" for task in PLAN.tasks for words in IN_WORDS.values()}
+    bootstraps = {f"bootstrap (spell, {words})" for words in IN_WORDS.values()}
     assert meter.seen == labels | fits | sweeps | bootstraps
-    assert same_but_for_drawings(tmp_path, finished)
-    if DRAWN:
-        reproduce("all", tmp_path, replace(TINY, figures=True))
-        assert final_files(tmp_path) == final_files(finished.folder)
+    assert rows_in(made) == rows_in(finished.made)
 
 
-def test_interrupted_between_studies(copied: Path, finished: Finished) -> None:
+def test_interrupted_between_studies(cells: Path, finished: Finished) -> None:
     def stop(studies: Any, paths: list[Path]) -> None:
         if studies[0].name == "table-handoffs":
             raise KeyboardInterrupt
 
-    for name in final_files(copied):
-        (copied / name).unlink()
     with pytest.raises(KeyboardInterrupt):
-        reproduce("all", copied, TINY, written=stop)
+        reproduce("all", cells, TINY, written=stop)
     for recipe in RECIPES:
-        assert (copied / recipe / "table-handoffs.json").is_file()
-        assert not (copied / recipe / "figure-alpha.json").exists()
-    reproduce("all", copied, TINY)
-    assert same_but_for_drawings(copied, finished)
+        assert (cells / recipe / "table-handoffs.json").is_file()
+        assert not (cells / recipe / "figure-alpha.json").exists()
+    reproduce("all", cells, TINY)
+    assert same_but_for_drawings(cells, finished)
 
 
 KILLED = """
 import os, random, signal, sys, time
+from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 from toy_studies import TINY, cells_of, install
@@ -100,14 +115,16 @@ from seqdefer.paper.reproduce import reproduce
 
 torch.optim.AdamW([torch.zeros(1)]).zero_grad()  # import torch once for all forks
 install(pytest.MonkeyPatch())
-folder, chance = Path(sys.argv[1]), random.Random(0)
+folder, chance, ONE_TASK = Path(sys.argv[1]), random.Random(0), replace(TINY, tasks=("spell",))
 for wanted in sorted(chance.sample(range(int(sys.argv[2])), 4)) + [None]:
     child = os.fork()
     if not child:
-        reproduce("all", folder, TINY)
+        reproduce("all", folder, ONE_TASK)
+        if wanted is not None:
+            signal.pause()  # it is killed even if the machine is so busy that it could finish first
         os._exit(0)
     while wanted is not None and len(cells_of(folder)) < wanted:
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before it was killed"
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it failed before it was killed"
         time.sleep(0.01)
     if wanted is not None:
         time.sleep(chance.uniform(0, 0.03))
@@ -120,14 +137,19 @@ for wanted in sorted(chance.sample(range(int(sys.argv[2])), 4)) + [None]:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the process that is killed is a fork")
 def test_killed_at_random_moments(finished: Finished, tmp_path: Path) -> None:
     """SIGKILL leaves no time to clean up. The moments are numbers of stored cells."""
-    arguments = [str(tmp_path / "out"), str(len(cells_of(finished.folder)))]
+    arguments = [str(tmp_path), str(len(cells_of(finished.folder / "spell")))]
     command = [sys.executable, "-c", KILLED, *arguments]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=paths)
     assert process.returncode == 0, process.stderr
     assert [int(status) for status in process.stdout.split()] == [9] * 4 + [0]
-    assert same_but_for_drawings(tmp_path / "out", finished)
-    assert {path.name for path in cells_of(tmp_path / "out")} == {path.name for path in cells_of(finished.folder)}
+    names = [{path.name for path in cells_of(folder / "spell")} for folder in (tmp_path, finished.folder)]
+    assert names[0] == names[1]
+    written = {
+        name: {recipe: load_study(tmp_path / recipe / f"{name}.json") for recipe in by_recipe}
+        for name, by_recipe in finished.made.items()
+    }
+    assert rows_in(written) == rows_in(finished.made)
 
 
 # -- shared cells -------------------------------------------------------------------------------------------------
@@ -207,22 +229,22 @@ def test_damaged_cells_are_measured_again(copied: Path, finished: Finished) -> N
 # -- one folder, several commands ----------------------------------------------------------------------------------
 
 
-def test_a_later_task_joins_its_study(finished: Finished, tmp_path: Path) -> None:
+def test_a_later_task_joins_its_study(finished: Finished, cells: Path) -> None:
     for task in ("solve", "spell"):
-        reproduce("figure-alpha", tmp_path, replace(TINY, tasks=(task,)))
+        reproduce("figure-alpha", cells, replace(TINY, tasks=(task,)))
     for name in ("published/figure-alpha.json", "ours/figure-alpha.json", "figure-alpha.tex"):
-        assert (tmp_path / name).read_bytes() == (finished.folder / name).read_bytes()
+        assert (cells / name).read_bytes() == (finished.folder / name).read_bytes()
 
 
-def test_a_later_recipe_joins_its_study(finished: Finished, tmp_path: Path) -> None:
+def test_a_later_recipe_joins_its_study(finished: Finished, cells: Path) -> None:
     """One recipe after the other leaves the bytes of both at once."""
     for recipe in ("ours", "published"):
-        made = reproduce("all", tmp_path, replace(TINY, recipes=(recipe,)))
+        made = reproduce("all", cells, replace(TINY, recipes=(recipe,)))
         assert {name: list(by_recipe) for name, by_recipe in made.items()} == {name: [recipe] for name in made}
-    assert same_but_for_drawings(tmp_path, finished)
+    assert same_but_for_drawings(cells, finished)
     if DRAWN:
-        reproduce("all", tmp_path, replace(TINY, recipes=("ours",), figures=True))
-        assert final_files(tmp_path) == final_files(finished.folder)
+        reproduce("all", cells, replace(TINY, recipes=("ours",), figures=True))
+        assert final_files(cells) == final_files(finished.folder)
 
 
 OTHER_TESTS = {

@@ -290,8 +290,8 @@ def test_one_variant_is_chosen_among_equals(judged: Sequence[float | None], chos
     """All equals used to be marked; a claim then took the first, and a figure circled all."""
     rows = [judged_row(value, size) for size, value in enumerate(judged)]
     others = [judged_row(100.0, 9, "OneTimeCost")]  # another method, with a choice of its own
-    found = studies._with_choices(studies.MeasuredRows([*rows, *others], []))
-    assert [row.is_chosen for row in found.rows] == [place == chosen for place in range(len(rows))] + [True]
+    found = studies._with_choices([*rows, *others])
+    assert [row.is_chosen for row in found] == [place == chosen for place in range(len(rows))] + [True]
 
 
 def training_table(task: Task) -> Any:

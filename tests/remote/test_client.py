@@ -124,7 +124,7 @@ def close_at_once(handler: Handler) -> None:
 
 
 def hang(handler: Handler) -> None:
-    handler.server.released.wait(30)
+    handler.server.released.wait(120)
     handler.close_connection = True
 
 
@@ -229,7 +229,7 @@ def test_concurrent_calls_are_limited(server: Misbehaving) -> None:
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        three.wait(10)
+        three.wait(60)
         with lock:
             now[0] -= 1
         completion("ok")(handler)
@@ -353,13 +353,24 @@ def test_slow_responses_time_out(server: Misbehaving, trouble: Behaviour) -> Non
 
 
 def test_no_server(server: Misbehaving) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    sleeper = Sleeper()
-    asked = EndpointClient(Endpoint(f"http://127.0.0.1:{port}/v1", "large", retries=2), sleep=sleeper.sleep)
-    with pytest.raises(EndpointError, match=r"gave no answer in 3 attempts: '.*onnect"):
-        ask(asked)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        url, sleeper = f"http://127.0.0.1:{taken.getsockname()[1]}/v1", Sleeper()
+        asked = EndpointClient(Endpoint(url, "large", retries=2), sleep=sleeper.sleep)
+        with pytest.raises(EndpointError, match=r"gave no answer in 3 attempts: '.*onnect"):
+            ask(asked)
     assert len(sleeper.slept) == 2
+    with pytest.raises(EndpointError, match="gave no answer in 2 attempts") as raised:  # someone waits: no delay
+        asked.submit(asked.complete([EndpointRequest("Once", 5)])).result()
+    assert raised.value.is_unreachable
+    assert len(sleeper.slept) == 2
+
+
+def test_a_stale_connection_is_tried_again_at_once(server: Misbehaving) -> None:
+    sleeper, server.behaviours = Sleeper(), [close_at_once, status(503)]
+    asked = client(server, sleeper)
+    assert asked.submit(asked.complete([EndpointRequest("Once", 5)])).result()[0].text == "fine"
+    assert sleeper.slept == [1.0]  # for the status alone
 
 
 # -- permanent failures ----------------------------------------------------------------------------------------------

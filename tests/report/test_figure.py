@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import struct
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,6 +31,12 @@ def test_the_figure_holds_the_mean_curves(results: Results) -> None:
         plot_curves(results, ["ChowSun"])
 
 
+def test_notebooks_show_the_figure(results: Results) -> None:
+    """A figure that pyplot does not know was shown as `<Figure size 700x420 with 1 Axes>`."""
+    shown = plot_curves(results)._repr_png_()  # type: ignore[attr-defined]
+    assert struct.unpack(">II", shown[16:24]) == (700, 420)
+
+
 def test_the_card_has_the_size_of_cards_and_is_always_the_same(results: Results, tmp_path: Path) -> None:
     path = write_card(results, tmp_path)
     assert path == tmp_path / CARD_FILE
@@ -43,14 +48,7 @@ def test_the_card_has_the_size_of_cards_and_is_always_the_same(results: Results,
 
 def test_without_matplotlib(results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report needs none; a figure says which extra it needs."""
-    usual = builtins.__import__
-
-    def absent(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return usual(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert write_card(results, tmp_path) is None
     with pytest.raises(MissingExtraError, match=r"seqdefer\[figures\]"):
         plot_curves(results)

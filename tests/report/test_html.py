@@ -27,6 +27,7 @@ from seqdefer.evaluation.results import (
 )
 from seqdefer.report.html import render_report, write_report
 from seqdefer.report.panels import Panel
+from seqdefer.report.style import HEADROOM
 from seqdefer.report.svg import (
     STEPS,
     curves_svg,
@@ -154,6 +155,17 @@ def test_page_names_the_pair_and_the_data_at_its_top(results: Results) -> None:
 def test_methods_explain_themselves(results: Results) -> None:
     walk = Walk(render_report(replace(results, about={"ChowSum": "Sums <up> doubts."})))
     assert [tag for tag, found in walk.tags if found.get("title") == "Sums <up> doubts."] == ["button", "th"]
+
+
+def test_shares_above_100_are_explained_wherever_they_are_printed(results: Results) -> None:
+    assert "Above 100 %" in HEADROOM
+    walk = Walk(render_report(results))
+    assert [tag for tag, found in walk.tags if found.get("title") == HEADROOM] == ["th"]
+    assert HEADROOM in "".join(walk.text)
+    assert HEADROOM in str(results_table(results).caption)
+    docs = Path(__file__).parents[2] / "docs"
+    for page in ("concepts/curves.md", "speech.md", "results.md"):
+        assert HEADROOM in " ".join((docs / page).read_text("utf-8").replace("\n> ", "\n").split()), page
 
 
 def test_page_offers_its_card_to_other_sites(results: Results) -> None:

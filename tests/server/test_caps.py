@@ -165,8 +165,8 @@ def test_too_little_money(priced: Any) -> None:
 
 def test_caps_in_forms() -> None:
     fields = {"file": b"x", "model": "toy", "deferral[cap][tokens]": "5", "deferral[cap][policy]": "cut-off"}
-    assert TranscriptionRequest.model_validate(fields).given_cap == Cap(tokens=5, policy="cut-off")
-    assert TranscriptionRequest.model_validate({"file": b"x", "model": "toy"}).given_cap is None
+    assert TranscriptionRequest.model_validate(fields).options.cap.cap() == Cap(tokens=5, policy="cut-off")
+    assert TranscriptionRequest.model_validate({"file": b"x", "model": "toy"}).options.cap is None
     both = {**fields, "deferral[budget]": "0.2", "deferral[budget_money]": "1"}
     with pytest.raises(ValueError, match="give either"):
         TranscriptionRequest.model_validate(both)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import connections, server_process
+from processes import ServerProcess, connections, server_process
 from servers import COMPLETIONS, until
 
 from seqdefer.errors import OptionError
@@ -20,13 +21,21 @@ HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "
 BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n{"
 
 
+@pytest.fixture(scope="module")
+def idle_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("idle")) as started:
+        yield started
+
+
 @pytest.mark.parametrize(
     ("n", "sent"), [(1100, b""), (520, b""), (1100, HEAD), (600, BODY)], ids=["1100", "520", "heads", "bodies"]
 )
-def test_connections_that_wait_lock_nobody_out(tmp_path: Path, n: int, sent: bytes) -> None:
+def test_connections_that_wait_lock_nobody_out(idle_server: ServerProcess, n: int, sent: bytes) -> None:
     """1,100 idle connections once exhausted the descriptors: one core spun, with megabytes of tracebacks. 520 left no
     connection to /health and /metrics, and 600 that sent no body none for completions."""
-    with server_process(tmp_path) as server, connections(server, n, sent):
+    server = idle_server
+    until(lambda: server.descriptors < 100)  # connections of the test before are closed
+    with connections(server, n, sent):
         cpu, started = server.cpu_seconds, time.monotonic()
         for _ in range(8):
             for path in ("/health", "/metrics", "/v1/models"):
@@ -56,9 +65,9 @@ def test_out_of_descriptors(tmp_path: Path) -> None:
 def test_slow_heads_are_cut_off(tmp_path: Path) -> None:
     """They have a deadline of their own, which bytes do not extend."""
     with server_process(tmp_path, limits="head_seconds=0.5") as server, connections(server, 100, HEAD) as clients:
-        started = time.monotonic()
+        end = time.monotonic() + 60
         while server.descriptors > 80:
-            assert time.monotonic() - started < 5
+            assert time.monotonic() < end
             for client in clients:
                 try:
                     client.sendall(b"x")

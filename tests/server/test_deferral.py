@@ -24,6 +24,7 @@ from servers import (
     running,
     toy_model,
 )
+from tours import is_tour
 from toy_pair import METHODS, LetterCodec, Toy
 
 from seqdefer.budgets.calibration import BUDGETS
@@ -36,10 +37,9 @@ from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.generation import Generation
 from seqdefer.progress import Silent
 from seqdefer.rejectors.token import TokenNetwork
-from seqdefer.server.batches import Token
 from seqdefer.server.responses import token_details
+from seqdefer.server.tickets import Token
 from seqdefer.tasks.tsp.task import ENTRY
-from seqdefer.tasks.tsp.tours import is_tour
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Sequences
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,9 +32,7 @@ from seqdefer.server.expert_calls import THREADS, ExpertTimeout, LocalCalls
 from seqdefer.server.http import Limits
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
-httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
-
-PATIENT = Limits(grace_seconds=0.5, request_seconds=30.0)
+PATIENT = Limits(grace_seconds=0.5, request_seconds=120.0)
 each_method = pytest.mark.parametrize("method", METHODS)
 token_and_one_time = pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeCost"])
 
@@ -113,15 +110,14 @@ def test_requests_without_deferral_are_not_degraded() -> None:
 @token_and_one_time
 def test_hanging_expert_is_waited_for_once(method: str) -> None:
     release = threading.Event()
-    expert = FaultyExpert(toy_model(method).served.expert, lambda: release.wait(20))
+    expert = FaultyExpert(toy_model(method).served.expert, lambda: release.wait(60))
     limits = Limits(expert_seconds=0.6, grace_seconds=0.5)
     with running(with_parts(toy_model(method), expert=expert), limits=limits) as server:
         response = server.complete("13", 1.0)
         assert "within 0.6 seconds" in response.deferral["reason"]
         assert response.choices[0].text == text_alone("13", 0.0, method)
-        started = time.monotonic()
+        server.scheduler._calls.seconds = 1000.0  # that a second wait would take
         response = server.complete("14", 1.0)
-        assert time.monotonic() - started < 0.6
         assert "still busy" in response.deferral["reason"]
         until(lambda: metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 2)
         release.set()
@@ -135,8 +131,10 @@ def test_timeout_error_of_the_expert_is_not_ours() -> None:
 
     with pytest.raises(TimeoutError, match="socket"):
         LocalCalls(5.0).run(raise_timeout)
+    release = threading.Event()
     with pytest.raises(ExpertTimeout):
-        LocalCalls(0.05).run(lambda: time.sleep(0.3))
+        LocalCalls(0.05).run(lambda: release.wait(60))
+    release.set()
 
 
 class OddExpert(FaultyExpert):
@@ -182,14 +180,16 @@ class RemoteExpert(FaultyExpert):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner, self._wait)
         self.gate, self.waiting = threading.Event(), threading.Semaphore(0)
-        self.pending, self.max_pending = 0, 0
+        self.pending, self.max_pending, self.lock = 0, 0, threading.Lock()
 
     def _wait(self) -> None:
-        self.pending += 1
-        self.max_pending = max(self.max_pending, self.pending)
+        with self.lock:
+            self.pending += 1
+            self.max_pending = max(self.max_pending, self.pending)
         self.waiting.release()
-        assert self.gate.wait(20)
-        self.pending -= 1
+        assert self.gate.wait(60)
+        with self.lock:
+            self.pending -= 1
 
 
 @contextmanager
@@ -208,13 +208,13 @@ def test_others_are_answered_while_one_waits(method: str) -> None:
     inputs = inputs_of(4)
     with remote(method) as (server, expert), ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(server.complete, one, 1.0) for one in inputs[:3]]
-        assert expert.waiting.acquire(timeout=10)
+        assert expert.waiting.acquire(timeout=60)
         for one in inputs:
             assert server.complete(one, 0.0).choices[0].text == text_alone(one, 0.0, method)
         assert not any(one.done() for one in waiting)
         expert.gate.set()
         for one, response in zip(inputs, waiting, strict=False):
-            assert response.result(20).choices[0].text == text_alone(one, 1.0, method)
+            assert response.result(60).choices[0].text == text_alone(one, 1.0, method)
         server.wait_until_idle()
 
 
@@ -237,11 +237,11 @@ def test_several_calls_wait_at_the_same_time() -> None:
         responses = []
         for one in inputs_of(3):
             responses.append(pool.submit(server.complete, one, 1.0))
-            assert expert.waiting.acquire(timeout=10)
+            assert expert.waiting.acquire(timeout=60)
         assert expert.max_pending == 3
         until(lambda: metric(server, "seqdefer_expert_calls") == 3)
         expert.gate.set()
-        assert all(response.result(20) for response in responses)
+        assert all(response.result(60) for response in responses)
         until(lambda: metric(server, "seqdefer_expert_calls") == 0)
 
 
@@ -249,28 +249,26 @@ def test_requests_that_start_together_do_not_wait_for_each_other() -> None:
     with remote() as (server, expert), ThreadPoolExecutor(8) as pool:
         hold = threading.Event()
         wait_for_work = server.scheduler._wait_for_work
-        server.scheduler._wait_for_work = lambda: hold.wait(10) and wait_for_work()
+        server.scheduler._wait_for_work = lambda: hold.wait(60) and wait_for_work()
         first = pool.submit(server.complete, "7", 0.0)
         until(lambda: server.scheduler._batches)  # the scheduler now stands still until all are queued
         responses = [pool.submit(server.complete, *one) for one in zip(inputs_of(4), (1.0, 0.0, 1.0, 0.0), strict=True)]
         until(lambda: len(server.scheduler._queue) == 4)
         hold.set()
-        assert first.result(10)
+        assert first.result(60)
         for place in (1, 3):
-            assert responses[place].result(10).deferral["degraded"] is False
+            assert responses[place].result(60).deferral["degraded"] is False
         assert not responses[0].done()
-        until(lambda: metric(server, "seqdefer_sequences_running") == 2)
-        assert server.scheduler.pending_calls == 2
+        until(lambda: server.scheduler.pending_calls == metric(server, "seqdefer_sequences_running") == 2)
         expert.gate.set()
-        assert all(one.result(10) for one in responses)
+        assert all(one.result(60) for one in responses)
 
 
 def test_disconnect_while_waiting_leaves_nothing_behind() -> None:
     before = threading.active_count()
     with remote() as (server, expert):
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy@1.0", "prompt": "1"}, timeout=0.5)
-        assert expert.waiting.acquire(timeout=10)
+        with server.client_that_leaves({"model": "toy@1.0", "prompt": "1"}):
+            assert expert.waiting.acquire(timeout=60)
         server.wait_until_idle()  # although the expert has not answered
         expert.gate.set()
         assert server.complete("2", 1.0).usage.expert_tokens > 0
@@ -282,7 +280,8 @@ def test_remote_expert_times_out() -> None:
         response = server.complete("3", 1.0)
         assert response.deferral["degraded"] is True
         assert response.choices[0].text == text_alone("3", 0.0)
-        assert metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 1
+        until(lambda: metric(server, 'seqdefer_expert_failures_total{reason="timeout"}') == 1)
+        server.scheduler._calls.seconds = 60.0
         expert.gate.set()
         assert server.complete("3", 1.0).deferral["degraded"] is False  # the next request calls it again
 
@@ -290,9 +289,9 @@ def test_remote_expert_times_out() -> None:
 def test_shutdown_while_an_expert_waits() -> None:
     with remote() as (server, expert), ThreadPoolExecutor(1) as pool:
         response = pool.submit(server.post, COMPLETIONS, {"model": "toy@1.0", "prompt": "1"})
-        assert expert.waiting.acquire(timeout=10)
+        assert expert.waiting.acquire(timeout=60)
         server.server.should_exit = True
-        assert response.result(10).status_code == 503
+        assert response.result(60).status_code == 503
 
 
 def test_calls_that_wait_take_few_threads() -> None:
@@ -300,10 +299,10 @@ def test_calls_that_wait_take_few_threads() -> None:
     with remote() as (server, expert), ThreadPoolExecutor(40) as pool:
         responses = [pool.submit(server.complete, one, 1.0) for one in inputs_of(40)]
         until(lambda: metric(server, "seqdefer_expert_calls") == 40)
+        until(lambda: expert.pending == THREADS)
         started = [one for one in threading.enumerate() if one not in before and one.name == "seqdefer-expert"]
-        assert len(started) == THREADS
-        assert expert.max_pending == THREADS
+        assert len(started) == expert.max_pending == THREADS
         expert.gate.set()
-        texts = [one.result(20).choices[0].text for one in responses]
+        texts = [one.result(60).choices[0].text for one in responses]
         assert texts == toy_model().generate(inputs_of(40), 1.0).outputs
     until(lambda: not any(one.is_alive() for one in started))

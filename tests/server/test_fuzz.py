@@ -34,7 +34,7 @@ def check(name: str, model: DeferringModel, folder: Path, n: int, clips: Sequenc
     path = folder / "keys.json"
     key, capped = add_key(path, "fuzz"), add_key(path, "capped", requests_per_minute=60, expert_tokens_per_day=200)
     keys = [key] * 18 + [capped, "wrong"]
-    with running(model, keys=path, limits=LIMITS) as server, ThreadPoolExecutor(8) as pool:
+    with running(model, keys=path, limits=LIMITS) as server, ThreadPoolExecutor(24) as pool:  # some wait long
         port = int(server.address.rsplit(":", 1)[1])
         statuses = Counter(pool.map(lambda seed: Fuzz(seed, keys, clips).request().send(port), range(n)))
         check_nothing_is_left(server)

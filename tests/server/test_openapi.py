@@ -13,7 +13,7 @@ import pytest
 from servers import RunningServer, running, text_model, toy_model
 
 KEY = "secret"
-MAX_EXAMPLES = 8  # per route and phase
+MAX_EXAMPLES = 5  # per route and phase
 RUN = "import sys; from schemathesis.cli import schemathesis; sys.argv[0] = 'schemathesis'; schemathesis()"
 
 

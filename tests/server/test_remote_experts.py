@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
-from remote_experts import local_model, post_all, remote_model, timed_post
+from remote_experts import local_model, post_all, remote_model
 from servers import BUDGETS, COMPLETIONS, RunningServer, documents, metric, running, until
 from tiny_models import tiny_text_model
 from vllm_like import FIELDS, vllm_like
 
+from seqdefer.engine.pace import Pace
 from seqdefer.server.batches import RunningBatch
+from seqdefer.server.expert_calls import RemoteCalls
 from seqdefer.server.http import Limits
 from seqdefer.server.scheduler import OTHERS_TIME
 from tests.remote.test_client import Handler, Misbehaving, completion, content, hang, server, status  # noqa: F401, server is a fixture
@@ -78,18 +83,16 @@ def test_a_hanging_endpoint_holds_up_nobody_else(server: Misbehaving) -> None:  
     server.behaviours = [hang] * 1000
     before = set(threading.enumerate())
     with running(remote_model(server.url), limits=PATIENT) as front:
-        waiting = threading.Thread(target=lambda: asyncio.run(post_all(front.address, documents(130), 1.0, 8.0)))
+        waiting = threading.Thread(target=lambda: asyncio.run(post_all(front.address, documents(130), 1.0)))
         waiting.daemon = True
         waiting.start()
         until(lambda: metric(front, "seqdefer_expert_calls") == 130)
-        response, seconds = timed_post(front.address, "w3 w4", 0.0)
-        assert response.json()["choices"][0]["text"] == text_alone("w3 w4", 0.0)
-        assert seconds < 5
+        assert ask(front, "w3 w4", 0.0)["choices"][0]["text"] == text_alone("w3 w4", 0.0)
         own = [one for one in threading.enumerate() if one not in before and one.name.startswith("seqdefer")]
         assert len(own) <= 3  # one for the models, one for all calls
-        assert metric(front, "seqdefer_sequences_waiting") == 130
+        assert metric(front, "seqdefer_sequences_waiting") == 130  # none of them has ended meanwhile
         server.released.set()
-        waiting.join(30)
+    waiting.join(60)
 
 
 def test_waiting_requests_do_not_fill_the_queue(server: Misbehaving) -> None:  # noqa: F811
@@ -97,13 +100,14 @@ def test_waiting_requests_do_not_fill_the_queue(server: Misbehaving) -> None:  #
     server.behaviours = [hang] * 1000
     limits = Limits(grace_seconds=0.5, request_seconds=60.0, queue=2, inputs=1, batch=1, running=1)
     with running(remote_model(server.url), limits=limits) as front:
-        waiting = threading.Thread(target=lambda: asyncio.run(post_all(front.address, documents(12), 1.0, 5.0)))
+        waiting = threading.Thread(target=lambda: asyncio.run(post_all(front.address, documents(12), 1.0)))
         waiting.daemon = True
         waiting.start()
         until(lambda: metric(front, 'seqdefer_requests_rejected_total{reason="queue_full"}') >= 7)
-        assert timed_post(front.address, "w3 w4", 0.0)[0].status_code == 200
+        assert ask(front, "w3 w4", 0.0)["deferral"]["degraded"] is False
+        assert metric(front, "seqdefer_sequences_waiting") > 0
         server.released.set()
-        waiting.join(30)
+    waiting.join(60)
 
 
 # -- endpoints that fail -------------------------------------------------------------------------------------------
@@ -119,7 +123,8 @@ def calm(server: Misbehaving) -> Iterator[tuple[RunningServer, Misbehaving]]:  #
 
 def test_the_breaker_opens_and_closes(calm: tuple[RunningServer, Misbehaving]) -> None:
     front, endpoint = calm
-    front.scheduler.breaker.seconds = 0.5
+    breaker = front.scheduler.breaker
+    breaker.now = lambda: 0.0
     endpoint.behaviours += [status(500)] * 1000
     for number in range(5):
         assert metric(front, 'seqdefer_breaker_state{state="closed"}') == 1
@@ -130,14 +135,36 @@ def test_the_breaker_opens_and_closes(calm: tuple[RunningServer, Misbehaving]) -
     assert ask(front, "w9", 0.0)["deferral"]["degraded"] is False
     assert len(endpoint.asked) == n
     assert metric(front, 'seqdefer_expert_failures_total{reason="unavailable"}') == 1
-    until(lambda: metric(front, 'seqdefer_breaker_state{state="half_open"}') == 1)
+    breaker.now = lambda: breaker.seconds
+    assert metric(front, 'seqdefer_breaker_state{state="half_open"}') == 1
     check_degraded(front, "w9", "the expert failed (EndpointError)")  # the one that tries
     assert metric(front, 'seqdefer_breaker_state{state="open"}') == 1
-    until(lambda: metric(front, 'seqdefer_breaker_state{state="half_open"}') == 1)
+    breaker.now = lambda: 2 * breaker.seconds
+    assert metric(front, 'seqdefer_breaker_state{state="half_open"}') == 1
     endpoint.behaviours = [completion(" w5")] * 100
     assert ask(front, "w9", 1.0)["deferral"]["degraded"] is False
     assert metric(front, 'seqdefer_breaker_state{state="closed"}') == 1
     assert metric(front, 'seqdefer_expert_seconds_count{status="error"}') == 6
+
+
+def test_an_expert_that_is_gone_costs_two_calls_and_no_delay() -> None:
+    """It used to cost `--expert-seconds` in each of five requests, because of retries."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with running(remote_model(url, retries=50), limits=PATIENT) as front:
+        for number in range(2):
+            check_degraded(front, f"w{number + 3}", "the expert failed (EndpointError)")
+        check_degraded(front, "w9", "the expert is not called for now: 2 calls in a row failed")
+
+
+def test_a_slow_expert_has_two_strikes(calm: tuple[RunningServer, Misbehaving]) -> None:
+    front, endpoint = calm
+    endpoint.behaviours += [hang] * 1000
+    assert isinstance(front.scheduler._calls, RemoteCalls)
+    front.scheduler._calls.seconds = 0.2
+    for number in range(2):
+        check_degraded(front, f"w{number + 3}", "the expert did not answer within 0.2 seconds")
+    check_degraded(front, "w9", "the expert is not called for now: 2 calls in a row failed")
 
 
 def test_refusals_of_single_requests_do_not_open_the_breaker(calm: tuple[RunningServer, Misbehaving]) -> None:
@@ -151,42 +178,58 @@ def test_refusals_of_single_requests_do_not_open_the_breaker(calm: tuple[Running
 # -- requests that need no expert come first -------------------------------------------------------------------------
 
 
-def watch_turns(front: RunningServer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool, float]]:
-    """Return a list to which every turn adds whether there is a shared batch, whether it is that, and its seconds."""
-    scheduler, turns = front.scheduler, list[tuple[bool, bool, float]]()
-    advance = scheduler._advance
+@dataclass
+class Turns:
+    """Seconds of turns: as the scheduler has measured those of the shared batch, and of others while there is one."""
 
-    def timed(batch: Any) -> None:
-        kind, started = (scheduler._shared is not None, batch is scheduler._shared), time.perf_counter()
-        advance(batch)
-        turns.append((*kind, time.perf_counter() - started))
+    shared: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
 
-    monkeypatch.setattr(scheduler, "_advance", timed)
-    return turns
+    def watch(self, scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        advance, advance_others = scheduler._advance, scheduler._advance_others
+
+        def timed(batch: Any) -> None:
+            is_other, started = scheduler._shared not in (None, batch), time.perf_counter()
+            advance(batch)
+            self.others += [time.perf_counter() - started] if is_other else []
+
+        def noted(seconds: float) -> None:
+            self.shared.append(seconds)
+            advance_others(seconds)
+
+        monkeypatch.setattr(scheduler, "_advance", timed)
+        monkeypatch.setattr(scheduler, "_advance_others", noted)
 
 
 def test_requests_without_an_expert_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """While they are at work, those that ask get half of the time that these take, and one turn more at most."""
+    monkeypatch.setattr(Pace, "most_steps", lambda _: 1)  # so that no sequence is written in one turn
+    turns, all_queued = Turns(), threading.Event()
     with vllm_like(tiny_text_model("gpt2", 2, 6)) as endpoint, running(remote_model(endpoint.url)) as front:
-        turns = watch_turns(front, monkeypatch)
+        ask(front, "w3", 1.0)
+        front.wait_until_idle()
+        turns.watch(front.scheduler, monkeypatch)
+        admit = front.scheduler._admit
+        monkeypatch.setattr(front.scheduler, "_admit", lambda: all_queued.wait(60) and admit())
 
         async def post_both() -> None:
-            await asyncio.gather(
-                post_all(front.address, documents(24), 1.0), post_all(front.address, documents(24), 0.0)
-            )
+            posts = [post_all(front.address, documents(24), budget) for budget in (1.0, 0.0)]
+            await asyncio.gather(*posts)
 
-        asyncio.run(post_both())
+        with ThreadPoolExecutor(1) as pool:
+            posted = pool.submit(asyncio.run, post_both())
+            until(lambda: len(front.scheduler._queue) == 48)
+            all_queued.set()
+            posted.result(120)
         front.wait_until_idle()
-    shared = sum(seconds for _, is_shared, seconds in turns if is_shared)
-    others = [seconds for has_shared, is_shared, seconds in turns if has_shared and not is_shared]
-    assert others  # they do not starve
-    assert sum(others[:-1]) <= OTHERS_TIME * shared + max(others)
+    assert turns.others  # they do not starve
+    assert sum(turns.others[:-1]) <= OTHERS_TIME * sum(turns.shared) + max(turns.others)
 
 
 def test_degraded_requests_do_not_crowd_the_others(calm: tuple[RunningServer, Misbehaving]) -> None:
     """While the breaker is open, requests that would ask are a batch of their own."""
     front, endpoint = calm
-    front.scheduler.breaker.seconds = 60.0
+    front.scheduler.breaker.now = lambda: 0.0
     endpoint.behaviours += [status(500)] * 1000
     for number in range(5):
         check_degraded(front, f"w{number + 3}", "the expert failed")
@@ -194,9 +237,9 @@ def test_degraded_requests_do_not_crowd_the_others(calm: tuple[RunningServer, Mi
     together = list[bool]()
     join = RunningBatch.join
 
-    def watched(self: RunningBatch, members: Any) -> None:
-        join(self, members)
-        together.append(len({front.scheduler._may_ask(one.recipient) for one in self.members}) > 1)
+    def watched(self: RunningBatch, tickets: Any) -> None:
+        join(self, tickets)
+        together.append(len({front.scheduler._may_ask(one) for one in self.tickets}) > 1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunningBatch, "join", watched)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,16 +17,16 @@ from servers import (
     metric,
     running,
     slow_model,
+    step_until_written,
     toy_model,
     until,
     with_parts,
 )
 from torch import Tensor
 
+from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.errors import ContractError
 from seqdefer.server.http import Limits
-
-httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 
 
 def test_queued_requests_form_a_batch() -> None:
@@ -47,14 +46,20 @@ def test_queued_requests_form_a_batch() -> None:
 
 
 def test_new_requests_do_not_wait_for_running_ones() -> None:
-    model, _ = slow_model(0.05)
-    with running(model) as server:
-        first = iter(server.complete("13", 0, stream=True))
+    model, slow = slow_model(SHOWN_SECONDS * 1.2, pause_after=1)
+    slow.gate.clear()
+    with running(model) as server, ThreadPoolExecutor(1) as pool:
+        one, other = writes_more_than(LENGTH - 1, inputs_of(40), 0.0)[:2]
+        first = iter(server.complete(one, 0, stream=True))
         next(first)
-        second = iter(server.complete("14", 0, stream=True))
+        waiting = pool.submit(lambda: iter(server.complete(other, 0, stream=True)))
+        until(lambda: len(server.scheduler._open) == 2)
+        step_until_written(server, slow, other)
+        second = waiting.result(60)
         next(second)
         assert metric(server, "seqdefer_sequences_running") == 2
         assert len(server.scheduler._batches) == 1
+        slow.gate.set()
         list(first), list(second)
 
 
@@ -70,10 +75,15 @@ def test_running_and_batch_limits() -> None:
 
 @pytest.mark.slow
 def test_full_queue() -> None:
-    model, _ = slow_model(0.1)
+    model, slow = slow_model()
+    slow.gate.clear()
     limits = Limits(queue=2, inputs=1, batch=1, running=1, grace_seconds=0.5)
     with running(model, limits=limits) as server, ThreadPoolExecutor(8) as pool:
-        responses = list(pool.map(lambda one: server.post(COMPLETIONS, {"model": "toy", "prompt": one}), inputs_of(8)))
+        bodies = [{"model": "toy", "prompt": one} for one in inputs_of(8)]
+        answers = [pool.submit(server.post, COMPLETIONS, body) for body in bodies]
+        until(lambda: metric(server, 'seqdefer_requests_rejected_total{reason="queue_full"}') >= 5)
+        slow.gate.set()
+        responses = [answer.result(60) for answer in answers]
         assert {response.status_code for response in responses} == {200, 429}
         for response in responses:
             if response.status_code == 429:
@@ -89,8 +99,8 @@ def test_disconnect_leaves_the_queue() -> None:
     with running(model, limits=limits) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.complete, "13", 0.5)
         until(lambda: server.scheduler._batches)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.address}{COMPLETIONS}", json={"model": "toy", "prompt": "14"}, timeout=0.3)
+        with server.client_that_leaves({"model": "toy", "prompt": "14"}):
+            until(lambda: server.scheduler._queue)
         until(lambda: not server.scheduler._queue)
         slow.gate.set()
         assert first.result().choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
@@ -167,7 +177,7 @@ def test_a_failure_after_the_first_token_is_of_one_request(is_streamed: bool) ->
             return "".join(part.choices[0].text for part in response) if is_streamed else response.choices[0].text
 
         answers = [pool.submit(text_of, one) for one in inputs]
-        failed = [place for place, answer in enumerate(answers) if answer.exception(30) is not None]
+        failed = [place for place, answer in enumerate(answers) if answer.exception(60) is not None]
         assert failed == [5]
         good = [answer.result() for place, answer in enumerate(answers) if place != 5]
         assert good == toy_model().generate([*inputs[:5], *inputs[6:]], 0.5).outputs
@@ -213,12 +223,11 @@ def test_a_dead_thread_fails_what_is_open_and_what_comes(monkeypatch: pytest.Mon
         bodies = [{"model": "toy@0.5", "prompt": one} for one in inputs_of(4)]
         responses = [pool.submit(server.post, COMPLETIONS, body) for body in bodies]
         until(lambda: len(server.scheduler._open) == 4 and server.scheduler._batches)
-        started = time.monotonic()
         slow.gate.set()
         for response in responses:
             assert check_error(response.result(), 503)["code"] == "models_died"
         assert check_error(server.post(COMPLETIONS, bodies[0]), 503)["code"] == "models_died"
-        assert time.monotonic() - started < 5
         assert server.get("/health").status_code == 503
+        until(lambda: ended)
         assert ended == [True]
         assert isinstance(server.scheduler.failure, ZeroDivisionError)

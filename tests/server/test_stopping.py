@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +17,13 @@ from servers import (
     running,
     slow_model,
     toy_model,
+    until,
 )
 
-from seqdefer.engine.speculative import RowWritten
+from seqdefer.engine.speculative import SHOWN_SECONDS, RowWritten
 from seqdefer.methods.plans import PlanRow
-from seqdefer.server.batches import RunningBatch, WriteRequest, _Row
 from seqdefer.server.stopping import StopText
+from seqdefer.server.tickets import TicketRow, WriteRequest
 from seqdefer.types import PREDICTOR
 
 LETTERS = st.text("ab", max_size=6)
@@ -70,12 +70,15 @@ def test_texts_end_before_a_stop_string(server: RunningServer, budget: float) ->
 
 def test_rows_that_stop_leave_the_batch() -> None:
     """The row ends at its first token, so the predictor writes far fewer than all."""
-    model, slow = slow_model(0.06, pause_after=10**9)  # slower than what a turn without open questions may take
+    model, slow = slow_model(SHOWN_SECONDS * 1.2, pause_after=1)
+    slow.gate.clear()
     prompts = inputs_of(40)
     texts = dict(zip(prompts, toy_model().generate(prompts, 0.0).outputs, strict=True))
     prompt = next(one for one in prompts if len(texts[one]) == LENGTH)
     with running(model) as server:
         assert server.complete(prompt, 0.0, stop=texts[prompt][0]).choices[0].text == ""
+        until(lambda: not server.scheduler._open)
+        slow.gate.set()
         server.wait_until_idle()
         assert slow.calls <= 3
 
@@ -108,6 +111,6 @@ def test_a_row_that_stopped_stays_so_when_it_is_written_anew() -> None:
     request = WriteRequest(["13"], 0.0, LENGTH, stop=(text[place],))
     line = RowWritten(0, tokens, [PREDICTOR] * len(tokens), [0.0] * len(tokens))
     plan_row = PlanRow(0.0, True, line, [False] * len(tokens))
-    row = _Row(SimpleNamespace(request=request, is_cancelled=False), 0, plan_row, tokens[: place + 1])
-    assert list(RunningBatch._tokens(SimpleNamespace(model=model), row)) == []
+    row = TicketRow(request, 0, plan_row, tokens[: place + 1])
+    assert list(row.new_tokens(model.served)) == []
     assert row.is_finished

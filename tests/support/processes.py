@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
+from forks import ForkedProcess, fork_server
 from servers import until
 
 SUPPORT = str(Path(__file__).parent)
@@ -38,20 +39,20 @@ print("ended", flush=True)
 class ServerProcess:
     """A toy server in a process, and what /proc says about it."""
 
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     address: str
     log: Path
 
     def connect(self, sent: bytes = b"") -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", int(self.address.rsplit(":", 1)[1])), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", int(self.address.rsplit(":", 1)[1])), timeout=60)
         connection.sendall(sent)
         return connection
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.address}{path}", timeout=5, **options)
+        return httpx.get(f"{self.address}{path}", timeout=60, **options)
 
     def post(self, path: str, content: Any) -> httpx.Response:
-        return httpx.post(f"{self.address}{path}", json=content, timeout=10)
+        return httpx.post(f"{self.address}{path}", json=content, timeout=60)
 
     def status(self, name: str) -> int:
         """Return a number of /proc/PID/status, such as VmRSS (kB) or Threads."""
@@ -80,11 +81,11 @@ def server_process(
 ) -> Iterator[ServerProcess]:
     """Serve a toy pair in a process that may open `files` files; it runs the code `before` first."""
     script = SCRIPT.format(support=SUPPORT, files=files, limits=limits, before=before, options=options)
-    log = folder / "server.log"
+    log, program = folder / "server.log", folder / "server.py"
+    program.write_text(script, encoding="utf-8")
     with log.open("w") as errors:
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = ForkedProcess(_forks(), [str(program)], stderr=errors.fileno())
     try:
-        assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address, log.read_text(encoding="utf-8")
         until(lambda: is_ready(address))
@@ -94,9 +95,17 @@ def server_process(
         process.communicate()
 
 
+@cache
+def _forks() -> str:
+    """Return the address of a server of forks, which ends with this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(fork_server(["torch._dynamo", "servers", "seqdefer.server.serve"], os.environ))
+
+
 def is_ready(address: str) -> bool:
     try:
-        return httpx.get(f"{address}/health", timeout=1).status_code == 200
+        return httpx.get(f"{address}/health", timeout=30).status_code == 200
     except httpx.HTTPError:
         return False
 

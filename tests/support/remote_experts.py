@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -45,9 +44,3 @@ async def post_all(address: str, prompts: Sequence[str], budget: float, seconds:
         bodies = [{"model": f"toy@{budget}", "prompt": one} for one in prompts]
         posts = (http.post(address + COMPLETIONS, json=body) for body in bodies)
         return await asyncio.gather(*posts, return_exceptions=True)
-
-
-def timed_post(address: str, prompt: str, budget: float) -> tuple[Any, float]:
-    started = time.perf_counter()
-    response = httpx.post(address + COMPLETIONS, json={"model": f"toy@{budget}", "prompt": prompt}, timeout=120)
-    return response, time.perf_counter() - started

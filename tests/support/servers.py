@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -20,10 +22,10 @@ from toy_pair import LetterCodec, Toy, numbers
 pytest.importorskip("fastapi", reason="needs the extra 'server'")
 pytest.importorskip("uvicorn", reason="needs the extra 'server'")
 pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
-pytest.importorskip("openai", reason="needs the official client: pip install openai")
+if find_spec("openai") is None:
+    pytest.skip("needs the official client: pip install openai", allow_module_level=True)
 
 import httpx
-import openai
 
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
@@ -64,7 +66,7 @@ class NumberCodec(LetterCodec):
 def toy_model(method: str = "TokenwiseModel") -> DeferringModel:
     """A calibrated toy pair. Shared: do not change it."""
     model = Toy.of(length=LENGTH).model(method)
-    model.calibrate(numbers(60))
+    model.calibrate(numbers(60), progress=False)
     return with_parts(model, codec=NumberCodec())
 
 
@@ -118,12 +120,13 @@ def _with_random_rejector(pair: Any, codec: Codec, inputs: Sequence[Any]) -> Def
     rejector = LSTMRejector(sizes, served.predictor.fingerprint).eval()
     rejector.standardise(drafted.context, sizes.step_inputs(drafted)[:, 0])
     model = DeferringModel(served, rejector)
-    model.calibrate(inputs)
+    model.calibrate(inputs, progress=False)
     return model
 
 
 class SlowPredictor:
-    """Sleeps before every proposal, blocks after `pause_after` of them while `gate` is closed, records batch sizes."""
+    """Sleeps before every proposal, blocks after `pause_after` of them while `gate` is closed, records batch sizes.
+    Raise `pause_after` to let some more pass."""
 
     def __init__(self, inner: Any, seconds: float, pause_after: int) -> None:
         self.inner, self.seconds, self.pause_after = inner, seconds, pause_after
@@ -136,7 +139,7 @@ class SlowPredictor:
     def propose(self, state: Any) -> Any:
         self.calls += 1
         time.sleep(self.seconds)
-        assert self.calls <= self.pause_after or self.gate.wait(60)
+        until(lambda: self.calls <= self.pause_after or self.gate.is_set())
         proposal = self.inner.propose(state)
         self.sizes.append(len(proposal.tokens))
         return proposal
@@ -198,6 +201,8 @@ class RunningServer:
 
     @property
     def client(self) -> Any:
+        import openai  # not above: processes that serve import this module, and do not need it
+
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, http_client=self.http)
 
     def post(self, path: str, content: Any) -> Any:
@@ -211,7 +216,17 @@ class RunningServer:
         return self.client.completions.create(model=f"toy@{budget}", prompt=prompt, **options)
 
     def wait_until_idle(self) -> None:
-        until(lambda: not self.scheduler._batches and not self.scheduler._queue)
+        """Wait until no request is open, queued or running. A request that begins is in neither list for a moment."""
+        until(lambda: not (self.scheduler._open or self.scheduler._queue or self.scheduler._batches))
+
+    @contextmanager
+    def client_that_leaves(self, body: dict[str, Any], *headers: str) -> Iterator[socket.socket]:
+        """Send a request, and close the connection at the end of the block."""
+        content = json.dumps(body).encode()
+        lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", f"Content-Length: {len(content)}", *headers]
+        with socket.create_connection(("127.0.0.1", int(self.address.rsplit(":", 1)[1])), timeout=60) as client:
+            client.sendall("\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode() + content)
+            yield client
 
 
 @contextmanager
@@ -226,20 +241,34 @@ def running(
     thread.start()
     try:
         until(lambda: server.started)
-        with httpx.Client(verify=False, timeout=30) as http:
+        with httpx.Client(verify=False, timeout=60) as http:
             yield RunningServer(address_of(listening), app, http, server)
     finally:
         server.should_exit = True
-        thread.join(15)
+        thread.join(60)
         listening.close()
         assert not thread.is_alive()
 
 
-def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
+def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for what usually holds at once. A busy machine may take long, so the limit is far off."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "timed out"
         time.sleep(0.01)
+
+
+def step_until_written(server: RunningServer, slow: SlowPredictor, prompt: str) -> None:
+    """Let a paused predictor go on, one call after the other, until a request has its first token."""
+
+    def is_written() -> bool:
+        tickets = [ticket for ticket in list(server.scheduler._open) if list(ticket.request.inputs) == [prompt]]
+        if any(sum(ticket.tokens_written.values()) for ticket in tickets):
+            return True
+        slow.pause_after += slow.calls > slow.pause_after
+        return False
+
+    until(is_written)
 
 
 # -- responses -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from seqdefer.evaluation.settings import experiment_settings
 from seqdefer.model.fitting import fit_model
@@ -22,3 +23,8 @@ def fitted_pair(home: Path, n_cities: int) -> tuple[TSPOptions, Path]:
     options = TSPOptions(cities=n_cities, expert="search", predictor=str(home / "pointer"), **sizes)
     fit_model(ENTRY, options, experiment_settings(ENTRY, "quick"), home / "model", device="cpu")
     return options, home / "model"
+
+
+def is_tour(tours: Tensor) -> Tensor:
+    """Return which rows (B, N) visit every city once. bool (B,)"""
+    return (tours.sort(1).values == torch.arange(tours.shape[1], device=tours.device)).all(1)

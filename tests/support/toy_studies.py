@@ -31,7 +31,7 @@ SEEDS, RESAMPLES = 2, 30
 TINY = Choices("tiny", figures=False)
 DRAWN = [".pdf", ".svg"] if find_spec("matplotlib") else []
 TIMED = {"origins.json"}  # holds seconds
-Spy = Callable[[Any, str], list[tuple[Any, ...]]]
+Spy = Callable[..., list[tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from seqdefer.errors import MissingExtraError, missing_extra, unknown
+from seqdefer.errors import import_extra, look_up
 from seqdefer.evaluation.results import FREE, Block
 from seqdefer.paper.records import Line, Row, Study
 from seqdefer.paper.render.tables import (
@@ -99,19 +99,12 @@ def draw_studies(studies: Sequence[Study]) -> Figure:
         "table-psi": _draw_psis,
         "table-ablation": _draw_ablation,
     }
-    name = studies[0].name
-    if name not in drawings:
-        raise unknown("study", name, drawings)
-    return drawings[name](studies)
+    return look_up("study", studies[0].name, drawings)(studies)
 
 
 def require_matplotlib() -> None:
     """Raise MissingExtraError where matplotlib is missing; call it before long work that ends in figures."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        missing = missing_extra("matplotlib", "figures", "a figure for print")
-        raise MissingExtraError(f"{missing}; or go without figures: --no-figures") from error
+    import_extra("matplotlib", "figures", "a figure for print", "go without figures: --no-figures")
 
 
 @contextmanager

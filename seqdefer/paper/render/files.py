@@ -19,7 +19,7 @@ from seqdefer.paper.records import Judgements, Line, Row, Study, save
 from seqdefer.paper.render.figures import figure_files
 from seqdefer.paper.render.latex import latex_of
 from seqdefer.paper.render.tables import Cell, Grid, layout_studies, layout_verdicts, split_groups
-from seqdefer.storage.files import write_aside, write_text
+from seqdefer.storage.files import write_bytes, write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,11 +37,11 @@ def write_studies(studies: Sequence[Study], folder: Path, *, figures: bool = Tru
         own = folder / study.recipe / study.name
         written += [
             save(study, own.with_suffix(".json")),
-            _write_bytes(own.with_suffix(".csv"), csv_of(study).encode()),
+            write_bytes(own.with_suffix(".csv"), csv_of(study).encode()),
         ]
     written.append(write_text(base.with_suffix(".tex"), latex_of(layout_studies(studies))))
     drawn = figure_files(studies) if figures else {}
-    return written + [_write_bytes(base.with_suffix(ending), data) for ending, data in drawn.items()]
+    return written + [write_bytes(base.with_suffix(ending), data) for ending, data in drawn.items()]
 
 
 def write_judgements(judgements: Judgements, folder: Path) -> list[Path]:
@@ -49,19 +49,10 @@ def write_judgements(judgements: Judgements, folder: Path) -> list[Path]:
     base, grids = folder / VERDICTS, [layout_verdicts(judgements)]
     return [
         save(judgements, base.with_suffix(".json")),
-        _write_bytes(base.with_suffix(".csv"), verdicts_csv_of(judgements).encode()),
+        write_bytes(base.with_suffix(".csv"), verdicts_csv_of(judgements).encode()),
         write_text(base.with_suffix(".tex"), latex_of(grids)),
         write_text(base.with_suffix(".md"), markdown_of(grids)),
     ]
-
-
-def _write_bytes(path: Path, data: bytes) -> Path:
-    """Write bytes as they are: text files would get the line ends of the system."""
-
-    def write(aside: Path) -> None:
-        aside.write_bytes(data)
-
-    return write_aside(path, write)
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------

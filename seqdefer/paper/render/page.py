@@ -59,7 +59,8 @@ def _opening(*, has_studies: bool) -> str:
     if not has_studies:
         return "# Results\n\nThere are none yet. `seqdefer reproduce all` makes them.\n"
     return (
-        "# Results\n\nEvery table and figure of the paper, reproduced twice. **As published** is the paper's method: "
+        "# Results\n\n<!-- no-test below: reproductions take minutes to hours -->\n\n"
+        "Every table and figure of the paper, reproduced twice. **As published** is the paper's method: "
         "its inputs, networks, hyperparameters, losses and training. **Ours** is the default of this package: other "
         "inputs, networks and training under the same names of methods. [Recipes](recipes.md) lists the differences. "
         "The paper's own numbers stand beside both. `%` is the improvement of the area under the deferral curve over "

@@ -18,7 +18,7 @@ from seqdefer.evaluation.results import Block
 from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study
 from seqdefer.recipes import IN_WORDS
 from seqdefer.report.markup import number
-from seqdefer.report.style import BLOCKS, decimals_for, group_by_block
+from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for, group_by_block
 
 BUDGETS = (0, 10, 20, 50, 100)  # percent of the tokens
 TRAINING_HEADINGS = {
@@ -37,7 +37,6 @@ LEARNED = ("OneTimeModel", "OneTimeCost")  # methods with a column of validation
 MAX_CONTRASTS = 3  # per claim, the weakest; verdicts.json and .csv hold all
 MULTIPLE = "times the mean gain"  # the unit of alpha_1: the mean gain of the expert
 PERCENT_REMARK = "%: improvement over Random."
-HEADROOM_REMARK = "Headroom: the improvement that a free expert would give (OptimalFree)."
 PSI_NAMES = {"cross_entropy": "cross-entropy", "mean_absolute_error": "mean absolute error"}
 BEST_REMARK = "Bold: best of its block."
 Item = TypeVar("Item")
@@ -249,7 +248,7 @@ def _table1(studies: Sequence[Study], task: str) -> Grid:
     known = {row.method: row for row in all_rows(studies, task)}
     filled += _papers([Rows([known[name] for name in names]) for names in blocks.values()])
     area = "AUDC: area under the deferral curve, lower is better."
-    remarks = (area, PERCENT_REMARK, HEADROOM_REMARK, BEST_REMARK)
+    remarks = (area, PERCENT_REMARK, HEADROOM, BEST_REMARK)
     return _task_grid(studies, task, remarks, filled, map(BLOCKS.__getitem__, blocks))
 
 
@@ -321,7 +320,7 @@ def _psis(studies: Sequence[Study], task: str) -> Grid:
         known = {row.varied["psi"]: row for row in rows_of_task(study, task)}
         filled += _outcomes(study, IN_WORDS[study.recipe], [Rows([known.get(name) for name in names])])
     marks = _marks(all_rows(studies, task), "the recipe's choice")
-    remarks = (PERCENT_REMARK, HEADROOM_REMARK, "Bold: best of its column.", *marks)
+    remarks = (PERCENT_REMARK, HEADROOM, "Bold: best of its column.", *marks)
     return _task_grid(studies, task, [*remarks, *_contrast_remarks(studies, task)], filled)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from seqdefer.environment import cache_directory
 from seqdefer.errors import DataError
-from seqdefer.storage.files import write_aside
+from seqdefer.storage.files import write_bytes
 from seqdefer.storage.user_files import SizeLimit, check_size, read_bytes
 
 MAX_FILE_MIB = 128
@@ -89,11 +89,8 @@ def _read_cached(path: Path, file: RemoteFile) -> bytes | None:
 
 
 def _write_cached(path: Path, content: bytes) -> None:
-    def write(aside: Path) -> None:
-        aside.write_bytes(gzip.compress(content, compresslevel=6, mtime=0))
-
     try:
-        write_aside(path, write)
+        write_bytes(path, gzip.compress(content, compresslevel=6, mtime=0))
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}; set SEQDEFER_CACHE to a writable directory") from error
 

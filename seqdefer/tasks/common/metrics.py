@@ -37,7 +37,7 @@ class Metric:
     best: float = 1.0
     lower_is_better: bool = False
     token_loss: str = "to_go"
-    key: str = field(default_factory=lambda: uuid4().hex)  # nobody knows what a function depends on
+    key: str = field(default_factory=lambda: uuid4().hex)  # what a function depends on is unknown
 
     def __post_init__(self) -> None:
         if not callable(self.score):

@@ -64,11 +64,12 @@ def deal_splits(
     train and test   train and validation are dealt from the first, without items of the second; the test is the
                      second, or a sample of it, in its order
 
-    Too few items are divided in the proportions of `counts`.
+    Too few items are divided in the proportions of `counts`. The test may have none, where nothing is reported on.
     """
     for name, count in counts.items():
-        if count < 1:
-            raise OptionError(f"--{name}-{train.noun}s is {count}; it must be at least 1")
+        least = 0 if name == "test" else 1
+        if count < least:
+            raise OptionError(f"--{name}-{train.noun}s is {count}; it must be at least {least}")
     if seed < 0:
         raise OptionError(f"--seed is {seed}; it must be at least 0")
     if test is None:
@@ -102,9 +103,9 @@ def _shortage(pool: ItemPool[Item], counts: Mapping[SplitName, int]) -> str:
 
 
 def _deal(pool: ItemPool[Item], counts: Mapping[SplitName, int], seed: int) -> dict[SplitName, Sequence[Item]]:
-    if len(pool) < len(counts):
+    if len(pool) < (least := sum(count > 0 for count in counts.values())):
         raise DataError(
-            f"{pool.name} leaves {count_nouns(len(pool), pool.noun)}; at least {len(counts)} are needed; give more"
+            f"{pool.name} leaves {count_nouns(len(pool), pool.noun)}; at least {least} are needed; give more"
             " with --train"
         )
     order = _order(pool.items, seed)
@@ -129,9 +130,10 @@ def _sample(items: Sequence[Item], n: int, seed: int) -> Sequence[Item]:
 
 
 def _divide_in_turn(n: int, counts: Mapping[SplitName, int]) -> dict[SplitName, int]:
-    """Divide `n` in the proportions of `counts`, at least one each: each takes its share of what is left."""
-    names = [name for name in _DEAL_ORDER if name in counts]
-    sizes: dict[SplitName, int] = {}
+    """Divide `n` in the proportions of `counts`, at least one each unless none are asked for: each takes its share of
+    what is left."""
+    names = [name for name in _DEAL_ORDER if counts.get(name)]
+    sizes: dict[SplitName, int] = dict.fromkeys(counts, 0)
     for place, name in enumerate(names):
         later = names[place + 1 :]
         share = n * counts[name] // (counts[name] + sum(counts[other] for other in later))

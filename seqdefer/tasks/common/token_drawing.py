@@ -9,11 +9,14 @@ The expert's tokens are also underlined, so that authors can be told apart witho
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from seqdefer.errors import ContractError
-from seqdefer.report.markup import Markup, element, escape, number
+from seqdefer.interfaces import Task
+from seqdefer.report.markup import NBSP, Markup, element, escape, number
+from seqdefer.types import Examples, Rollout
 
 _PREDICTOR, _EXPERT, _RULE, _INK, _PAPER = "#0062bd", "#c2500a", "#dfe4ea", "#1c2430", "#ffffff"
 
@@ -83,6 +86,32 @@ STYLE = f"""
 }}
 @media print {{ .tokens-text {{ font-size: 10pt; }} .tokens-sound {{ display: none; }} }}
 """
+
+
+def drawings_of(
+    task: Task,
+    examples: Examples,
+    rollouts: Mapping[float, Rollout],
+    pieces: Callable[[list[Any]], Sequence[str]],
+    quality: Callable[[float], str],
+) -> list[tuple[TokenDrawing, ...]]:
+    """Return what was written for each example at each budget. `pieces` shows tokens, `quality` a loss."""
+    columns = []
+    for budget, rollout in rollouts.items():
+        losses = task.sequence_loss(examples.to(rollout.sequences.tokens.device), rollout.sequences).tolist()
+        columns.append([_drawing(rollout, row, budget, pieces, quality(loss)) for row, loss in enumerate(losses)])
+    return list(zip(*columns, strict=True))
+
+
+def _drawing(
+    rollout: Rollout, row: int, budget: float, pieces: Callable[[list[Any]], Sequence[str]], quality: str
+) -> TokenDrawing:
+    n = int(rollout.sequences.lengths[row])
+    tokens, authors, scores = (
+        part[row, :n].tolist() for part in (rollout.sequences.tokens, rollout.by_expert, rollout.scores)
+    )
+    caption = f"{quality}, {sum(authors)} of {n} by the expert"
+    return TokenDrawing(pieces(tokens), authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
 
 
 def draw_tokens(examples: Sequence[TokenExample], *, separator: str = "", legend: Sequence[str] = ()) -> Markup:

@@ -3,16 +3,17 @@
 Letters are read in both directions; a GRU cell writes each phoneme from the last one and from what it attends to among
 the letters (Bahdanau et al.). The predictor and the expert are two sizes of this network.
 
-The expert reads lazily: the letters of a row at its first call, and the tokens written since the last call at others.
+The rows of the expert read lazily: the letters of a word at its first call, and the tokens written since the last call
+at others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from seqdefer.rows import Chunk, ExpertRows
 from seqdefer.storage.files import fingerprint
 from seqdefer.storage.made_once import load_network, network_made_once
 from seqdefer.tasks.pronounce.data import END, LETTERS, SYMBOLS
-from seqdefer.types import Examples, Proposal
+from seqdefer.types import BatchRecord, Examples, Proposal
 
 BEGIN = len(SYMBOLS)  # the token before the first phoneme
 SORTED_BATCHES = 32  # batches among which words are sorted by length
@@ -45,17 +46,14 @@ class PronouncerOptions:
 
 
 @dataclass(frozen=True)
-class EncodedLetters:
+class EncodedLetters(BatchRecord):
     """The encoder's states of the letters of n words."""
 
     states: Tensor  # (n, T, H)
     is_padding: Tensor  # bool (n, T)
 
-    def select(self, rows: Tensor) -> EncodedLetters:
-        return EncodedLetters(self.states[rows], self.is_padding[rows])
-
     @classmethod
-    def join(cls, parts: Sequence[EncodedLetters]) -> EncodedLetters:
+    def join(cls, parts: Sequence[Self]) -> Self:
         """Return the words of all parts, padded to one length."""
         width, pad = max(part.states.shape[1] for part in parts), nn.functional.pad
         missing = [width - part.states.shape[1] for part in parts]
@@ -216,6 +214,17 @@ class _State:
     def select(self, rows: Tensor) -> _State:
         return _State(self.encoded, self.words[rows], self.last[rows], self.hidden[rows], self.attended[rows])
 
+    def append(self, model: Pronouncer, tokens: Tensor) -> _State:
+        read = model.read(self.encoded.select(self.words), self.hidden, tokens)
+        return _State(self.encoded, self.words, tokens, *read)
+
+
+def _begin(model: Pronouncer, letters: Tensor) -> tuple[_State, Tensor]:
+    """Return the state before the first phoneme, and the summary of the letters (B, H)."""
+    encoded, hidden = model.encode(letters)
+    begin, words = torch.full((len(letters),), BEGIN, device=letters.device), torch.arange(len(letters))
+    return _State(encoded, words.to(letters.device), begin, *model.read(encoded, hidden, begin)), hidden
+
 
 class PronouncePredictor(Predictor[_State]):
     """A frozen Pronouncer. The context is its summary of the letters. Features are the cell's state, what it attended
@@ -230,10 +239,7 @@ class PronouncePredictor(Predictor[_State]):
         self.fingerprint = self.writer = fingerprint(*model.state_dict().values())
 
     def start(self, inputs: Tensor) -> tuple[_State, Tensor]:
-        encoded, hidden = self.model.encode(inputs)
-        begin = torch.full((len(inputs),), BEGIN, device=inputs.device)
-        words = torch.arange(len(inputs), device=inputs.device)
-        return _State(encoded, words, begin, *self.model.read(encoded, hidden, begin)), hidden
+        return _begin(self.model, inputs)
 
     def propose(self, state: _State) -> Proposal:
         log_probs = self.log_probs(state)
@@ -251,11 +257,7 @@ class PronouncePredictor(Predictor[_State]):
         return self.model.logits(state.hidden, state.attended).log_softmax(1)
 
     def append(self, state: _State, tokens: Tensor) -> _State:
-        read = self.model.read(state.encoded.select(state.words), state.hidden, tokens)
-        return _State(state.encoded, state.words, tokens, *read)
-
-    def select(self, state: _State, rows: Tensor) -> _State:
-        return state.select(rows)
+        return state.append(self.model, tokens)
 
     def join(self, states: Sequence[_State]) -> _State:
         encoded = EncodedLetters.join([state.encoded.select(state.words) for state in states])
@@ -268,92 +270,27 @@ class PronouncePredictor(Predictor[_State]):
 # -- the expert ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _LazyLetters:
-    """Words, and the encoded letters of those that have been read."""
-
-    inputs: Tensor  # int64 (n, T)
-    is_read: Tensor  # bool (n,)
-    encoded: EncodedLetters  # of n words, zero where not read
-    first: Tensor  # (n, H) the cell before any token, zero where not read
-
-
-@dataclass(frozen=True)
-class _LazyState:
-    """What the expert has read of each row, and the tokens that it has not."""
-
-    letters: _LazyLetters
-    words: Tensor  # int64 (B,) the word of each row
-    tokens: Tensor  # int64 (B, 1 + t) BEGIN and all tokens written
-    n_read: Tensor  # int64 (B,) tokens that the cell has read
-    hidden: Tensor  # (B, H)
-    attended: Tensor  # (B, H)
-
-
-class PronounceExpert(NextTokenExpert[_LazyState]):
-    """A frozen Pronouncer that names the likeliest phoneme, and reads tokens only when asked."""
+class PronounceExpert(NextTokenExpert[_State]):
+    """A frozen Pronouncer that names the likeliest phoneme. Its rows read tokens only when asked."""
 
     def __init__(self, model: Pronouncer) -> None:
         self.model = model.eval().requires_grad_(False)
         self.fingerprint = fingerprint(*model.state_dict().values())
 
-    def start(self, examples: Examples) -> _LazyState:
-        n, device = len(examples), examples.inputs.device
-        blank = torch.zeros(n, self.model.cell.hidden_size, device=device)
-        states = blank[:, None].expand(-1, examples.inputs.shape[1], -1)
-        is_read = torch.zeros(n, dtype=torch.bool, device=device)
-        letters = _LazyLetters(examples.inputs, is_read, EncodedLetters(states, examples.inputs == 0), blank)
-        begin, n_read = torch.full((n, 1), BEGIN, device=device), torch.zeros(n, dtype=torch.long, device=device)
-        return _LazyState(letters, torch.arange(n, device=device), begin, n_read, blank, blank)
+    def start(self, examples: Examples) -> _State:
+        return _begin(self.model, examples.inputs)[0]
 
-    def next(self, state: _LazyState, rows: Tensor) -> tuple[Tensor, _LazyState]:
-        state = replace(state, letters=self._read_letters(state.letters, state.words[rows]))
-        state = self._catch_up(state, rows)
+    def next(self, state: _State, rows: Tensor) -> tuple[Tensor, _State]:
         return self.model.logits(state.hidden[rows], state.attended[rows]).argmax(1), state
 
     def with_log_probs(self) -> PronounceExpert:
         return self
 
-    def log_probs(self, state: _LazyState, rows: Tensor) -> Tensor:
+    def log_probs(self, state: _State, rows: Tensor) -> Tensor:
         return self.model.logits(state.hidden[rows], state.attended[rows]).log_softmax(1)
 
-    def append(self, state: _LazyState, tokens: Tensor) -> _LazyState:
-        return self.extend(state, tokens[:, None])
-
-    def extend(self, state: _LazyState, tokens: Tensor) -> _LazyState:
-        return replace(state, tokens=torch.cat([state.tokens, tokens], 1))
-
-    def select(self, state: _LazyState, rows: Tensor) -> _LazyState:
-        names = ("words", "tokens", "n_read", "hidden", "attended")
-        return replace(state, **{name: getattr(state, name)[rows] for name in names})
-
-    def _read_letters(self, letters: _LazyLetters, asked: Tensor) -> _LazyLetters:
-        new = torch.unique(asked[~letters.is_read[asked]])
-        if not len(new):
-            return letters
-        encoded, first = self.model.encode(letters.inputs[new])
-        return replace(
-            letters,
-            is_read=letters.is_read.index_fill(0, new, True),
-            encoded=replace(letters.encoded, states=letters.encoded.states.index_copy(0, new, encoded.states)),
-            first=letters.first.index_copy(0, new, first),
-        )
-
-    def _catch_up(self, state: _LazyState, rows: Tensor) -> _LazyState:
-        """Read the unread tokens of `rows`."""
-        words, n_read = state.words[rows], state.n_read[rows]
-        hidden = torch.where(n_read[:, None] == 0, state.letters.first[words], state.hidden[rows])
-        attended, written = state.attended[rows], state.tokens.shape[1]
-        for place in range(int(n_read.min()), written):
-            behind = (n_read <= place).nonzero().squeeze(1)
-            encoded = state.letters.encoded.select(words[behind])
-            read = self.model.read(encoded, hidden[behind], state.tokens[rows[behind], place])
-            hidden, attended = (
-                old.index_copy(0, behind, new) for old, new in zip((hidden, attended), read, strict=True)
-            )
-        updates = {"hidden": hidden, "attended": attended, "n_read": torch.full_like(n_read, written)}
-        kept = {name: getattr(state, name).index_copy(0, rows, values) for name, values in updates.items()}
-        return replace(state, **kept)
+    def append(self, state: _State, tokens: Tensor) -> _State:
+        return state.append(self.model, tokens)
 
     def rows(self) -> PronounceExpertRows:
         return PronounceExpertRows(self.model)

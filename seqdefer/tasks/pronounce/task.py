@@ -5,7 +5,7 @@ Both networks are trained from scratch, on separate words, in a minute or two.
 
 The sequence loss is the phoneme error rate of a word: 100 x edit distance / length of the reference, for the nearest of
 its pronunciations. The token loss is what one wrong phoneme adds to that rate: 0 if any pronunciation has the token at
-this position, else 100 / length. After a shift by one position it counts every token as wrong, whoever writes it. A
+this position, else 100 / length. After a shift by one position it counts every token of both authors as wrong. A
 loss that follows the alignment (what the token adds to the least edit distance to any prefix of the reference) needs
 the prefix, and did not improve rejectors.
 
@@ -32,7 +32,7 @@ from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.tasks.common.edit_distance import token_error_rates
 from seqdefer.tasks.common.options import check_ranges, option
-from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
+from seqdefer.tasks.common.token_drawing import TokenExample, draw_tokens, drawings_of
 from seqdefer.tasks.pronounce.codec import END_SIGN, PhonemeCodec
 from seqdefer.tasks.pronounce.data import (
     END,
@@ -157,28 +157,16 @@ class PronounceTask(Task):
         )
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
-        rates = {
-            budget: self.sequence_loss(examples, _on_cpu(rollout.sequences)).tolist()
-            for budget, rollout in rollouts.items()
-        }
         drawn = []
-        for row in range(len(examples)):
-            drawings = [_drawing(rollout, row, budget, rates[budget][row]) for budget, rollout in rollouts.items()]
+        drawings = drawings_of(self, examples, rollouts, _symbols, lambda rate: f"{number(rate, 0)}{NBSP}% wrong")
+        for row, drawing in enumerate(drawings):
             alternatives = dict.fromkeys(" ".join(phonemes(one)) for one in examples.targets[row])
-            drawn.append(TokenExample(spelling(examples.inputs[row]), " or ".join(alternatives), drawings))
+            drawn.append(TokenExample(spelling(examples.inputs[row]), " or ".join(alternatives), drawing))
         return draw_tokens(drawn, separator=" ", legend=[f"{END_SIGN} the end of a word"])
 
 
-def _drawing(rollout: Rollout, row: int, budget: float, rate: float) -> TokenDrawing:
-    n = int(rollout.sequences.lengths[row])
-    symbols = [SYMBOLS[token] or END_SIGN for token in rollout.sequences.tokens[row, :n].tolist()]
-    authors, scores = rollout.by_expert[row, :n].tolist(), rollout.scores[row, :n].tolist()
-    caption = f"{number(rate, 0)}{NBSP}% wrong, {sum(authors)} of {n} by the expert"
-    return TokenDrawing(symbols, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
-
-
-def _on_cpu(sequences: Sequences) -> Sequences:
-    return Sequences(sequences.tokens.cpu(), sequences.lengths.cpu())
+def _symbols(tokens: Sequence[int]) -> list[str]:
+    return [SYMBOLS[token] or END_SIGN for token in tokens]
 
 
 # -- preparing -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Where a decoder listens: cross-attention of chosen heads, computed again from queries and cached keys.
+"""Cross-attention of decoders: rows that share a clip attend to it together, and where they listen.
+
+Where a decoder listens is computed again from queries and cached keys, for chosen heads.
 
 A model computes attention in one fused operation, which does not tell the weights. To switch it to the written-out
 attention slows every layer down. Instead a hook takes the input of one or two cross-attention layers, computes their
@@ -18,10 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from seqdefer.tasks.text.passes import SharedLayer
 
 N_NOTED = 3
 MAX_LAYERS = 2
@@ -46,9 +51,7 @@ def watched_attention(model: Any, heads: Mapping[int, Sequence[int]]) -> Iterato
 
     def watch(module: Any, arguments: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
         hidden = options["hidden_states"] if "hidden_states" in options else arguments[0]
-        every = _log_weights(module, hidden, options["past_key_values"])
-        # One by one: a CUDA graph cannot record an index that is a list.
-        seen.extend(every[:, head : head + 1] for head in heads[module.layer_idx])
+        seen.append(_log_weights(module, hidden, options["past_key_values"], heads[module.layer_idx]))
 
     def noted(hidden: Tensor) -> Tensor:
         return torch.cat([hidden.float(), summarize(torch.cat(seen, 1))], -1)
@@ -70,15 +73,45 @@ def summarize(log_weights: Tensor) -> Tensor:
     return torch.stack([together.amax(-1), spread, place], -1)
 
 
-def _log_weights(module: Any, hidden: Tensor, cache: Any) -> Tensor:
-    """Return the logs of the weights of all heads of a cross-attention layer. (R, H, T, S)"""
-    keys: Tensor = cache.cross_attention_cache.layers[module.layer_idx].keys  # (R, H, S, D)
-    n, length, _ = hidden.shape
-    queries = (module.q_proj(hidden) * module.scaling).view(n, length, -1, module.head_dim).transpose(1, 2)
-    if n > 1 and keys.stride(0) == 0:  # rows of one clip share its keys, which a product would copy
-        shared = queries.transpose(0, 1).reshape(1, queries.shape[1], n * length, -1) @ keys[:1].transpose(2, 3)
-        scores = shared.view(queries.shape[1], n, length, -1).transpose(0, 1)
+def _log_weights(module: Any, hidden: Tensor, cache: Any, heads: Sequence[int]) -> Tensor:
+    """Return the logs of the weights of some heads of a cross-attention layer. (R, H, T, S)"""
+    layer = cache.cross_attention_cache.layers[module.layer_idx]
+    # Heads one by one: a CUDA graph cannot record an index that is a list.
+    queries = torch.cat([_queries(module, hidden)[:, head : head + 1] for head in heads], 1)
+    if isinstance(layer, SharedLayer):
+        keys = torch.cat([layer.source[0][:, head : head + 1] for head in heads], 1).transpose(2, 3)
+        scores = layer.rows.attend(queries, lambda some, clips: some @ keys[clips])
     else:
-        scores = queries @ keys.transpose(2, 3)
-    log_weights: Tensor = scores.float().log_softmax(-1)
-    return log_weights
+        scores = queries @ torch.cat([layer.keys[:, head : head + 1] for head in heads], 1).transpose(2, 3)
+    return scores.float().log_softmax(-1)
+
+
+def _queries(module: Any, hidden: Tensor) -> Tensor:
+    n, length, _ = hidden.shape
+    queries: Tensor = (module.q_proj(hidden) * module.scaling).view(n, length, -1, module.head_dim).transpose(1, 2)
+    return queries
+
+
+@contextmanager
+def attention_by_clip(model: Any) -> Iterator[None]:
+    """Let the rows of a pass whose cache has `SharedLayer`s attend to each clip together."""
+    modules = [layer.encoder_attn for layer in model.get_decoder().layers]
+    for module in modules:
+        module.forward = partial(_attend_by_clip, module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _attend_by_clip(module: Any, hidden_states: Tensor, *, past_key_values: Any, **_: Any) -> tuple[Tensor, None]:
+    """Return what Whisper's cross-attention returns."""
+    layer = past_key_values.cross_attention_cache.layers[module.layer_idx]
+    keys, values = layer.source
+
+    def attend(queries: Tensor, clips: slice) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(queries, keys[clips], values[clips], scale=1.0)
+
+    mixed = layer.rows.attend(_queries(module, hidden_states), attend)
+    return module.out_proj(mixed.transpose(1, 2).reshape(hidden_states.shape)), None

@@ -24,10 +24,13 @@ from seqdefer.tasks.text.passes import PADDING
 
 FACTS = {
     "margin": "log probability of the token less that of the runner-up",
+    "alike": "log probability of all tokens that read like it: case and punctuation do not count",
+    "rival": "that less the log probability of the likeliest token that reads otherwise",
     "rarity": "log of its number in the vocabulary, which is sorted by frequency",
     "begins_word": "it begins with a space",
     "is_digit": "it has a digit",
     "is_capital": "its first letter is a capital",
+    "is_mark": "it has neither letter nor digit: punctuation, or the end",
     "is_end": "it ends the text",
     "repeats": "log(1 + how often it was written before)",
     "sharpness": "log of the largest weight of cross-attention",
@@ -38,10 +41,13 @@ FACTS = {
 }
 HEARD = SAMPLE_RATE // 5  # samples around a place whose level is measured: 200 ms
 QUANTILES = (0.9, 0.5, 0.1)
+MIN_LOG_PROB = -1e4  # finite even where no other token is allowed
 
 
 class SpeechFacts(TokenFacts):
     """Facts about clips and their transcripts. `names`: those of `FACTS` to show, by default all."""
+
+    n_weighed = 2
 
     def __init__(self, tokenizer: Any, n_tokens: int, names: Sequence[str] = tuple(FACTS)) -> None:
         for name in names:
@@ -49,12 +55,21 @@ class SpeechFacts(TokenFacts):
                 raise unknown("fact", name, FACTS)
         self.names = [name for name in FACTS if name in names]
         self.name = " ".join(["speech", *self.names])
-        self.words = word_table(tokenizer, n_tokens)  # (V, 4)
+        self.words = word_table(tokenizer, n_tokens)  # (V, 5)
+        self.readings = reading_table(tokenizer, n_tokens)  # (V,)
 
     def of_inputs(self, inputs: Tensor) -> Tensor:
         seconds = n_samples(inputs)[:, None].float() / SAMPLE_RATE
         levels = torch.stack([_level_quantiles(row) for row in inputs])
         return torch.cat([seconds, seconds.log(), levels], 1)
+
+    def of_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """Return the log probability of all tokens that read like the proposed one, and of the likeliest other."""
+        self.readings = self.readings.to(log_probs.device)
+        is_alike = self.readings == self.readings[tokens][:, None]  # (B, V)
+        alike = log_probs.masked_fill(~is_alike, -torch.inf).logsumexp(1)
+        other = log_probs.masked_fill(is_alike, -torch.inf).amax(1)
+        return torch.stack([alike, other], 1).clamp(min=MIN_LOG_PROB)
 
     def of_tokens(self, proposed: ProposedTokens) -> Tensor:
         self.words = self.words.to(proposed.likeliest.device)  # once: a CUDA graph cannot record it
@@ -65,14 +80,18 @@ class SpeechFacts(TokenFacts):
 def speech_facts(proposed: ProposedTokens, words: Tensor) -> dict[str, Tensor]:
     """Return the facts by name, (B,) each. `words`: see `word_table`."""
     token = proposed.likeliest[:, 0]
-    begins_word, is_digit, is_capital, is_end = words[token.clamp(max=len(words) - 1)].unbind(1)
+    begins_word, is_digit, is_capital, is_mark, is_end = words[token.clamp(max=len(words) - 1)].unbind(1)
+    alike, other = proposed.weighed.unbind(1)
     sharpness, spread, place = proposed.noted.unbind(1)
     return {
         "margin": proposed.log_probs[:, 0] - proposed.log_probs[:, 1],
+        "alike": alike,
+        "rival": alike - other,
         "rarity": token.log1p() * (1 - is_end),
         "begins_word": begins_word,
         "is_digit": is_digit,
         "is_capital": is_capital,
+        "is_mark": is_mark,
         "is_end": is_end,
         "repeats": (proposed.prefix == token[:, None]).sum(1).log1p(),
         "sharpness": sharpness,
@@ -84,15 +103,37 @@ def speech_facts(proposed: ProposedTokens, words: Tensor) -> dict[str, Tensor]:
 
 
 def word_table(tokenizer: Any, n_tokens: int) -> Tensor:
-    """Return what each token is: begins with a space, has a digit, begins with a capital, is special. float32 (V, 4)"""
-    special = set(tokenizer.all_special_ids)
-    rows = []
-    for number, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer)))))):
-        text = "" if number in special else str(tokenizer.convert_tokens_to_string([token]))
-        has_digit = any(letter.isdigit() for letter in text)
-        rows.append([text.startswith(" "), has_digit, text.lstrip()[:1].isupper(), number in special])
+    """Return what each token is: begins with a space, has a digit, begins with a capital, has neither letter nor digit,
+    is special. float32 (V, 5)"""
+    special, rows = set(tokenizer.all_special_ids), []
+    for number, text in enumerate(_texts(tokenizer, n_tokens)):
+        has_digit, is_mark = any(letter.isdigit() for letter in text), not any(letter.isalnum() for letter in text)
+        rows.append([text.startswith(" "), has_digit, text.lstrip()[:1].isupper(), is_mark, number in special])
     table = torch.tensor(rows, dtype=torch.float32)
     return torch.nn.functional.pad(table, (0, 0, 0, n_tokens - len(table)))
+
+
+def reading_table(tokenizer: Any, n_tokens: int) -> Tensor:
+    """Return a number for each token, the same for those that read alike: they begin a word or go on with one, and have
+    the same letters and digits whatever their case. Punctuation and special tokens are 0. int64 (V,)"""
+    numbers: dict[tuple[bool, str], int] = {}
+    rows = []
+    for text in _texts(tokenizer, n_tokens):
+        read = "".join(letter for letter in text.casefold() if letter.isalnum())
+        rows.append(numbers.setdefault((text.startswith(" "), read), 1 + len(numbers)) if read else 0)
+    return torch.tensor(rows + [0] * (n_tokens - len(rows)))
+
+
+def _texts(tokenizer: Any, n_tokens: int) -> list[str]:
+    """Return the tokens as text, special ones as nothing."""
+    special, names = (
+        set(tokenizer.all_special_ids),
+        tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer))))),
+    )
+    return [
+        "" if number in special else str(tokenizer.convert_tokens_to_string([name]))
+        for number, name in enumerate(names)
+    ]
 
 
 def level_at(inputs: Tensor, places: Tensor) -> Tensor:

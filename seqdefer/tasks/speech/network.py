@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import DataError
-from seqdefer.tasks.speech.attention import N_NOTED, watched_attention
+from seqdefer.tasks.speech.attention import N_NOTED, attention_by_clip, watched_attention
 from seqdefer.tasks.speech.audio import SAMPLE_RATE
 from seqdefer.tasks.speech.waveforms import NO_SAMPLE, n_samples, stack_waveforms, to_waveform
 from seqdefer.tasks.text.encoder_cache import Encode, EncoderCache
-from seqdefer.tasks.text.passes import EncoderDecoder, EncoderStates
+from seqdefer.tasks.text.passes import EncoderDecoder, EncoderStates, ForwardPass, KeyValueCache
 
 SAMPLES_PER_STATE = 320  # two frames of 10 ms
 
@@ -32,6 +32,7 @@ class SpeechNetwork(EncoderDecoder):
 
     padding = NO_SAMPLE
     reads_ids = False
+    attends_by_document = True
 
     def __init__(
         self,
@@ -75,6 +76,12 @@ class SpeechNetwork(EncoderDecoder):
         n_heard = -(-n_samples(inputs) // SAMPLES_PER_STATE)  # states of the clip, not of the silence after it
         given = torch.arange(self.n_states, device=inputs.device) < n_heard[:, None]
         return EncoderStates(states, given, None)
+
+    def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
+        if not (self.attends_by_document and cache.shared_layers(even_one=True)):
+            return super().extend(cache, tokens, says_all=says_all)
+        with self.lock, attention_by_clip(self.model):
+            return super().extend(cache, tokens, says_all=says_all)
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return the log-mel features of waveforms (R, W). (R, mel bins, frames)"""

@@ -27,7 +27,7 @@ from seqdefer.recipes import Recipe, published
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.edit_distance import character_error_rates, word_error_rates
-from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
+from seqdefer.tasks.common.token_drawing import TokenExample, draw_tokens, drawings_of
 from seqdefer.tasks.speech.alignment import Alignments
 from seqdefer.tasks.speech.audio import to_flac
 from seqdefer.tasks.speech.codec import SpeechCodec
@@ -50,11 +50,11 @@ PARTS: tuple[SplitName, ...] = ("train", "validation", "test")
 STATES_FOLDER = "encoder-states"
 KEPT_TEXTS = 2**16  # of tokens as text, and of texts normalised: sweeps and trees come back to them
 CACHE_BYTES = {"cpu": 2**30, "cuda": 2**33}  # of encoder states in memory, per model
-# Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small. Rows of one clip share them, but
-# a pass over rows of several clips gathers them layer by layer. On a CPU that takes longer than a pass, so that
-# labelling, which follows about eight rows of each clip, takes one clip at a time.
-CLIPS_AT_ONCE = {"cpu": 8, "cuda": 512}
-BATCH_BYTES = {"cpu": 2**30, "cuda": 2**34}  # of keys and values of both models, if each row has a clip of its own
+# Keys and values of a clip take 18 MB with whisper-tiny and 110 MB with whisper-small. Rows of one clip share them, so
+# that labelling, which follows many rows of each clip, is limited by clips in memory and by rows in a pass.
+CLIPS_AT_ONCE = {"cpu": 16, "cuda": 512}
+ROWS_AT_ONCE = {"cpu": 128, "cuda": 1024}
+BATCH_BYTES = {"cpu": 2**30, "cuda": 2**34}  # of keys and values of both models
 WITHOUT_HUB = (
     "without the Hub, make a corpus with: python -m seqdefer.tasks.speech.synthetic SENTENCES CORPUS, and a pair with: "
     "python -m seqdefer.tasks.speech.checkpoints MODELS tiny small; then give --train CORPUS --predictor MODELS/tiny "
@@ -103,6 +103,9 @@ class SpeechTask(Task):
             first += len(parts[part])
 
     def _examples(self, clips: Sequence[Clip], first: int, progress: Callable[[int], None]) -> Examples:
+        if not clips:  # a fit reports on nothing
+            empty = torch.empty(0, 0, dtype=torch.long)
+            return Examples(empty.to(torch.int16), empty, torch.arange(0))
         rows = []
         for one in clips:
             if one.duration > self.codec.max_seconds:
@@ -167,27 +170,14 @@ class SpeechTask(Task):
         }
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
-        losses = {
-            budget: self.sequence_loss(examples.to(rollout.sequences.tokens.device), rollout.sequences).tolist()
-            for budget, rollout in rollouts.items()
-        }
-        kind = ", synthetic" if self.is_synthetic else ""
+        pieces, kind = self.codec.pieces, ", synthetic" if self.is_synthetic else ""
+        drawings = drawings_of(self, examples, rollouts, pieces, lambda rate: f"{number(rate, 0)}{NBSP}% wrong")
         drawn = []
-        for row, place in enumerate(examples.ids.tolist()):
-            clip = self.clips[place]
-            drawings = [
-                self._drawing(rollout, row, budget, losses[budget][row]) for budget, rollout in rollouts.items()
-            ]
-            title, sound = f"{clip.audio.name}, {clip.duration:.1f} s{kind}", to_flac(to_waveform(examples.inputs[row]))
-            drawn.append(TokenExample(title, clip.text, drawings, sound))
+        for row, drawing in enumerate(drawings):
+            clip, sound = self.clips[int(examples.ids[row])], to_flac(to_waveform(examples.inputs[row]))
+            title = f"{clip.audio.name}, {clip.duration:.1f} s{kind}"
+            drawn.append(TokenExample(title, clip.text, drawing, sound))
         return draw_tokens(drawn, legend=[f"{END_SIGN} the end of a text"])
-
-    def _drawing(self, rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
-        n = int(rollout.sequences.lengths[row])
-        pieces = self.codec.pieces(rollout.sequences.tokens[row, :n].tolist())
-        authors, scores = rollout.by_expert[row, :n].tolist(), rollout.scores[row, :n].tolist()
-        caption = f"{number(loss, 0)}{NBSP}% wrong, {sum(authors)} of {n} by the expert"
-        return TokenDrawing(pieces, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
 
 
 def _normalized(normalize: Callable[[str], str], clip: Clip) -> str:
@@ -269,7 +259,8 @@ def _load(options: SpeechOptions, device: torch.device, meter: Meter, states: Pa
     at_once = _clips_at_once(pair.models, device)
     for writer in (pair.predictor, pair.expert):
         _check_length(writer.model, options.length)
-        writer.batch_size = at_once  # trees hold states of both for the same rows
+        writer.max_examples = at_once  # trees hold states of both for the same clips
+        writer.batch_size = ROWS_AT_ONCE.get(device.type, at_once)
     return pair
 
 
@@ -304,7 +295,7 @@ BY_FACTS = Settings(
     weight_decay=0.1, samples=1000,
 )  # fmt: skip
 RECIPES = {
-    "ours": Recipe(token=BY_FACTS, once=ATTENTION, cost=ATTENTION),
+    "ours": Recipe(token=BY_FACTS, once=ATTENTION, cost=ATTENTION, trees="branched", rollouts=4),
     "published": published(
         token=published_lstm(layers=3, units=128, samples=1000, learning_rate=1e-3),
         once=published_perceptron(samples=1000),

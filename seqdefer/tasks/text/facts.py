@@ -26,12 +26,14 @@ class ProposedTokens:
     likeliest: Tensor  # (B, 2): the proposed token and the runner-up
     log_probs: Tensor  # (B, 2): theirs
     noted: Tensor  # (B, K): what `Network.watching` noted at this position
+    weighed: Tensor  # (B, `TokenFacts.n_weighed`): what `of_distribution` made of the predictor's distribution
 
 
 class TokenFacts(ABC):
     """Plain numbers that rejectors may see. `name` tells apart what the tasks of one predictor may show."""
 
     name: str = ""
+    n_weighed: int = 0  # numbers that `of_distribution` returns
 
     @abstractmethod
     def of_inputs(self, inputs: Tensor) -> Tensor:
@@ -40,6 +42,10 @@ class TokenFacts(ABC):
     @abstractmethod
     def of_tokens(self, proposed: ProposedTokens) -> Tensor:
         """Return numbers (B, F) about the proposed tokens."""
+
+    def of_distribution(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        """Return numbers (B, `n_weighed`) about the proposed tokens (B,) that take all log probabilities (B, V)."""
+        return log_probs[:, :0]
 
 
 class DocumentFacts(TokenFacts):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from seqdefer.errors import DataError, MissingExtraError, OptionError, SeqdeferError, missing_extra
+from seqdefer.errors import DataError, MissingExtraError, OptionError, SeqdeferError, import_extra
 from seqdefer.storage.user_files import quote
 
 _MIN_DATASETS_VERSION = 4  # older versions run Python code of datasets
@@ -97,11 +97,7 @@ def load_dataset(wanted: DatasetName, instead: str, *, extra: str, streaming: bo
     """Return the rows of a dataset. `instead` says in errors what else to give; `extra` installs `datasets`.
 
     streaming: rows come as they are read, and other splits are not downloaded."""
-    try:
-        datasets = import_module("datasets")
-    except ImportError as error:
-        missing = missing_extra("datasets", extra, f"the dataset {wanted.label!r}")
-        raise MissingExtraError(f"{missing}; or {instead}") from error
+    datasets = import_extra("datasets", extra, f"the dataset {wanted.label!r}", instead)
     if int(datasets.__version__.split(".")[0]) < _MIN_DATASETS_VERSION:
         raise MissingExtraError(
             f"the package 'datasets' is {datasets.__version__}; {_MIN_DATASETS_VERSION} or newer is needed, which does"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from seqdefer.errors import CheckpointError, InputError, OptionError, unknown
+from seqdefer.errors import CheckpointError, InputError, OptionError, require_known
 from seqdefer.tasks.text.hub import cached_commit, is_hub_reachable
 from seqdefer.tasks.text.models import TextModel, text_model, transformers
 
@@ -48,8 +48,7 @@ class LoadedCheckpoint:
 
 def load_checkpoint(source: str | Path, family: Family, *, device: torch.device | str, dtype: str) -> LoadedCheckpoint:
     """Load the model and tokenizer of `source`. `family` returns the auto class that loads the model, or refuses it."""
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
+    require_known("dtype", dtype, DTYPES)
     library, name = transformers(), str(source)
     is_local = is_folder(name)
     if is_local:

@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seqdefer.errors import CheckpointError, OptionError, missing_extra
+from seqdefer.errors import CheckpointError, OptionError, import_extra
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.text.encoder_cache import EncoderCache
 from seqdefer.tasks.text.passes import DecoderOnly, EncoderDecoder, Network
@@ -63,10 +62,7 @@ class DroppedRuleWarning(UserWarning):
 
 def transformers() -> Any:
     """Import the package, or raise an error that says how to install it."""
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise missing_extra("transformers", "text", "a Hugging Face model") from error
+    return import_extra("transformers", "text", "a Hugging Face model")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known, unknown
 from seqdefer.remote.client import Endpoint, check_url, is_url
 from seqdefer.tasks.common.metrics import METRIC_NAMES
 from seqdefer.tasks.common.options import check_ranges, option
@@ -21,7 +21,7 @@ RANGES = {
     "input_tokens": (1, 10**6),
     "train_documents": (1, 10**9),
     "validation_documents": (1, 10**9),
-    "test_documents": (1, 10**9),
+    "test_documents": (0, 10**9),
     "seed": (0, 2**63 - 1),
     "expert_seconds": (0, 3600),
     "expert_retries": (0, 100),
@@ -89,8 +89,7 @@ class TextOptions:
         if self.metric not in METRIC_NAMES and not self.metric.startswith(FUNCTION):
             raise unknown("--metric", self.metric, METRIC_NAMES)
         for name, available in self.choices.items():
-            if getattr(self, name) not in available:
-                raise unknown(f"--{name.replace('_', '-')}", getattr(self, name), available)
+            require_known(f"--{name.replace('_', '-')}", getattr(self, name), available)
         check_prompt(self.expert_prompt)
         if is_url(self.expert):
             self.endpoint()
@@ -100,7 +99,7 @@ class TextOptions:
             )
 
     def without_test(self) -> TextOptions:
-        return replace(self, test=None, test_documents=1)  # the minimum
+        return replace(self, test=None, test_documents=0)
 
     def endpoint(self) -> Endpoint:
         """Return the endpoint of a remote expert."""

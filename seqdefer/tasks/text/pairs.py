@@ -12,6 +12,7 @@ The expert may also be remote (`seqdefer.tasks.text.remote`, `remote_tokens`) or
 from __future__ import annotations
 
 import copy
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from seqdefer.errors import OptionError, unknown
+from seqdefer.errors import OptionError, require_known
 from seqdefer.graphs import Replayed
 from seqdefer.interfaces import EXPECTED_BRANCHES, Expert, NextTokenExpert, Predictor
 from seqdefer.remote.client import EndpointClient
@@ -48,6 +49,7 @@ class _Writer(ABC):
     """The common part of predictor and expert. `end` is the end token of the pair."""
 
     max_tree_nodes = MAX_TREE_NODES
+    max_examples = sys.maxsize  # in memory at once
 
     def __init__(self, model: TextModel, *, end: int | None = None, n_tokens: int | None = None) -> None:
         self.model, self.device = model, model.device
@@ -69,9 +71,13 @@ class _Writer(ABC):
             self.model.tokenizer.save_pretrained(folder)
 
     @property
-    def batch_size(self) -> int:
+    def rows_at_once(self) -> int:
         """Return the rows of a pass, which shrink if they do not fit into GPU memory."""
         return self.batch.size
+
+    @property
+    def batch_size(self) -> int:
+        return min(self.batch.size, self.max_examples)
 
     @batch_size.setter
     def batch_size(self, size: int) -> None:
@@ -79,8 +85,9 @@ class _Writer(ABC):
 
     @property
     def examples_at_once(self) -> int:
-        """Return 1 on a CPU: rows of one document share its cache, which is slower to copy than to attend to."""
-        return 1 if self.device.type == "cpu" else max(1, self.batch_size // EXPECTED_BRANCHES)
+        """Return 1 on a CPU where rows of several documents need copies, which are slower to make than to attend to."""
+        makes_copies = self.device.type == "cpu" and not getattr(self.model.network, "attends_by_document", False)
+        return 1 if makes_copies else max(1, min(self.rows_at_once // EXPECTED_BRANCHES, self.max_examples))
 
     @cached_property
     def has_rows(self) -> bool:
@@ -101,7 +108,7 @@ class _Writer(ABC):
         likeliest = logits.argmax(1)
         return likeliest if self.model.first_token is None else likeliest.masked_fill(is_first, self.model.first_token)
 
-    def keeping_logits(self) -> Self:
+    def with_log_probs(self) -> Self:
         """Return a copy whose readings have logits."""
         other = copy.copy(self)
         other.reader = Reader(self.model.network, other.to_proposal, self.batch, keeps_logits=True)
@@ -152,8 +159,7 @@ class TextPredictor(_Writer, Predictor[Reading]):
         facts: TokenFacts | None = None,
     ) -> None:
         super().__init__(model, end=end, n_tokens=n_tokens)
-        if shown not in FEATURE_SETS:
-            raise unknown("choice of what rejectors see", shown, FEATURE_SETS)
+        require_known("choice of what rejectors see", shown, FEATURE_SETS)
         self.vocabulary_size = self.n_tokens
         self.shown, self.facts = shown, facts or DocumentFacts()
         self.showing = Replayed(lambda inputs, tokens, *parts: self.show(Proposal(*parts), inputs, tokens).tensors())
@@ -161,12 +167,15 @@ class TextPredictor(_Writer, Predictor[Reading]):
         self.writer, self.fingerprint = self.fingerprint, fingerprint(self.fingerprint, shown, *named)
 
     def to_proposal(self, hidden: Tensor, logits: Tensor, is_first: Tensor) -> Proposal:
-        """Return proposals whose features are the hidden state, the second likeliest token and its log p."""
+        """Return proposals whose features are the hidden state, what facts make of the distribution, the second
+        likeliest token and its log p."""
         log_probs = self.model.restrict(logits[:, : self.n_tokens].float(), is_first).log_softmax(1)
         best, likeliest = _best_two(log_probs)
         tokens = self.next_tokens(log_probs, is_first)
         # Finite even if a model allows a single token and the second has log p = -inf.
-        features = torch.cat([hidden.float(), likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)], 1)
+        weighed = [self.facts.of_distribution(log_probs, tokens)] if self.shown != "states" else []
+        second = [likeliest[:, 1:].float(), best[:, 1:].clamp(min=-1e4)]
+        features = torch.cat([hidden.float(), *weighed, *second], 1)
         uncertainty = -log_probs.gather(1, tokens[:, None]).squeeze(1)
         entropy = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=-1e4))  # 0 x log 0 is 0
         if self.model.first_token is not None:  # a forced token is certain
@@ -189,18 +198,15 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
     def show(self, proposal: Proposal, inputs: Tensor, tokens: Tensor) -> Proposal:
         """Replace the features of `to_proposal` by what rejectors see. Tokens (R, T) are padded with PADDING."""
-        n_noted = self.model.network.n_noted
-        n_states = proposal.features.shape[1] - n_noted - 2
-        hidden, noted, second, log_prob = proposal.features.split([n_states, n_noted, 1, 1], 1)
+        n_noted, n_weighed = self.model.network.n_noted, self.facts.n_weighed if self.shown != "states" else 0
+        n_states = proposal.features.shape[1] - n_noted - n_weighed - 2
+        hidden, noted, weighed, second, log_prob = proposal.features.split([n_states, n_noted, n_weighed, 1, 1], 1)
         parts = [hidden] if self.shown != "facts" else []
         if self.shown != "states":
             likeliest = torch.cat([proposal.tokens[:, None], second.long()], 1)
             log_probs = torch.cat([-proposal.uncertainty[:, None], log_prob], 1)
-            parts.append(self.facts.of_tokens(ProposedTokens(inputs, tokens, likeliest, log_probs, noted)))
+            parts.append(self.facts.of_tokens(ProposedTokens(inputs, tokens, likeliest, log_probs, noted, weighed)))
         return replace(proposal, features=torch.cat(parts, 1))
-
-    def with_log_probs(self) -> TextPredictor:
-        return self.keeping_logits()
 
     def log_probs(self, state: Reading) -> Tensor:
         return self.log_probs_of(state)
@@ -210,9 +216,6 @@ class TextPredictor(_Writer, Predictor[Reading]):
 
     def extend(self, state: Reading, tokens: Tensor) -> Reading:
         return self.reader.catch_up(state.append(tokens))
-
-    def select(self, state: Reading, rows: Tensor) -> Reading:
-        return state.select(rows)
 
     def rows(self) -> TextPredictorRows | None:
         return TextPredictorRows(self) if self.has_rows else None
@@ -257,9 +260,6 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
         tokens = prefixes.tokens.index_copy(0, going, written.tokens)
         return Sequences(tokens, prefixes.lengths.index_copy(0, going, written.lengths))
 
-    def with_log_probs(self) -> TextExpert:
-        return self.keeping_logits()
-
     def log_probs(self, state: Reading, rows: Tensor) -> Tensor:
         return self.log_probs_of(state, rows).to(rows.device)
 
@@ -268,9 +268,6 @@ class TextExpert(_Writer, NextTokenExpert[Reading]):
 
     def extend(self, state: Reading, tokens: Tensor) -> Reading:
         return state.append(tokens)
-
-    def select(self, state: Reading, rows: Tensor) -> Reading:
-        return state.select(rows)
 
     def rows(self) -> TextExpertRows | None:
         return TextExpertRows(self) if self.has_rows else None

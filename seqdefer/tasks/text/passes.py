@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, DataError
+from seqdefer.tasks.text.document_rows import DocumentRows
 from seqdefer.tasks.text.encoder_cache import EncoderCache
 from seqdefer.tasks.text.fused import Fused
 
@@ -64,6 +65,17 @@ class KeyValueCache:
             source = tuple((keys[rows], values[rows]) for keys, values in self.source)
             return KeyValueCache(own, source, mask, self.base)
         return KeyValueCache(own, self.source, mask, self.base, self._documents()[rows])
+
+    def shared_layers(self, *, even_one: bool) -> list[SharedLayer]:
+        """Return the source as layers that rows share, where they do. Rows of one document share its memory anyway."""
+        source, documents = self.source, self.documents
+        if documents is None and even_one and len(self) > 1 and _is_one(source[0][0]):
+            source = tuple((keys[:1], values[:1]) for keys, values in source)
+            documents = torch.zeros(len(self), dtype=torch.long, device=source[0][0].device)
+        if documents is None:
+            return []
+        rows = DocumentRows(documents, len(source[0][0]))
+        return [SharedLayer(layer, rows) for layer in source]
 
     def _documents(self) -> Tensor:
         device = self.source[0][0].device
@@ -147,21 +159,21 @@ def _stacked(parts: list[Tensor], at_end: bool) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GatheredLayer:
-    """A layer of a transformers cache whose rows share documents. It is gathered when the model comes to it, so that
-    one layer at a time is in memory row by row."""
+class SharedLayer:
+    """A layer of a transformers cache whose rows share documents. A model that asks for keys and values gets a copy for
+    each row, one layer at a time."""
 
     source: KeysAndValues  # (U, H, S, D) each
-    documents: Tensor  # int64 (P,)
+    rows: DocumentRows
     is_initialized: bool = True
 
     @property
     def keys(self) -> Tensor:
-        return self.source[0][self.documents]
+        return self.source[0][self.rows.documents]
 
     @property
     def values(self) -> Tensor:
-        return self.source[1][self.documents]
+        return self.source[1][self.rows.documents]
 
     def get_seq_length(self) -> int:
         return self.source[0].shape[2]
@@ -323,6 +335,7 @@ class EncoderDecoder(Network):
     one token or more."""
 
     reads_ids = True  # as `prefill_unseen` expects
+    attends_by_document = False  # whether the decoder needs no copy of a document for each row: see `DocumentRows`
 
     def __init__(self, model: Any, prompt: Sequence[int], encoder_cache: EncoderCache) -> None:
         super().__init__(model)
@@ -366,10 +379,11 @@ class EncoderDecoder(Network):
         return self._decode(empty, states, bias.expand(-1, -1, tokens.shape[1], -1), tokens, context, says_all=True)
 
     def extend(self, cache: KeyValueCache, tokens: Tensor, *, says_all: bool = False) -> ForwardPass:
-        source = self._wrap(cache.source if cache.documents is None else ())
-        if cache.documents is not None:
-            self.cache_classes.CacheLayerMixin.register(GatheredLayer)  # transformers asks for its kind
-            source.layers += [GatheredLayer(layer, cache.documents) for layer in cache.source]
+        shared = cache.shared_layers(even_one=self.attends_by_document)
+        source = self._wrap(() if shared else cache.source)
+        if shared:
+            self.cache_classes.CacheLayerMixin.register(SharedLayer)  # transformers asks for its kind
+            source.layers += shared
         wrapped = self.cache_classes.EncoderDecoderCache(self._wrap(cache.own), source)
         # The model takes the input's keys and values from the cache; of the states it uses only the shape.
         blank = cache.source[0][0].new_zeros(1, 1, 1)

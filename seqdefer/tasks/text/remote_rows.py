@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from seqdefer.remote.client import EndpointClient
 from seqdefer.rows import Chunk, ExpertRows
@@ -13,22 +13,14 @@ from seqdefer.tasks.text.token_ids import Answers, Place
 from seqdefer.types import Examples
 
 
-class AsksPlaces(Protocol):
-    """What rows need of a remote expert."""
-
-    client: EndpointClient
-
-    async def ask(self, texts: Sequence[Sequence[Place]], answers: Answers) -> None:
-        """Add the answers at all places of some texts."""
-
-
 class RemoteRows(ExpertRows):
-    """Documents and the tokens that the expert knows of. Nothing is asked twice."""
+    """Documents and the tokens that the expert knows of. Nothing is asked twice: `ask` adds the answers at all places
+    of some texts to those that are known."""
 
     foresees = False  # a place may cost a call
 
-    def __init__(self, expert: AsksPlaces) -> None:
-        self.expert = expert
+    def __init__(self, client: EndpointClient, ask: Callable[[list[list[Place]], Answers], Awaitable[None]]) -> None:
+        self.client, self.ask = client, ask
         self.inputs: list[tuple[int, ...]] = []
         self.written: list[tuple[int, ...]] = []
         self.answers: Answers = {}
@@ -39,10 +31,10 @@ class RemoteRows(ExpertRows):
         self.written += [()] * len(new)
 
     def read(self, chunks: Sequence[Chunk]) -> list[list[Any]]:
-        return self.expert.client.run(self._named(self._places(chunks)))
+        return self.client.run(self._named(self._places(chunks)))
 
     def submit(self, chunks: Sequence[Chunk]) -> Future[list[list[Any]]]:
-        return self.expert.client.submit(self._named(self._places(chunks)))
+        return self.client.submit(self._named(self._places(chunks)))
 
     def _places(self, chunks: Sequence[Chunk]) -> list[list[Place]]:
         """Read chunks, and return the places that they ask about."""
@@ -55,11 +47,8 @@ class RemoteRows(ExpertRows):
         return places
 
     async def _named(self, places: Sequence[Sequence[Place]]) -> list[list[Any]]:
-        await self.expert.ask([self._unknown(line) for line in places], self.answers)
+        await self.ask([[place for place in line if place not in self.answers] for line in places], self.answers)
         return [[self.answers[place] for place in line] for line in places]
-
-    def _unknown(self, places: Sequence[Place]) -> list[Place]:
-        return [place for place in places if place not in self.answers]
 
     def go_back(self, steps: Sequence[int]) -> None:
         self.written = [

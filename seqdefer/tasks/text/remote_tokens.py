@@ -203,7 +203,7 @@ class RemoteTokenExpert(RemoteExpert, NextTokenExpert[RemoteState]):
         return torch.tensor(named, device=tokens.device).view(len(rows), length + 1), after
 
     def rows(self) -> RemoteRows:
-        return RemoteRows(self)
+        return RemoteRows(self.client, self.ask)
 
     async def ask(self, texts: Sequence[Sequence[Place]], answers: Answers) -> None:
         """Add the answers at all places of some texts. A server that is read in chunks needs the last one of each."""

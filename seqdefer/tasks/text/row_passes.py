@@ -169,13 +169,11 @@ class RowPasses:
 
     def _read_blocks(self, lines: Sequence[TokenLine], asked: Sequence[Place]) -> Said:
         """Read lines, one after the other, as one row, in blocks of tokens; see `Blocks`."""
-        sizes, block = (
-            [len(line.tokens) for line in lines],
-            max(1, QUERIES // rounded(_heads_per_key(self.network.model))),
-        )
+        sizes = [len(line.tokens) for line in lines]
+        block = max(1, QUERIES // rounded(_heads_per_key(self.network.model)))
         starts = [sum(sizes[:number]) for number in range(len(lines))]
         total, m = finely_rounded(max(sum(sizes), LEAST)), rounded(max(len(asked), LEAST))
-        more, unused = total - sum(sizes), self._n_rows - 1  # the last row is nobody's
+        more, unused = total - sum(sizes), self._n_rows - 1  # the last row is never used
         blocks = [
             (line, start, n)
             for line, start in zip(lines, starts, strict=True)
@@ -238,7 +236,7 @@ class RowPasses:
         wanted = [rank[one.line] * length + one.token for one in asked]
         given = self._bring(
             [*tokens, *[0] * length * more], [*begins, *[0] * more],
-            [*places, *[self._n_rows - 1] * more],  # a row that nobody uses
+            [*places, *[self._n_rows - 1] * more],  # the row that is never used
             [*wanted, *[0] * (m - len(asked))], [*(one.is_first for one in asked), *[False] * (m - len(asked))],
         )  # fmt: skip
         given[0], given[4] = given[0].view(n, length), given[4].bool()

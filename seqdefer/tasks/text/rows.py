@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from seqdefer.environment import send
 from seqdefer.graphs import Replayed, rounded
@@ -20,6 +21,7 @@ from seqdefer.tasks.text.row_passes import COLUMNS
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec
 
 STEPS = 16  # of a model that writes alone, between two looks at what it wrote
+MAX_SHOWN_BYTES = 2**28  # of inputs that facts are drawn from at once: waveforms are large
 
 
 class NamesTokens(Protocol):
@@ -55,7 +57,7 @@ class TextPredictorRows(PredictorRows):
         self.counts: list[int] = []  # of each row, its tokens
         self._counts: Tensor | None = None  # the same on the device
         self.proposal: Proposal | None = None  # of all rows
-        self._given: list[Any] = []  # what a GPU may still read on another stream: kept until the rows go back
+        self._guessed: list[tuple[Tensor, Proposal]] = []  # at each position guessed: tokens before it, its proposal
 
     def admit(self, inputs: Tensor) -> Tensor:
         self.predictor.start_reading(inputs)  # checks them
@@ -69,29 +71,46 @@ class TextPredictorRows(PredictorRows):
 
     def propose(self) -> Proposal:
         assert self.proposal is not None
-        assert self.inputs is not None
-        given = self.inputs, self.tokens, *self.proposal.tensors()
-        self._given.append(given)
-        if self.predictor.shown == "states":  # they are part of the proposal
-            return self.predictor.show(self.proposal, self.inputs, self.tokens)
-        return Proposal(*self.predictor.showing.padded(given))
+        return self._show([(self.tokens, self.proposal)])
 
-    def guesses(self) -> Tensor | None:
-        return None if self.proposal is None else self.proposal.tokens
+    def guess(self) -> Tensor:
+        assert self.proposal is not None
+        self._guessed.append((self.tokens, self.proposal))
+        return self.proposal.tokens
+
+    def propose_guessed(self) -> Proposal:
+        assert self.inputs is not None
+        at_once = max(1, MAX_SHOWN_BYTES // max(1, self.inputs.nbytes))
+        guessed, self._guessed = self._guessed, []
+        parts = [self._show(guessed[place : place + at_once]) for place in range(0, len(guessed), at_once)]
+        return Proposal.join(parts)
+
+    def _show(self, positions: Sequence[tuple[Tensor, Proposal]]) -> Proposal:
+        """Return what rejectors see at several positions of all rows, one after the other."""
+        assert self.inputs is not None
+        proposal = Proposal.join([proposal for _, proposal in positions])
+        if self.predictor.shown == "states":  # they are part of the proposal
+            return self.predictor.show(proposal, self.inputs, self.tokens)
+        inputs, tokens = self.inputs, positions[0][0]
+        if len(positions) > 1:
+            width = self.tokens.shape[1]  # it may have grown
+            inputs = inputs.repeat(len(positions), 1)
+            tokens = torch.cat([pad(one, (0, width - one.shape[1]), value=PADDING) for one, _ in positions])
+        return Proposal(*self.predictor.showing.padded([inputs, tokens, *proposal.tensors()]))
 
     def append(self, tokens: Tensor) -> None:
         self.proposal = self.rows.step(tokens)
         if self.predictor.shown == "states":
             return
         if max(self.counts) == self.tokens.shape[1]:
-            self.tokens = torch.nn.functional.pad(self.tokens, (0, ROOM), value=PADDING)
+            self.tokens = pad(self.tokens, (0, ROOM), value=PADDING)
         at = send(self.counts, tokens.device) if self._counts is None else self._counts
         self.tokens = self.tokens.scatter(1, at[:, None], tokens[:, None])
         self.counts, self._counts = [count + 1 for count in self.counts], at + 1
 
     def go_back(self, steps: Sequence[int]) -> None:
-        self._given = []
         self.rows.go_back(steps)
+        self._guessed = []  # some are left where a turn broke off
         if self.predictor.shown == "states" or not any(steps):
             return
         self.counts = [count - n for count, n in zip(self.counts, steps, strict=True)]
@@ -159,5 +178,4 @@ def _stack(old: Tensor, new: Tensor, padding: int) -> Tensor:
     """Put rows under others, padded to one width, one of few on a GPU."""
     width = max(old.shape[1], new.shape[1])
     width = COLUMNS * rounded(-(-width // COLUMNS)) if new.is_cuda else width
-    pad = torch.nn.functional.pad
     return torch.cat([pad(one, (0, width - one.shape[1]), value=padding) for one in (old, new)])

@@ -2,7 +2,7 @@
 
 The sequence loss is 100 x (1 - ROUGE-1), on words as in the package rouge-score or on token ids, or that of another
 metric (`seqdefer.tasks.common.metrics`). Losses of tokens follow from the metric (`seqdefer.tasks.text.token_losses`).
-For ROUGE-1, a token loses 1 if the reference does not contain it, whoever writes it; every reference contains the end.
+For ROUGE-1, a token loses 1 if the reference does not contain it, for both authors; every reference contains the end.
 In the paper, a repeated token is right if the reference contains it at all (`paper`). Like ROUGE, the default
 (`clipped`) counts it at most as often as the reference does, so repetition earns no credit.
 """
@@ -28,11 +28,11 @@ from seqdefer.progress import Meter
 from seqdefer.recipes import Recipe, published
 from seqdefer.registry import EXPERTS, find_plugins
 from seqdefer.remote.client import EndpointClient, is_url, require_extra
-from seqdefer.report.markup import NBSP, number
+from seqdefer.report.markup import number
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.cost_to_go import CostToGo
 from seqdefer.tasks.common.metrics import Metric, get_metric
-from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
+from seqdefer.tasks.common.token_drawing import TokenExample, draw_tokens, drawings_of
 from seqdefer.tasks.text.codec import END_SIGN, TextCodec
 from seqdefer.tasks.text.data import Document, Fields, filter_by_words, make_splits, read_corpus
 from seqdefer.tasks.text.given import FUNCTION, Given
@@ -112,7 +112,8 @@ class TextTask(Task):
         end = [] if pair.predictor.end is None else [pair.predictor.end]
         # A decoder-only model continues a prompt, so its first word begins with a space.
         space = "" if pair.predictor.model.is_encoder_decoder else " "
-        ids = self.tokenizer([space + one.summary for one in self.documents], add_special_tokens=False, verbose=False)
+        texts = [space + one.summary.strip() for one in self.documents]
+        ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)
         targets = [torch.tensor([*row, *end], dtype=torch.long) for row in ids["input_ids"]]
         return pad_sequence(targets, batch_first=True, padding_value=PADDING)
 
@@ -170,28 +171,16 @@ class TextTask(Task):
         }
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
-        losses = {
-            budget: self.sequence_loss(examples.to(rollout.sequences.tokens.device), rollout.sequences).tolist()
-            for budget, rollout in rollouts.items()
-        }
-        drawn = []
-        for row, place in enumerate(examples.ids.tolist()):
-            drawings = [
-                self._drawing(rollout, row, budget, losses[budget][row]) for budget, rollout in rollouts.items()
-            ]
-            drawn.append(
-                TokenExample(_shorten(self.documents[place].document), self.documents[place].summary, drawings)
-            )
+        documents = [self.documents[place] for place in examples.ids.tolist()]
+        drawings = drawings_of(self, examples, rollouts, self.codec.pieces, self._quality)
+        drawn = [
+            TokenExample(_shorten(one.document), one.summary, row) for one, row in zip(documents, drawings, strict=True)
+        ]
         return draw_tokens(drawn, legend=[f"{END_SIGN} the end of a text"])
 
-    def _drawing(self, rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
-        n = int(rollout.sequences.lengths[row])
-        pieces = self.codec.pieces(rollout.sequences.tokens[row, :n].tolist())
-        authors, scores = rollout.by_expert[row, :n].tolist(), rollout.scores[row, :n].tolist()
+    def _quality(self, loss: float) -> str:
         title = "ROUGE-1" if self.metric is None else self.metric.title
-        quality = number(loss if self.max_loss is None else 100 - loss, 0)
-        caption = f"{title} {quality}, {sum(authors)} of {n} by the expert"
-        return TokenDrawing(pieces, authors, scores, f"budget {number(100 * budget, 0)}{NBSP}%", caption)
+        return f"{title} {number(loss if self.max_loss is None else 100 - loss, 0)}"
 
 
 def _shorten(text: str) -> str:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 from seqdefer.errors import DataError, OptionError
 from seqdefer.interfaces import SplitName
 from seqdefer.tasks.common.proportions import divide_by_remainder
+from seqdefer.tasks.tsp.options import TSPOptions
 from seqdefer.tasks.tsp.reading import MIN_CITIES, CityData, count_cities, read_cities
 
 Reals = NDArray[np.float64]
@@ -34,23 +34,6 @@ Integers = NDArray[np.int64]
 Stream = Literal["predictor", "train", "validation", "test"]
 
 _STREAMS: Mapping[Stream | Literal["deal"], int] = {"predictor": 0, "train": 1, "validation": 2, "test": 3, "deal": 4}
-
-
-class InstanceOptions(Protocol):
-    """The task options that determine the instances."""
-
-    @property
-    def data(self) -> str | None: ...  # a file or a folder; None for Gaussian instances
-    @property
-    def cities(self) -> int: ...
-    @property
-    def train(self) -> int: ...
-    @property
-    def validation(self) -> int: ...
-    @property
-    def test(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -146,7 +129,7 @@ def _check_sizes(n: int, n_cities: int) -> None:
 # --- splits ----------------------------------------------------------------------------------------------------------
 
 
-def make_splits(options: InstanceOptions) -> InstanceSplits:
+def make_splits(options: TSPOptions) -> InstanceSplits:
     """Return the instances that the options describe.
 
     no data           Gaussian instances, each part from its own stream; a larger part begins with the smaller one
@@ -168,7 +151,7 @@ def make_splits(options: InstanceOptions) -> InstanceSplits:
     return _splits_of_instances(source, options, counts)
 
 
-def _splits_of_pool(pool: Pool, options: InstanceOptions, counts: Mapping[SplitName, int]) -> InstanceSplits:
+def _splits_of_pool(pool: Pool, options: TSPOptions, counts: Mapping[SplitName, int]) -> InstanceSplits:
     n_pool, n = len(pool.cities), sum(counts.values())
     if n_pool <= options.cities:
         raise DataError(
@@ -190,8 +173,8 @@ def _splits_of_pool(pool: Pool, options: InstanceOptions, counts: Mapping[SplitN
     return InstanceSplits(parts, words)
 
 
-def _splits_of_instances(source: CityData, options: InstanceOptions, counts: Mapping[SplitName, int]) -> InstanceSplits:
-    instances = _checked(source)
+def _splits_of_instances(source: CityData, options: TSPOptions, counts: Mapping[SplitName, int]) -> InstanceSplits:
+    instances = stack_instances(source)
     n, n_cities, asked = len(instances), instances.shape[1], sum(counts.values())
     if n_cities != options.cities:
         raise DataError(
@@ -229,22 +212,8 @@ def split_instances(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_instances(path: Path | str) -> Tensor:
-    """Read the instances in a file or a folder, with their original coordinates. float64 (n, N, 2)
-
-    TSPLIB  a file with TYPE: TSP and EDGE_WEIGHT_TYPE: EUC_2D is one instance, its cities ordered by number
-    folder  its TSPLIB files (*.tsp, *.tsp.gz), sorted by name, all with the same number of cities
-    CSV     one city per row. Two columns, x and y, are one instance; with a header, a column `instance` separates
-            instances, and other columns are ignored. Delimiters are commas, semicolons, tabs or spaces; lines that
-            begin with # are comments
-
-    Files may be gzip, whatever their names.
-    """
-    return _checked(read_cities(path))
-
-
-def _checked(source: CityData) -> Tensor:
-    """Check that instances have equal size and distinct cities. float64 (n, N, 2)"""
+def stack_instances(source: CityData) -> Tensor:
+    """Return instances with their original coordinates; refuse different sizes and equal cities. float64 (n, N, 2)"""
     first = source.instances[0]
     for other in source.instances:
         if len(other.cities) != len(first.cities):

@@ -15,7 +15,6 @@ For each prefix, until the best tour meets the proven bound:
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -25,13 +24,10 @@ from functools import cache
 from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from seqdefer.tasks.tsp.completions import Floats, HandOffs, Ints, Stop, TourSolver
 from seqdefer.tasks.tsp.improve import improve
 from seqdefer.tasks.tsp.subtours import Mask, labels_of, violated
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 LENGTH_TOLERANCE = 1e-7  # in mean distances between cities: about 1e-8 of a tour of 50
 N_ENUMERATE = 7  # cities: 5,040 orders as one array cost less than a program
@@ -46,15 +42,6 @@ class Solution:
     length: float
     bound: float
     is_optimal: bool
-
-
-@dataclass(frozen=True)
-class HandOffs:
-    """The completions of several prefixes of one draft."""
-
-    tours: Ints  # (J, N)
-    runs: int  # prefixes solved; the others follow from the one before
-    unproven: int  # prefixes whose tour may not be shortest, because of the time limit
 
 
 @dataclass(frozen=True)
@@ -78,13 +65,14 @@ class RelaxedSolution:
 class Deadline:
     """The time left for a prefix: none once `stop` is set (by Ctrl-C)."""
 
-    def __init__(self, seconds: float, stop: threading.Event | None) -> None:
+    def __init__(self, seconds: float, stop: Stop | None) -> None:
         self._end = time.monotonic() + seconds
         self._stop = stop
 
     @property
     def seconds_left(self) -> float:
-        return 0.0 if self._stop and self._stop.is_set() else max(self._end - time.monotonic(), 0.0)
+        is_stopped = self._stop is not None and bool(self._stop[0])
+        return 0.0 if is_stopped else max(self._end - time.monotonic(), 0.0)
 
 
 class Geometry:
@@ -200,14 +188,15 @@ class Relaxation(ABC):
         """Release the solver's resources."""
 
 
-class ExactSolver(ABC):
-    """A solver that proves its tours shortest within the time limit. Thread-safe."""
+class ExactSolver(TourSolver):
+    """A solver that proves its tours shortest within the time limit."""
 
     name: str
+    batch_size = 64  # seconds of work
 
     def __init__(self, *, time_limit: float = TIME_LIMIT, n_enumerate: int = N_ENUMERATE) -> None:
-        self.time_limit = time_limit
-        self.n_enumerate = n_enumerate
+        self.time_limit, self.n_enumerate = time_limit, n_enumerate
+        self.fingerprint = f"tsp-{self.name}-1 time_limit={time_limit:g}"
 
     @abstractmethod
     def relaxation(self, costs: Floats, rows: Sequence[Constraint]) -> Relaxation: ...
@@ -216,18 +205,17 @@ class ExactSolver(ABC):
     def solve_program(self, program: Program, deadline: Deadline) -> tuple[Floats | None, bool]:
         """Return the best choice of columns (C,) below the cutoff, or None, and whether that is proven."""
 
-    def complete(
-        self, cities: Floats, prefix: Ints, start: Ints | None = None, *, stop: threading.Event | None = None
-    ) -> Solution:
-        """Return the shortest tour of `cities` (N, 2) that begins with `prefix` (kept,). `start`: a tour to improve.
+    def complete(self, cities: Floats, prefix: Ints, start: Ints | None = None) -> Solution:
+        """Return the shortest tour of `cities` (N, 2) that begins with `prefix` (kept,). `start`: a tour to improve."""
+        with closing(_Search(self, cities, None)) as search:
+            return search.complete(prefix, self.fill(cities, prefix) if start is None else start)
 
-        An empty prefix gives a tour from city 0 towards its smaller neighbour. Setting `stop` ends the search soon,
-        with the best tour so far."""
-        with closing(_Search(self, cities, stop)) as search:
-            return search.complete(prefix, start)
+    def fill(self, cities: Floats, prefix: Ints) -> Ints:
+        """Go to the nearest city each time."""
+        anchored = prefix if len(prefix) else np.zeros(1, dtype=np.int64)
+        return np.concatenate([anchored, nearest_neighbours(anchored, Geometry(cities).distances)])
 
-    def hand_offs(self, cities: Floats, draft: Ints, kept: Ints, *, stop: threading.Event | None = None) -> HandOffs:
-        """Complete the first `kept` (J,), rising, cities of a draft (N,)."""
+    def hand_offs(self, cities: Floats, draft: Ints, kept: Ints, *, stop: Stop | None = None) -> HandOffs:
         with closing(_Search(self, cities, stop)) as search:
             return search.hand_offs(draft, kept)
 
@@ -235,9 +223,8 @@ class ExactSolver(ABC):
 class _Search:
     """The search on one instance; results for shorter prefixes serve longer ones."""
 
-    def __init__(self, solver: ExactSolver, cities: Floats, stop: threading.Event | None) -> None:
-        self.solver = solver
-        self.stop = stop
+    def __init__(self, solver: ExactSolver, cities: Floats, stop: Stop | None) -> None:
+        self.solver, self.stop = solver, stop
         self.geometry = Geometry(cities)
         self.masks: list[Mask] = []
         self._relaxation: Relaxation | None = None
@@ -291,7 +278,7 @@ class _Search:
             better.append(later)
         return better[::-1]
 
-    def complete(self, prefix: Ints, start: Ints | None, bound: float = 0.0) -> Solution:
+    def complete(self, prefix: Ints, start: Ints, bound: float = 0.0) -> Solution:
         """Complete a prefix. `start`: any tour; `bound`: a lower bound of the length."""
         unit, anchored = self.geometry.unit, prefix if len(prefix) else np.zeros(1, dtype=np.int64)
         if self.geometry.n - len(anchored) <= max(self.solver.n_enumerate, 1):
@@ -304,11 +291,9 @@ class _Search:
             tour = _required(align(canonical(tour), prefix))
         return Solution(tour, length * unit, min(bound, length) * unit, length <= bound + LENGTH_TOLERANCE)
 
-    def _prove(self, prefix: Ints, start: Ints | None, bound: float) -> tuple[Ints, float]:
+    def _prove(self, prefix: Ints, start: Ints, bound: float) -> tuple[Ints, float]:
         """Return a tour and a bound, which meet within the time limit."""
         geometry, deadline = self.geometry, Deadline(self.solver.time_limit, self.stop)
-        if start is None:
-            start = np.concatenate([prefix, nearest_neighbours(prefix, geometry.distances)])
         best = self._improved(prefix, start)
         if geometry.length(best) <= bound + LENGTH_TOLERANCE:
             return best, bound

@@ -15,26 +15,24 @@ point, and `--expert NAME` finds it:
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cached_property
 from importlib.metadata import EntryPoint
-from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from seqdefer import environment
-from seqdefer.errors import ContractError, InputError, OptionError, unknown
+from seqdefer.errors import ContractError, InputError, OptionError, look_up
 from seqdefer.interfaces import DraftExpert, Expert
 from seqdefer.registry import EXPERTS, OWN, by_name, find_plugins, package_of
-from seqdefer.tasks.tsp import search
-from seqdefer.tasks.tsp.exact import TIME_LIMIT, ExactSolver, Floats, HandOffs, Ints, Solution
+from seqdefer.tasks.tsp.completions import Floats, HandOffs, Ints, Stop, TourSolver
+from seqdefer.tasks.tsp.exact import TIME_LIMIT
 from seqdefer.tasks.tsp.reading import MIN_CITIES
-from seqdefer.tasks.tsp.search import EFFORT
+from seqdefer.tasks.tsp.search import EFFORT, LocalSearch
 from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
@@ -48,24 +46,30 @@ class UnprovenTourWarning(UserWarning):
 
 
 class TourExpert(DraftExpert):
-    """An expert that completes tours. `unproven` counts tours that the time limit left without a proof."""
+    """An expert that completes tours by a solver. `n_threads` share the rows (default: all cores).
+
+    `unproven` counts tours that the time limit left without a proof."""
 
     deterministic = True
     unproven: int = 0
 
-    @abstractmethod
-    def _complete(self, cities: Floats, prefixes: Ints, kept: Ints) -> tuple[Ints, int]:
-        """Return tours (n, N) and how many are unproven. cities: (n, N, 2), prefixes: (n, N), kept: (n,)"""
+    def __init__(self, solver: TourSolver, *, n_threads: int | None = None) -> None:
+        self.solver, self.n_threads = solver, n_threads or environment.n_threads()
+        self.batch_size, self.fingerprint = solver.batch_size, solver.fingerprint
 
-    @abstractmethod
-    def _hand_offs(self, cities: Floats, drafts: Ints, kept: Ints) -> tuple[Ints, int, int]:
-        """Return tours (n, J, N), runs, and how many are unproven. drafts: (n, N), kept: (J,)"""
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        """Long-lived threads, because each requests a solver licence once. The main thread stays free for Ctrl-C."""
+        return ThreadPoolExecutor(self.n_threads, thread_name_prefix="tsp")
 
     def complete(self, examples: Examples, prefixes: Sequences, spec: SequenceSpec) -> Sequences:
         cities, tokens, kept = _checked(examples, prefixes, spec)
-        tours, unproven = self._complete(cities, tokens, kept)
-        self._count(unproven, len(tours))
-        return _sequences(tours, prefixes.tokens)
+
+        def solve(row: int, stop: Stop) -> HandOffs:
+            draft = self.solver.fill(cities[row], tokens[row, : kept[row]])
+            return self.solver.hand_offs(cities[row], draft, kept[row : row + 1], stop=stop)
+
+        return self._solve(solve, prefixes, spec)[0]
 
     def hand_offs(
         self, examples: Examples, drafts: Sequences, kept: Tensor, spec: SequenceSpec
@@ -74,79 +78,32 @@ class TourExpert(DraftExpert):
         if (lengths < spec.length).any():
             row = int((lengths < spec.length).argmax())
             raise InputError(f"row {row}: the draft has {lengths[row]} cities; it must visit all {spec.length}")
-        tours, runs, unproven = self._hand_offs(cities, tokens, _checked_kept(kept, spec.length))
-        self._count(unproven, tours.shape[0] * tours.shape[1])
-        return _sequences(tours.reshape(-1, spec.length), drafts.tokens), runs
+        columns = _checked_kept(kept, spec.length)
 
-    def _count(self, unproven: int, n: int) -> None:
+        def solve(row: int, stop: Stop) -> HandOffs:
+            return self.solver.hand_offs(cities[row], tokens[row], columns, stop=stop)
+
+        return self._solve(solve, drafts, spec)
+
+    def _solve(
+        self, solve: Callable[[int, Stop], HandOffs], given: Sequences, spec: SequenceSpec
+    ) -> tuple[Sequences, int]:
+        """Return the tours of all rows, on the device of `given`, and the number of solver runs."""
+        self.solver.prepare()
+        solved = in_parallel(self._pool, solve, len(given))
+        tours = np.concatenate([np.zeros((0, spec.length), np.int64), *(one.tours for one in solved)])
+        unproven = sum(one.unproven for one in solved)
         self.unproven += unproven
         if unproven:
             warnings.warn(
-                f"{unproven:,} of {n:,} tours may not be the shortest: the time limit was reached; raise --time-limit",
+                f"{unproven:,} of {len(tours):,} tours may not be the shortest: the time limit was reached; "
+                "raise --time-limit",
                 UnprovenTourWarning,
                 stacklevel=3,
             )
-
-
-class ExactExpert(TourExpert):
-    """An expert that proves its tours, by `Gurobi` or `Highs`. `n_threads` share the rows (default: all cores)."""
-
-    batch_size = 64  # seconds of work between two writes
-
-    def __init__(self, solver: ExactSolver, *, n_threads: int | None = None) -> None:
-        self.solver = solver
-        self.n_threads = n_threads or environment.n_threads()
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        """Long-lived threads, because each requests a solver licence once. The main thread stays free for Ctrl-C."""
-        return ThreadPoolExecutor(self.n_threads, thread_name_prefix=f"tsp-{self.solver.name}")
-
-    @property
-    def fingerprint(self) -> str:  # type: ignore[override]  # read only
-        return f"tsp-{self.solver.name}-1 time_limit={self.solver.time_limit:g}"
-
-    def _complete(self, cities: Floats, prefixes: Ints, kept: Ints) -> tuple[Ints, int]:
-        def solve(row: int, stop: Event) -> Solution:
-            return self.solver.complete(cities[row], prefixes[row, : kept[row]], stop=stop)
-
-        solutions = in_parallel(self._pool, solve, len(cities))
-        tours = np.array([each.tour for each in solutions], dtype=np.int64)
-        return tours.reshape(prefixes.shape), sum(not each.is_optimal for each in solutions)
-
-    def _hand_offs(self, cities: Floats, drafts: Ints, kept: Ints) -> tuple[Ints, int, int]:
-        def solve(row: int, stop: Event) -> HandOffs:
-            return self.solver.hand_offs(cities[row], drafts[row], kept, stop=stop)
-
-        solved = in_parallel(self._pool, solve, len(cities))
-        tours = np.array([each.tours for each in solved], dtype=np.int64).reshape(
-            len(cities), len(kept), cities.shape[1]
-        )
-        return tours, sum(each.runs for each in solved), sum(each.unproven for each in solved)
-
-
-class SearchExpert(TourExpert):
-    """Local search with perturbation (`seqdefer.tasks.tsp.search`); more `effort` gives shorter tours."""
-
-    batch_size = 512
-
-    def __init__(self, *, effort: int = EFFORT, seed: int = 0, n_threads: int | None = None) -> None:
-        self.effort = effort
-        self.seed = seed
-        self.n_threads = n_threads
-
-    @property
-    def fingerprint(self) -> str:  # type: ignore[override]  # read only
-        return f"tsp-search-1 effort={self.effort} seed={self.seed}"
-
-    def _complete(self, cities: Floats, prefixes: Ints, kept: Ints) -> tuple[Ints, int]:
-        return search.complete(cities, prefixes, kept, **self._options()), 0
-
-    def _hand_offs(self, cities: Floats, drafts: Ints, kept: Ints) -> tuple[Ints, int, int]:
-        return *search.hand_offs(cities, drafts, kept, **self._options()), 0
-
-    def _options(self) -> dict[str, Any]:
-        return {"effort": self.effort, "seed": self.seed, "threads": self.n_threads}
+        tokens = torch.from_numpy(tours).to(given.tokens.device)
+        lengths = torch.full((len(tours),), spec.length, device=given.tokens.device)
+        return Sequences(tokens, lengths), sum(one.runs for one in solved)
 
 
 def make_expert(
@@ -165,18 +122,20 @@ def make_expert(
         raise OptionError(f"--effort is {effort}; it must be between 0 and {MAX_EFFORT}")
     if time_limit is not None and not 0 < time_limit <= MAX_SECONDS:
         raise OptionError(f"--time-limit is {time_limit}; it must be above 0 and at most {MAX_SECONDS:g} seconds")
+    if not 0 <= seed < 2**63:
+        raise OptionError(f"seed is {seed}; it must be at least 0 and below 2**63")
     if n_threads is not None and n_threads < 1:
         raise OptionError(f"n_threads is {n_threads}; it must be at least 1")
-    known = _experts()
-    if name not in known:
-        raise unknown("expert", name, known)
-    if (plugin := known[name]) is not None:
+    if (plugin := look_up("expert", name, _experts())) is not None:
         return _make_plugin(name, plugin)
     load(PACKAGES[name], name)
+    solver: TourSolver
     if name == "search":
-        return SearchExpert(effort=EFFORT if effort is None else effort, seed=seed, n_threads=n_threads)
-    kind = Gurobi if name == "gurobi" else Highs
-    return ExactExpert(kind(time_limit=TIME_LIMIT if time_limit is None else time_limit), n_threads=n_threads)
+        solver = LocalSearch(effort=EFFORT if effort is None else effort, seed=seed)
+    else:
+        exact = Gurobi if name == "gurobi" else Highs
+        solver = exact(time_limit=TIME_LIMIT if time_limit is None else time_limit)
+    return TourExpert(solver, n_threads=n_threads)
 
 
 def _experts() -> dict[str, EntryPoint | None]:
@@ -195,9 +154,9 @@ def _make_plugin(name: str, point: EntryPoint) -> Expert:
     return expert
 
 
-def in_parallel(pool: ThreadPoolExecutor, work: Callable[[int, Event], Result], n: int) -> list[Result]:
+def in_parallel(pool: ThreadPoolExecutor, work: Callable[[int, Stop], Result], n: int) -> list[Result]:
     """Return `work(row, stop)` of rows 0..n-1, in order. After Ctrl-C or an error, no row starts and `stop` is set."""
-    stop = Event()
+    stop = np.zeros(1, np.bool_)
     futures = [pool.submit(work, row, stop) for row in range(n)]
     try:
         while True:
@@ -206,7 +165,7 @@ def in_parallel(pool: ThreadPoolExecutor, work: Callable[[int, Event], Result], 
             if not left:
                 return results
     except BaseException:
-        stop.set()
+        stop[0] = True
         for future in futures:
             future.cancel()
         wait(futures)
@@ -263,9 +222,3 @@ def _checked_kept(kept: Tensor, n: int) -> Ints:
     if not len(numbers) or (np.diff(numbers) <= 0).any() or numbers[0] < 0 or numbers[-1] > n:
         raise InputError(f"kept is {numbers.tolist()}; it must rise strictly within 0 to {n}")
     return numbers
-
-
-def _sequences(tours: Ints, like: Tensor) -> Sequences:
-    """Return tours as sequences, on the device of `like`."""
-    tokens = torch.from_numpy(tours).to(like.device)
-    return Sequences(tokens, torch.full((len(tours),), tours.shape[1], dtype=torch.int64, device=like.device))

@@ -7,10 +7,8 @@ search of the expert is in `seqdefer.tasks.tsp.search`.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from seqdefer.tasks.tsp.completions import Floats, Ints
 
 MIN_GAIN = 1e-9  # in mean distances; less is rounding
 MAX_SEGMENT = 3  # cities in an Or-opt move

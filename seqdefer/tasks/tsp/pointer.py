@@ -7,7 +7,7 @@ It reads the cities by their angle around the center, so its tour does not depen
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from seqdefer.interfaces import Predictor
 from seqdefer.storage.files import fingerprint, read_json, read_weights
 from seqdefer.storage.made_once import CONFIG, WEIGHTS, save_network
 from seqdefer.tasks.tsp.tours import distances
-from seqdefer.types import Proposal
+from seqdefer.types import BatchRecord, Proposal
 
 KIND = "tsp_pointer"
 MAX_HIDDEN = 4096  # units; a checkpoint with more is damaged
@@ -68,7 +68,7 @@ class PointerNet(nn.Module):
 
 
 @dataclass(frozen=True)
-class EncodedCities:
+class EncodedCities(BatchRecord):
     """The encoder's output, constant along a tour."""
 
     embedded: Tensor  # (B, N, H) coordinates
@@ -78,12 +78,9 @@ class EncodedCities:
     hidden: Tensor  # (B, H) after the last city
     memory: Tensor  # (B, H)
 
-    def select(self, rows: Tensor) -> EncodedCities:
-        return EncodedCities(*(getattr(self, field.name)[rows] for field in fields(self)))
-
 
 @dataclass(frozen=True)
-class TourState:
+class TourState(BatchRecord):
     """A partial tour and the decoder that has read it."""
 
     cities: Tensor  # (B, N, 2)
@@ -95,10 +92,6 @@ class TourState:
     visited: Tensor  # bool (B, N)
     first: Tensor  # int64 (B,), -1 before the first city
     last: Tensor  # int64 (B,), -1 before the first city
-
-    def select(self, rows: Tensor) -> TourState:
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return TourState(**{n: part.select(rows) if n == "encoded" else part[rows] for n, part in parts.items()})
 
 
 class TourPredictor(Predictor[TourState]):
@@ -151,9 +144,6 @@ class TourPredictor(Predictor[TourState]):
         return TourState(
             state.cities, state.distances, state.encoded, hidden, memory, log_probs, visited, first, tokens
         )
-
-    def select(self, state: TourState, rows: Tensor) -> TourState:
-        return state.select(rows)
 
 
 def save_pointer(model: PointerNet, folder: Path, notes: Mapping[str, Any]) -> None:

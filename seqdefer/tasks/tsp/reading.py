@@ -48,7 +48,14 @@ class CityData:
 
 
 def read_cities(path: Path | str) -> CityData:
-    """Read a file or a folder. All coordinates are finite, and every instance has enough cities."""
+    """Read a file or a folder. All coordinates are finite, and every instance has enough cities.
+
+    TSPLIB  a file with TYPE: TSP and EDGE_WEIGHT_TYPE: EUC_2D is one instance, its cities ordered by number
+    folder  its TSPLIB files (*.tsp, *.tsp.gz), sorted by name
+    CSV     one city per row. Two columns, x and y, are one instance; with a header, a column `instance` separates
+            instances, and other columns are ignored. Delimiters are commas, semicolons, tabs or spaces; lines that
+            begin with # are comments
+    Files may be gzip, whatever their names."""
     if not str(path):
         raise DataError("--data is empty; give a TSPLIB or CSV file, or a folder of TSPLIB files")
     path = Path(path)

@@ -12,20 +12,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from seqdefer.errors import InputError, MissingExtraError, OptionError, missing_extra
+from seqdefer.errors import InputError, OptionError, import_extra
+from seqdefer.tasks.tsp.completions import Floats, Ints
 from seqdefer.tasks.tsp.exact import (
     LENGTH_TOLERANCE,
     Constraint,
     Deadline,
     ExactSolver,
-    Floats,
     Geometry,
-    Ints,
     Program,
     Relaxation,
     RelaxedSolution,
@@ -41,16 +39,12 @@ LP_TOLERANCE = 1e-9  # tight, because the bounds decide which edges are removed
 
 def load(package: str, expert: str) -> Any:
     """Import a package of the extra, or raise an error that names the install command and the alternatives."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        missing = missing_extra(package, EXTRA, f"the expert {expert!r}")
-        raise MissingExtraError(f"{missing}; {_alternatives(expert)}") from error
+    return import_extra(package, EXTRA, f"the expert {expert!r}", _alternatives(expert))
 
 
 def _alternatives(expert: str) -> str:
     others = [name for name in PACKAGES if name != expert]
-    return f"or use another expert: {', '.join(others)}"
+    return f"use another expert: {', '.join(others)}"
 
 
 # -- Gurobi --------------------------------------------------------------------------------------------------------
@@ -150,9 +144,9 @@ def _gurobi_errors(n: int) -> Iterator[None]:
         if error.errno == SIZE_LIMIT_EXCEEDED:
             raise OptionError(
                 f"{n} cities have {n * (n - 1) // 2:,} edges, and Gurobi's bundled licence allows 2,000 variables (63 "
-                f"cities); get a licence, {_alternatives('gurobi')}"
+                f"cities); get a licence, or {_alternatives('gurobi')}"
             ) from error
-        raise InputError(f"Gurobi failed: {error} (code {error.errno}); {_alternatives('gurobi')}") from error
+        raise InputError(f"Gurobi failed: {error} (code {error.errno}); or {_alternatives('gurobi')}") from error
 
 
 class _GurobiRelaxation(Relaxation):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from seqdefer.tasks.tsp.completions import Floats
+
 Mask = NDArray[np.bool_]  # (N,) the cities of a set
 
 TOLERANCE = 1e-6  # the solvers' feasibility tolerance

@@ -14,11 +14,11 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,15 +31,13 @@ from seqdefer.recipes import Recipe, published
 from seqdefer.registry import find_plugins
 from seqdefer.storage.files import fingerprint
 from seqdefer.storage.made_once import tensors_made_once
-from seqdefer.tasks.common.options import option
 from seqdefer.tasks.tsp.codec import TourCodec
 from seqdefer.tasks.tsp.data import gaussian_instances, make_splits
 from seqdefer.tasks.tsp.drawing import TourDrawing, draw_gallery
-from seqdefer.tasks.tsp.exact import TIME_LIMIT
 from seqdefer.tasks.tsp.experts import make_expert
+from seqdefer.tasks.tsp.options import TSPOptions
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, load_pointer, save_pointer
 from seqdefer.tasks.tsp.reinforce import TrainingOptions, sample_tours, train
-from seqdefer.tasks.tsp.search import EFFORT
 from seqdefer.tasks.tsp.tours import percent_over
 from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
 
@@ -49,40 +47,6 @@ SOLVE_BATCH = 256  # instances solved between two writes
 # cities is 23.7 long.
 PUBLISHED_ALPHA = 100 * (0.01 * 50) / 23.7  # alpha_1, in % of the expert's tour
 N_EVALUATION = 500  # instances that a trained predictor is measured on
-
-
-@dataclass(frozen=True)
-class TSPOptions:
-    """Options of the task; the fields are command-line options."""
-
-    usual_options: ClassVar = ("data", "cities", "expert", "predictor", "train", "test")
-    test_options: ClassVar = ("test",)
-    data: str | None = option(
-        None,
-        "cities to use instead of Gaussian ones: a TSPLIB .tsp file or a folder of them, or a CSV of coordinates",
-        is_path=True,
-    )
-    cities: int = option(50, "cities of an instance")
-    expert: str = option(
-        "gurobi", "solver that completes tours: gurobi or highs (exact), search (nearly exact, much faster)"
-    )
-    predictor: str | None = option(
-        None, "folder of a pointer network, or PLUGIN:FOLDER, such as rl4co:FOLDER (the shipped network)", is_path=True
-    )
-    facts: bool = option(
-        True, "features: the decoder's state and facts of the partial tour, instead of the paper's node embeddings"
-    )
-    train: int = option(2400, "instances to fit rejectors on")
-    validation: int = option(400, "instances to stop and choose with")
-    test: int = option(500, "instances to report on")
-    effort: int | None = option(None, f"perturbations a city for --expert search ({EFFORT})")
-    time_limit: float | None = option(
-        None, f"seconds after which an exact expert returns its best tour ({TIME_LIMIT:g})"
-    )
-    seed: int = option(0, "seed of the instances")
-
-    def without_test(self) -> TSPOptions:
-        return replace(self, test=1)  # the minimum: test instances cost solving
 
 
 class TSPTask(Task):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -25,8 +24,3 @@ def distances(cities: Tensor) -> Tensor:
     """Return distances (B, N, N) of cities (B, N, 2), from differences, which keep the digits of near cities."""
     table: Tensor = (cities[:, :, None] - cities[:, None, :]).norm(dim=3)
     return table
-
-
-def is_tour(tours: Tensor) -> Tensor:
-    """Return which rows (B, N) visit every city once. bool (B,)"""
-    return (tours.sort(1).values == torch.arange(tours.shape[1], device=tours.device)).all(1)

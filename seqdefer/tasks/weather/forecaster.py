@@ -19,7 +19,7 @@ from seqdefer.interfaces import Predictor
 from seqdefer.progress import Meter
 from seqdefer.storage.files import fingerprint
 from seqdefer.storage.made_once import network_made_once
-from seqdefer.types import Examples, Proposal
+from seqdefer.types import BatchRecord, Examples, Proposal
 
 N_OBSERVED = 12  # temperatures in an input; time of day and time of year follow
 
@@ -116,7 +116,7 @@ def load_or_train(
 
 
 @dataclass(frozen=True)
-class _State:
+class _State(BatchRecord):
     """The decoder's state after the last token."""
 
     hidden: Tensor  # (B, 1 + T, H): the pass without dropout, then the Monte Carlo passes
@@ -124,9 +124,6 @@ class _State:
     forecasts: Tensor  # (B, 1 + T) of the next token, standardised
     last: Tensor  # (B,) the last token, standardised
     surprise: Tensor  # (B,) the last token minus the proposal for its position
-
-    def select(self, rows: Tensor) -> _State:
-        return _State(self.hidden[rows], self.memory[rows], self.forecasts[rows], self.last[rows], self.surprise[rows])
 
 
 class WeatherPredictor(Predictor[_State]):
@@ -180,12 +177,8 @@ class WeatherPredictor(Predictor[_State]):
         last = self.model.standardise(tokens)
         return self._read(state.hidden, state.memory, last, last - state.forecasts[:, 0])
 
-    def select(self, state: _State, rows: Tensor) -> _State:
-        return state.select(rows)
-
     def join(self, states: Sequence[_State]) -> _State:
-        columns = zip(*(vars(state).values() for state in states), strict=True)
-        return _State(*map(torch.cat, columns))
+        return _State.join(states)
 
 
 def window_facts(inputs: Tensor) -> Tensor:

@@ -26,11 +26,11 @@ from seqdefer.recipes import Recipe, published
 from seqdefer.report.markup import NBSP, number
 from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.options import check_ranges, option
-from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
+from seqdefer.tasks.common.token_drawing import TokenExample, draw_tokens, drawings_of
 from seqdefer.tasks.weather.data import Series, SplitMethod, Windows, make_windows, read_series, split_windows
 from seqdefer.tasks.weather.forecaster import ForecasterOptions, WeatherPredictor, load_or_train
 from seqdefer.tasks.weather.sources import default_series, official_jena_series
-from seqdefer.types import Examples, Rollout, Sequences, SequenceSpec
+from seqdefer.types import BatchRecord, Examples, Rollout, Sequences, SequenceSpec
 
 YEAR = 365.2425 * 24 * 60  # minutes
 DAY = 24 * 60
@@ -108,15 +108,12 @@ class SimulatedHuman(NextTokenExpert["_Reading"]):
     def append(self, state: _Reading, tokens: Tensor) -> _Reading:
         return _Reading(state.values, state.positions + 1)
 
-    def select(self, state: _Reading, rows: Tensor) -> _Reading:
-        return _Reading(state.values[rows], state.positions[rows])
-
     def join(self, states: Sequence[_Reading]) -> _Reading:
-        return _Reading(torch.cat([one.values for one in states]), torch.cat([one.positions for one in states]))
+        return _Reading.join(states)
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Reading(BatchRecord):
     values: Tensor  # (B, L)
     positions: Tensor  # int64 (B,)
 
@@ -175,32 +172,20 @@ class WeatherTask(Task):
         }
 
     def draw(self, examples: Examples, rollouts: Mapping[float, Rollout]) -> str:
-        losses = {
-            budget: self.sequence_loss(examples, _on_cpu(one.sequences)).tolist() for budget, one in rollouts.items()
-        }
+        drawings = drawings_of(self, examples, rollouts, _readings, lambda loss: f"{number(loss, 2)}{NBSP}°C²")
         drawn = []
-        for row in range(len(examples)):
-            rows = [_drawing(one, row, budget, losses[budget][row]) for budget, one in rollouts.items()]
+        for row, drawing in enumerate(drawings):
             minutes = round(float(examples.inputs[row, -2]) * DAY)
-            seen = _degrees(examples.inputs[row, :-2].tolist())
+            seen, truth = (
+                "  ".join(_readings(part[row].tolist())) for part in (examples.inputs[:, :-2], examples.targets)
+            )
             source = f"{minutes // 60 % 24:02d}:{minutes % 60:02d}, after {seen} °C"
-            drawn.append(TokenExample(source, _degrees(examples.targets[row].tolist()), rows))
+            drawn.append(TokenExample(source, truth, drawing))
         return draw_tokens(drawn, separator="  ", legend=["°C, every ten minutes of the hour that follows"])
 
 
-def _on_cpu(sequences: Sequences) -> Sequences:
-    return Sequences(sequences.tokens.cpu(), sequences.lengths.cpu())
-
-
-def _degrees(values: Sequence[float]) -> str:
-    return "  ".join(number(value, 1) for value in values)
-
-
-def _drawing(rollout: Rollout, row: int, budget: float, loss: float) -> TokenDrawing:
-    values, authors = rollout.sequences.tokens[row].tolist(), rollout.by_expert[row].tolist()
-    caption = f"{number(loss, 2)}{NBSP}°C², {sum(authors)} of {len(authors)} by the expert"
-    heading = f"budget {number(100 * budget, 0)}{NBSP}%"
-    return TokenDrawing([number(value, 1) for value in values], authors, rollout.scores[row].tolist(), heading, caption)
+def _readings(values: Sequence[float]) -> list[str]:
+    return [number(value, 1) for value in values]
 
 
 def to_examples(windows: Windows) -> Examples:

@@ -27,6 +27,7 @@ from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.progress import Silent
 from seqdefer.report.panels import is_harmless
 from seqdefer.report.run import run_task
+from seqdefer.rows import Chunk
 from seqdefer.tasks.pronounce import model as module
 from seqdefer.tasks.pronounce.codec import PhonemeCodec
 from seqdefer.tasks.pronounce.data import MAX_TOKENS, SYMBOLS, encode_words, parse_dictionary, spelling
@@ -44,7 +45,7 @@ from seqdefer.tasks.pronounce.task import ENTRY, FEE, PronounceOptions, Pronounc
 from seqdefer.testing import check_task
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_timed_budget")
 
 CPU = torch.device("cpu")
 SPEC = SequenceSpec(MAX_TOKENS, end=0)
@@ -132,25 +133,20 @@ def test_steps_are_the_forward_pass() -> None:
         )
 
 
-def test_the_expert_reads_lazily(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
+def test_rows_of_the_expert_read_lazily(spy: Callable[[Any, str], list[tuple[Any, ...]]]) -> None:
     model, batch = network(), examples()
-    expert, encoded, read = PronounceExpert(model), spy(model, "encode"), spy(model, "read")
-    state = expert.start(batch)
-    for token in (3, 1, 4):
-        state = expert.append(state, torch.full((len(batch),), token))
+    rows, encoded, read = PronounceExpert(model).rows(), spy(model, "encode"), spy(model, "read")
+    rows.admit(batch)
     assert not encoded
-    assert not read
-    _, state = expert.next(state, torch.tensor([4, 1]))
-    assert torch.equal(encoded[0][0], batch.inputs[[1, 4]])
+    rows.read([Chunk(4, [3, 1, 4], [3]), Chunk(1, [3, 1, 4], [3])])
+    assert [line[line > 0].tolist() for line in encoded[0][0]] == [
+        line[line > 0].tolist() for line in batch.inputs[[4, 1]]
+    ]
     assert [call[2].tolist() for call in read] == [[BEGIN] * 2, [3] * 2, [1] * 2, [4] * 2]
-    state = expert.append(state, torch.full((len(batch),), 5))
     read.clear()
-    _, state = expert.next(state, torch.tensor([1, 0]))
-    assert torch.equal(encoded[1][0], batch.inputs[[0]])
-    assert [call[2].tolist() for call in read] == [[BEGIN], [3], [1], [4], [5, 5]]
-    expert.next(expert.select(state, torch.tensor([0, 1, 0])), torch.arange(3))
+    rows.read([Chunk(1, [5], [1]), Chunk(0, [3], [1])])
     assert len(encoded) == 2
-    assert len(read) == 5
+    assert [call[2].tolist() for call in read] == [[5, BEGIN], [3]]
 
 
 def test_branches_of_a_word_share_its_letters() -> None:
@@ -443,7 +439,7 @@ def test_networks_that_are_missing(what: str, message: str, fitted: Path, tmp_pa
 def test_the_pair_of_the_last_fit_is_served(fitted: Path, dictionary: Path, tmp_path: Path) -> None:
     """A folder may hold the networks of several fits."""
     shutil.copytree(fitted, tmp_path / "model")
-    fit_tiny(dictionary, tmp_path / "model", "--seed", "1")
+    fit_tiny(dictionary, tmp_path / "model", "--seed", "1", "--replace")
     assert len(list((tmp_path / "model" / "work").glob("predictor-*"))) == 2
     one, other = (DeferringModel.from_pretrained(folder, device="cpu") for folder in (fitted, tmp_path / "model"))
     assert one.served.predictor.fingerprint != other.served.predictor.fingerprint

@@ -54,6 +54,22 @@ def test_rows_that_share_a_clip_are_watched_each() -> None:
     torch.testing.assert_close(shared.hidden, alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("says_all", [False, True])
+def test_rows_of_several_clips_hear_their_own(says_all: bool) -> None:
+    network, inputs = tiny_speech_model(2, 1, is_watched=True).network, clips(3).inputs
+    owners, tokens = torch.tensor([2, 0, 2, 1, 2]), torch.tensor([[3, 5], [4, 5], [6, 7], [3, 9], [8, 4]])
+    with torch.no_grad():
+        cache = network.prefill(inputs, tokens[:3, :0]).cache
+        shared = network.extend(cache.take(owners, 0), tokens, says_all=says_all)
+        every = [
+            network.extend(cache.take(owner[None], 0), token[None], says_all=says_all)
+            for owner, token in zip(owners, tokens, strict=True)
+        ]
+    torch.testing.assert_close(shared.hidden, torch.cat([one.hidden for one in every]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(shared.logits, torch.cat([one.logits for one in every]), rtol=1e-4, atol=1e-4)
+    assert torch.equal(shared.cache.documents, owners)
+
+
 def test_heads_are_those_named_of_the_last_layers() -> None:
     model = tiny_whisper(2, 0)
     assert chosen_heads(model, None) == {1: [0, 1]}

@@ -154,8 +154,8 @@ def test_sentences_of_the_test_are_not_trained_on() -> None:
 def test_errors_speak_of_clips() -> None:
     with pytest.raises(DataError, match="c leaves 2 clips; at least 3 are needed"):
         split_clips(SpeechCorpus("c", clips(2)), None, COUNTS, seed=0)
-    with pytest.raises(OptionError, match="--test-clips is 0"):
-        split_clips(SpeechCorpus("c", clips(9)), None, {**COUNTS, "test": 0}, seed=0)
+    with pytest.raises(OptionError, match="--test-clips is -1"):
+        split_clips(SpeechCorpus("c", clips(9)), None, {**COUNTS, "test": -1}, seed=0)
 
 
 def test_the_fingerprint_names_files_lengths_and_texts() -> None:

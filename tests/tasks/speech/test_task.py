@@ -22,6 +22,7 @@ from tiny_whisper import LENGTH, generated, save_place, tokenizer, write_corpus
 
 from seqdefer import cli
 from seqdefer.errors import DataError, InputError, OptionError
+from seqdefer.evaluation.settings import choose_settings
 from seqdefer.progress import Silent
 from seqdefer.tasks.speech.audio import read_clip, write_clip
 from seqdefer.tasks.speech.options import SpeechOptions
@@ -29,7 +30,7 @@ from seqdefer.tasks.speech.task import ENTRY, SpeechTask, prepare
 from seqdefer.testing import check_task
 from seqdefer.types import Sequences
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_timed_budget")
 N_CLIPS = 24
 CPU = torch.device("cpu")
 
@@ -277,7 +278,7 @@ def test_too_many_tokens_end_in_one_line(place: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"facts": "margin,loudness"}, "unknown --facts 'loudness'; available: all, "),
+        ({"facts": "margin,loudness"}, "unknown --facts 'loudness'; available: alike, all, "),
         ({"error_rate": "letters"}, "unknown --error-rate 'letters'"),
         ({"shown": "all"}, "unknown --shown 'all'"),
         ({"length": 0}, "--length is 0; it must be at least 1"),
@@ -304,3 +305,12 @@ def test_without_the_hub_the_commands_are_named(place: Path, tmp_path: Path, mon
 def test_the_entry_has_both_recipes() -> None:
     assert set(ENTRY.recipes) == {"ours", "published"}
     assert ENTRY.recipes["published"].options == {"shown": "states"}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [({}, "branched"), ({"strategy": "free"}, "open"), ({"strategy": "free", "trees": "closed"}, "closed")],
+)
+def test_another_strategy_has_trees_of_its_own(given: dict[str, Any], kind: str) -> None:
+    """The recipe names branched trees, and the paper's strategies learned from them too."""
+    assert choose_settings(ENTRY, given)[1].tree_kind == kind

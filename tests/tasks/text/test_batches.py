@@ -15,7 +15,7 @@ from seqdefer.errors import OptionError
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.labels.labelled import LearningData
-from seqdefer.labels.trees import UNKNOWN
+from seqdefer.labels.nodes import UNKNOWN
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqdefer.errors import DataError, InputError, MissingExtraError, OptionError
+from seqdefer.interfaces import SplitName
 from seqdefer.tasks.text.data import (
     Corpus,
     Document,
@@ -328,13 +329,24 @@ def test_too_few_documents_are_divided_in_proportion(n: int, counts: dict[Any, i
     assert all(abs(sizes[name] - n * count / total) < 2 for name, count in counts.items())
 
 
+@pytest.mark.parametrize("n", [2, 9, 60])
+def test_without_a_test_every_document_is_learned_from(n: int) -> None:
+    """One of 60 documents used to be kept for a test that nothing reported on."""
+    counts: dict[SplitName, int] = {"train": 80, "validation": 20, "test": 0}
+    parts = make_splits(Corpus("c", documents(n)), None, counts, seed=0).parts
+    assert not parts["test"]
+    assert len(parts["train"]) + len(parts["validation"]) == n
+
+
 def test_bad_splits() -> None:
     with pytest.raises(DataError, match="c leaves 2 documents; at least 3 are needed; give more with --train"):
         make_splits(Corpus("c", documents(2)), None, COUNTS, seed=0)
     with pytest.raises(DataError, match="c leaves 1 document; at least 2"):
         make_splits(Corpus("c", documents(2)), Corpus("t", documents(1)), COUNTS, seed=0)
-    with pytest.raises(OptionError, match="--test-documents is 0"):
-        make_splits(Corpus("c", documents(9)), None, {**COUNTS, "test": 0}, seed=0)
+    with pytest.raises(OptionError, match="--test-documents is -1; it must be at least 0"):
+        make_splits(Corpus("c", documents(9)), None, {**COUNTS, "test": -1}, seed=0)
+    with pytest.raises(OptionError, match="--validation-documents is 0; it must be at least 1"):
+        make_splits(Corpus("c", documents(9)), None, {**COUNTS, "validation": 0}, seed=0)
     with pytest.raises(OptionError, match="--seed is -1"):
         make_splits(Corpus("c", documents(9)), None, COUNTS, seed=-1)
 

@@ -15,7 +15,8 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff, interleave, roll_out
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import hand_off_table
-from seqdefer.labels.trees import END, DecisionTrees
+from seqdefer.labels.nodes import END
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.types import Examples
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
@@ -50,28 +51,28 @@ def real_pair(checkpoints: tuple[Path, Path]) -> TextPair:
 
 
 @pytest.fixture(scope="module")
-def four(shared_dir: Path, real_pair: TextPair) -> Examples:
+def two(shared_dir: Path, real_pair: TextPair) -> Examples:
     with gzip.open(shared_dir / "data" / "xsum" / "xsum_test.jsonl.gz", "rt", encoding="utf-8") as lines:
-        found = [json.loads(line) for line, _ in zip(lines, range(4), strict=False)]
+        found = [json.loads(line) for line, _ in zip(lines, range(2), strict=False)]
     texts = [each["document"] for each in found]
     inputs, _ = encode(real_pair.predictor.model.tokenizer, texts, "summarize: ", max_tokens=64)
     return Examples(inputs, inputs[:, :8], torch.arange(len(found)))
 
 
-def test_the_real_pair_writes_what_generate_writes(real_pair: TextPair, four: Examples) -> None:
-    n, length = len(four), 20
-    drafts = generated(real_pair.predictor.model, four.inputs, length)
-    assert written(real_pair, four, HandOff(torch.full((n,), length)), length) == drafts
-    expected = generated(real_pair.expert.model, four.inputs, length)
-    assert written(real_pair, four, Decided(torch.ones(n, length, dtype=torch.bool)), length) == expected
+def test_the_real_pair_writes_what_generate_writes(real_pair: TextPair, two: Examples) -> None:
+    n, length = len(two), 20
+    drafts = generated(real_pair.predictor.model, two.inputs, length)
+    assert written(real_pair, two, HandOff(torch.full((n,), length)), length) == drafts
+    expected = generated(real_pair.expert.model, two.inputs, length)
+    assert written(real_pair, two, Decided(torch.ones(n, length, dtype=torch.bool)), length) == expected
     assert drafts != expected
     prefixes = torch.tensor([row[:4] for row in drafts])
-    handed = generated(real_pair.expert.model, four.inputs, length, prefixes)
-    assert written(real_pair, four, HandOff(torch.full((n,), 4)), length) == handed
+    handed = generated(real_pair.expert.model, two.inputs, length, prefixes)
+    assert written(real_pair, two, HandOff(torch.full((n,), 4)), length) == handed
 
 
-def test_the_real_pair_in_turn(real_pair: TextPair, four: Examples) -> None:
-    two, pattern = four.select(torch.arange(2)), random_pattern(2)
+def test_the_real_pair_in_turn(real_pair: TextPair, two: Examples) -> None:
+    pattern = random_pattern(2)
     together = written(real_pair, two, Decided(pattern))
     assert together == [slow(real_pair, one, row) for one, row in zip(two.inputs, pattern.tolist(), strict=True)]
     task = PairTask(real_pair, two, LENGTH)

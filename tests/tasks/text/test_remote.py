@@ -331,9 +331,12 @@ def test_fit_calibrate_and_generate(
     monkeypatch.setenv(KEY_VARIABLE, SECRET)
     monkeypatch.setenv(HOST_VARIABLE, endpoint.split("/")[2])
     calls, out = spy(EndpointClient, "_post"), tmp_path / "model"
-    with pytest.warns(ExpertCallsWarning, match=r"may call http.* 184 times \(8 hand-offs of 23 documents\)"):
+    with pytest.warns(ExpertCallsWarning, match=r"may call http.* 192 times \(8 hand-offs of 24 documents\)"):
         assert cli.main(fit(place, out, endpoint)) == 0
-    assert 23 < len(calls) <= 184
+    assert 24 < len(calls) <= 192
+    shown = capsys.readouterr().out
+    assert "what budgets buy" in shown  # losses, though a remote expert is not timed
+    assert "Random" in shown
     pairing = json.loads((out / "deferral.json").read_text())
     assert pairing["options"]["expert"] == endpoint
     assert load_rejector(out / "rejector").notes["method"] == "OneTimeCost"

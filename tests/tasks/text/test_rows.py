@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from interpreted import interpreted_kernels
-from thresholds import interleaved
+from thresholds import between, interleaved
 from tiny_models import (
     FAMILIES,
     LENGTH,
@@ -23,12 +23,16 @@ from tiny_models import (
     tokenizer,
 )
 
+from seqdefer.budgets.caps import Allowance
 from seqdefer.budgets.policies import Threshold
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace, Turn
 from seqdefer.engine.speculative import run_all, speculative_loop
+from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence
+from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.rows import Chunk
+from seqdefer.tasks.text import rows as rows_of_text
 from seqdefer.tasks.text.fused import Fused
 from seqdefer.tasks.text.model_rows import ModelRows
 from seqdefer.tasks.text.models import text_model
@@ -56,6 +60,7 @@ def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
         interpreted_kernels()
         network.fused = Fused(network.model, with_kernels=True)
     passes.is_packed, passes.is_rounded = "packed" in way, "rounded" in way
+    n_turns, leaving = (5, (1, 3)) if way == "packed and rounded" else (8, (2, 5))  # interpreted kernels are slow
 
     def draw(least: int, most: int) -> list[int]:
         n = int(torch.randint(least, most + 1, (), generator=random))
@@ -82,7 +87,7 @@ def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
 
     admit(3)
     rows.add(inputs(2))
-    for turn in range(8):
+    for turn in range(n_turns):
         chunks = []
         for row in torch.randperm(len(known), generator=random)[: 1 + turn % len(known)].tolist():
             tokens, is_new = draw(1, 4), rows.places[row] is None
@@ -101,7 +106,7 @@ def test_rows_say_what_whole_passes_say(family: str, way: str) -> None:
         rows.go_back(steps)
         for (_, written), n in zip(known, steps, strict=True):
             del written[len(written) - n :]
-        if turn in (2, 5):
+        if turn in leaving:
             kept = torch.randperm(len(known), generator=random)[:-1].tolist()
             rows.keep(kept)
             known[:] = [known[row] for row in kept]
@@ -130,7 +135,7 @@ def test_rows_on_a_gpu_may_run_past_the_positions_of_a_model(is_packed: bool, mo
         )
         texts.append(text_model(lively(hf.GPT2LMHeadModel(config), seed), tokenizer()))
         texts[-1].network.fused = Fused(texts[-1].model, with_kernels=is_packed)
-    pair, examples, spec = TextPair.of(*texts), documents(6, 12), SequenceSpec(8, None)
+    pair, examples, spec = TextPair.of(*texts), documents(4, 12), SequenceSpec(8, None)
     examples.inputs.clamp_(min=3)  # all have 12 tokens
     made = RowPasses.__init__
 
@@ -174,6 +179,42 @@ def test_speculation_writes_what_the_interleaved_loop_writes(family: str, ahead:
         assert torch.equal(found.authors, expected.authors)
         assert torch.allclose(found.scores, expected.scores, atol=1e-4)
         assert (loop.work.expert_passes == 0) == (threshold == 9e9)
+
+
+def rejector(kind: str, pair: TextPair) -> Any:
+    """Return a rejector of a pair: plain confidence, or a network with random weights."""
+    if kind == "confidence":
+        return Confidence()
+    state, context = pair.predictor.start(documents(3).inputs)
+    features = pair.predictor.propose(state).features.shape[1]
+    sizes = Sizes(context.shape[1], features, LENGTH, has_entropy=True, layers=1, units=8, dropout=0.0)
+    torch.manual_seed(1)
+    return {"lstm": LSTMRejector, "mlp": MLPRejector}[kind](sizes, pair.predictor.fingerprint).eval()
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 8])
+@pytest.mark.parametrize("is_capped", [False, True])
+@pytest.mark.parametrize("kind", ["confidence", "mlp", "lstm"])
+@pytest.mark.parametrize("shown", ["states", "facts"])
+def test_late_decisions_are_those_of_the_interleaved_loop(
+    shown: str, kind: str, is_capped: bool, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU all steps of a turn are decided together, or one after the other where the policy has a memory."""
+    monkeypatch.setattr(rows_of_text, "MAX_SHOWN_BYTES", 300)  # of 7 documents: two positions at once
+    plain, examples = tiny_pair("t5"), documents(7)
+    pair = TextPair.of(plain.predictor.model, plain.expert.model, shown)
+    spec, network = SequenceSpec(LENGTH, pair.predictor.end), rejector(kind, pair)
+    scores = roll_out(pair.predictor, pair.expert, examples, Threshold(network, 9e9), spec).scores
+    threshold = between(scores, 0.5)
+    policy = Threshold(network, threshold, [Allowance(tokens=2)] * len(examples) if is_capped else None)
+    expected = roll_out(pair.predictor, pair.expert, examples, policy, spec)
+    loop = speculative_loop(pair.predictor, pair.expert, policy, spec, FixedPace(ahead, foresees=ahead == 3))
+    loop.decides_late = True
+    found = run_all(loop, examples)
+    assert torch.equal(found.sequences.tokens, expected.sequences.tokens)
+    assert torch.equal(found.authors, expected.authors)
+    assert torch.allclose(found.scores, expected.scores, atol=1e-4)
+    assert 0 < int(expected.authors.sum()) < int(expected.sequences.lengths.sum())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

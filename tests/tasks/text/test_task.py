@@ -30,6 +30,7 @@ from seqdefer.tasks.text.data import Document
 from seqdefer.tasks.text.models import text_model
 from seqdefer.tasks.text.pairs import FEATURE_SETS, TextExpert, TextPair
 from seqdefer.tasks.text.task import TEXT, XSUM, TextOptions, TextTask
+from tests.tasks.text.test_remote import pieces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,6 +73,15 @@ def test_a_pair_without_an_end_token(endless: TextPair) -> None:
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_spaces_around_references_change_nothing() -> None:
+    """Data for decoder-only models often has a space before each answer, which made other tokens of its first word."""
+    plain = random_documents(6)
+    spaced = [replace(one, summary=f" {one.summary}\n") for one in plain]
+    models = [text_model(tiny("gpt2", 1, seed), pieces("bytes"), "gpt2") for seed in (1, 2)]
+    one, other = (task_of(TextPair.of(*models), some, rouge="ids") for some in (plain, spaced))
+    assert torch.equal(one.split("train").targets, other.split("train").targets)
 
 
 def test_documents_are_truncated_to_what_both_models_can_read() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tours import fitted_pair
+from tours import fitted_pair, is_tour
 
 from seqdefer import cli
 from seqdefer.errors import InputError, OptionError
@@ -20,7 +20,7 @@ from seqdefer.model.fitting import fit_model
 from seqdefer.tasks.tsp.codec import TourCodec
 from seqdefer.tasks.tsp.data import gaussian_instances, normalise
 from seqdefer.tasks.tsp.task import ENTRY
-from seqdefer.tasks.tsp.tours import is_tour, tour_lengths
+from seqdefer.tasks.tsp.tours import tour_lengths
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SQUARE = [[0, 0], [0, 1], [1, 1], [1, 0], [0.5, 3], [2, 2], [3, 1.5]]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from seqdefer.errors import DataError, InputError, OptionError
 from seqdefer.tasks.tsp import data, reading
@@ -22,8 +23,8 @@ from seqdefer.tasks.tsp.data import (
     instances_from_pool,
     make_splits,
     normalise,
-    read_instances,
     split_instances,
+    stack_instances,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,6 +33,10 @@ SQUARE = [(0.0, 0.0), (1.0, 0.0), (1.0, 2.0), (0.0, 2.5)]
 HEADER = "NAME : map\nTYPE : TSP\nCOMMENT : made up\nDIMENSION : 4\nEDGE_WEIGHT_TYPE : EUC_2D\n"
 COORDINATES = "NODE_COORD_SECTION\n1 0 0\n2 1 0\n3 1 2\n4 0 2.5\n"
 TSPLIB = f"{HEADER}{COORDINATES}EOF\n"
+
+
+def read_instances(path: Path | str) -> Tensor:
+    return stack_instances(reading.read_cities(path))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
+from tours import is_tour
 
 from seqdefer.errors import CheckpointError
 from seqdefer.progress import Silent
@@ -24,7 +25,7 @@ from seqdefer.tasks.tsp.experts import make_expert
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, TourState, load_pointer, save_pointer
 from seqdefer.tasks.tsp.reinforce import TrainingOptions
 from seqdefer.tasks.tsp.task import greedy_tours, own_tours, shipped_pointer
-from seqdefer.tasks.tsp.tours import distances, is_tour, percent_over, tour_lengths
+from seqdefer.tasks.tsp.tours import distances, percent_over, tour_lengths
 from seqdefer.testing import check_predictor
 from seqdefer.types import Proposal, Sequences, SequenceSpec
 

@@ -14,17 +14,44 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from seqdefer.errors import DataError, MissingExtraError, OptionError
+from seqdefer.errors import MissingExtraError
 from seqdefer.tasks.tsp import search
+from seqdefer.tasks.tsp.experts import TourExpert
+from seqdefer.tasks.tsp.search import EFFORT, LocalSearch
+from seqdefer.types import Examples, Sequences, SequenceSpec
 
 pytest.importorskip("numba", reason="needs the extra `tsp`")
 
 Array = NDArray[np.float64]
 Tours = NDArray[np.int64]
+
+
+def complete(cities: Array, prefixes: Tours, kept: Tours, *, effort: int = EFFORT, seed: int = 0) -> Tours:
+    """Complete the first `kept` (n,) cities of each row of `prefixes` (n, N). (n, N)"""
+    examples, n_cities = examples_of(cities, prefixes), prefixes.shape[1]
+    given = Sequences(torch.from_numpy(prefixes.copy()), torch.from_numpy(np.asarray(kept, np.int64)))
+    expert = TourExpert(LocalSearch(effort=effort, seed=seed))
+    return expert.complete(examples, given, SequenceSpec(n_cities)).tokens.numpy()
+
+
+def hand_offs(
+    cities: Array, drafts: Tours, kept: Tours, *, effort: int = EFFORT, seed: int = 0, threads: int | None = None
+) -> tuple[Tours, int]:
+    """Complete the first `kept` (J,) cities of each draft (n, N). (n, J, N)"""
+    examples, (n, n_cities) = examples_of(cities, drafts), drafts.shape
+    whole = Sequences(torch.from_numpy(drafts.copy()), torch.full((n,), n_cities))
+    expert = TourExpert(LocalSearch(effort=effort, seed=seed), n_threads=threads)
+    handed, runs = expert.hand_offs(examples, whole, torch.from_numpy(kept), SequenceSpec(n_cities))
+    return handed.tokens.numpy().reshape(n, len(kept), n_cities), runs
+
+
+def examples_of(cities: Array, drafts: Tours) -> Examples:
+    return Examples(torch.from_numpy(cities.copy()), torch.from_numpy(drafts.copy()), torch.arange(len(cities)))
 
 
 def lengths(cities: Array, tours: Tours) -> Array:
@@ -77,7 +104,7 @@ def tail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_every_prefix_equals_brute_force(n_cities: int) -> None:
     cities, drafts = instances(3, n_cities, seed=n_cities)
     kept = np.arange(n_cities + 1)
-    tours, _ = search.hand_offs(cities, drafts, kept, effort=20)
+    tours, _ = hand_offs(cities, drafts, kept, effort=20)
     check_table(cities, drafts, kept, tours)
     best = [[shortest(city, draft[:k]) for k in kept] for city, draft in zip(cities, drafts, strict=True)]
     np.testing.assert_allclose(lengths(cities, tours), best, rtol=1e-12)
@@ -87,10 +114,10 @@ def test_every_prefix_equals_brute_force(n_cities: int) -> None:
 def test_nine_cities_equal_brute_force() -> None:
     cities, drafts = instances(1, 9)
     kept = np.arange(1, 10)  # 9! orders of a free tour are too many; with one city kept they are 8!
-    tours, _ = search.hand_offs(cities, drafts, kept, effort=20)
+    tours, _ = hand_offs(cities, drafts, kept, effort=20)
     best = [shortest(cities[0], drafts[0, :k]) for k in kept]
     np.testing.assert_allclose(lengths(cities, tours)[0], best, rtol=1e-12)
-    alone = search.complete(cities, drafts, np.array([0]), effort=20)
+    alone = complete(cities, drafts, np.array([0]), effort=20)
     np.testing.assert_allclose(lengths(cities, alone), best[0], rtol=1e-12)
 
 
@@ -106,7 +133,7 @@ def test_lattice_points_equal_brute_force(points: list[tuple[int, int]], seed: i
     cities = np.array([points], dtype=float)
     draft = np.array([data.draw(st.permutations(range(len(points))))])
     kept = np.array(sorted(data.draw(st.sets(st.integers(0, len(points)), min_size=1))))
-    tours, runs = search.hand_offs(cities, draft, kept, effort=30, seed=seed, threads=1)
+    tours, runs = hand_offs(cities, draft, kept, effort=30, seed=seed, threads=1)
     check_table(cities, draft, kept, tours)
     assert 0 <= runs <= len(kept)
     best = [shortest(cities[0], draft[0, :k]) for k in kept]
@@ -116,9 +143,9 @@ def test_lattice_points_equal_brute_force(points: list[tuple[int, int]], seed: i
 def test_hand_offs_equal_complete() -> None:
     cities, drafts = instances(4, 24)
     kept = np.arange(25)
-    tours, runs = search.hand_offs(cities, drafts, kept, effort=20)
+    tours, runs = hand_offs(cities, drafts, kept, effort=20)
     check_table(cities, drafts, kept, tours)
-    alone = np.stack([search.complete(cities, drafts, np.full(4, k), effort=20) for k in kept], axis=1)
+    alone = np.stack([complete(cities, drafts, np.full(4, k), effort=20) for k in kept], axis=1)
     together, apart = lengths(cities, tours), lengths(cities, alone)
     np.testing.assert_allclose(together, apart, rtol=2e-2)
     assert abs(together.mean() / apart.mean() - 1) < 1e-3
@@ -131,9 +158,9 @@ def test_hand_offs_equal_complete() -> None:
 def test_a_draft_that_is_optimal_needs_one_run() -> None:
     """The free completion agrees with the draft, in either direction."""
     cities, drafts = instances(3, 30)
-    best = search.complete(cities, drafts, np.zeros(3, np.int64))
+    best = complete(cities, drafts, np.zeros(3, np.int64))
     for draft in (best, np.roll(best, 7, axis=1), np.roll(best, 7, axis=1)[:, ::-1]):
-        tours, runs = search.hand_offs(cities, draft, np.arange(31))
+        tours, runs = hand_offs(cities, draft, np.arange(31))
         assert runs == 3
         assert (tours[:, 2:] == draft[:, None]).all()
         assert (tours[:, 1, 0] == draft[:, 0]).all()
@@ -142,7 +169,7 @@ def test_a_draft_that_is_optimal_needs_one_run() -> None:
 
 def test_the_draft_is_returned_if_nothing_remains() -> None:
     cities, drafts = instances(2, 12)
-    tours, runs = search.hand_offs(cities, drafts, np.array([11, 12]))
+    tours, runs = hand_offs(cities, drafts, np.array([11, 12]))
     assert runs == 0
     assert (tours == drafts[:, None]).all()
 
@@ -150,7 +177,7 @@ def test_the_draft_is_returned_if_nothing_remains() -> None:
 @pytest.mark.parametrize("kept", [[0], [1], [2], [0, 2], [1, 7, 19], [3, 4, 30], [0, 10, 20, 30, 40], [40]])
 def test_any_rising_grid(kept: list[int]) -> None:
     cities, drafts = instances(3, 40)
-    tours, runs = search.hand_offs(cities, drafts, np.array(kept))
+    tours, runs = hand_offs(cities, drafts, np.array(kept))
     check_table(cities, drafts, np.array(kept), tours)
     assert runs <= 3 * len(kept)
 
@@ -158,16 +185,16 @@ def test_any_rising_grid(kept: list[int]) -> None:
 def test_independence_of_batch_and_threads() -> None:
     cities, drafts = instances(5, 30)
     kept = np.arange(0, 31, 3)
-    tours, runs = search.hand_offs(cities, drafts, kept, seed=3, threads=1)
+    tours, runs = hand_offs(cities, drafts, kept, seed=3, threads=1)
     for threads in (2, 5):
-        again, same = search.hand_offs(cities, drafts, kept, seed=3, threads=threads)
+        again, same = hand_offs(cities, drafts, kept, seed=3, threads=threads)
         assert (again == tours).all()
         assert same == runs
     rows = np.array([4, 1, 1])
-    again, _ = search.hand_offs(cities[rows], drafts[rows], kept, seed=3)
+    again, _ = hand_offs(cities[rows], drafts[rows], kept, seed=3)
     assert (again == tours[rows]).all()
-    alone = search.complete(cities, drafts, np.array([0, 5, 10, 20, 30]), seed=3)
-    one = search.complete(cities[2:3], drafts[2:3], np.array([10]), seed=3)
+    alone = complete(cities, drafts, np.array([0, 5, 10, 20, 30]), seed=3)
+    one = complete(cities[2:3], drafts[2:3], np.array([10]), seed=3)
     assert (one == alone[2:3]).all()
 
 
@@ -175,25 +202,25 @@ def test_tokens_past_the_prefix_are_ignored() -> None:
     cities, drafts = instances(3, 20)
     kept = np.array([0, 3, 5])
     junk = np.where(np.arange(20) < kept[:, None], drafts, -1)
-    assert (search.complete(cities, junk, kept) == search.complete(cities, drafts, kept)).all()
+    assert (complete(cities, junk, kept) == complete(cities, drafts, kept)).all()
 
 
 def test_arrays_of_any_kind() -> None:
     """Read-only, of other types, in other layouts."""
-    cities, drafts = instances(2, 16)
+    (cities,), (draft,) = instances(1, 16)
     kept = np.arange(17)
-    tours, _ = search.hand_offs(cities.astype(np.float32).astype(float), drafts, kept)
+    solved = LocalSearch().hand_offs(cities.astype(np.float32).astype(float), draft, kept)
     odd: Any = np.asfortranarray(cities.astype(np.float32))
     odd.flags.writeable = False
-    small: Any = np.asfortranarray(drafts.astype(np.int32))
-    again, _ = search.hand_offs(odd, small, kept)
-    assert (again == tours).all()
+    small: Any = np.repeat(draft.astype(np.int32), 2)[::2]
+    again = LocalSearch().hand_offs(odd, small, kept)
+    assert (again.tours == solved.tours).all()
 
 
 def test_more_effort_is_no_worse_on_average() -> None:
     cities, drafts = instances(20, 50)
     nothing = np.zeros(20, np.int64)
-    means = [lengths(cities, search.complete(cities, drafts, nothing, effort=e)).mean() for e in (0, 1, 10)]
+    means = [lengths(cities, complete(cities, drafts, nothing, effort=e)).mean() for e in (0, 1, 10)]
     assert means[0] > means[1] >= means[2]
 
 
@@ -214,74 +241,30 @@ def test_more_effort_is_no_worse_on_average() -> None:
 def test_degenerate_cities(cities: Array) -> None:
     draft = np.random.default_rng(4).permutation(40)[None]
     kept = np.arange(41)
-    tours, _ = search.hand_offs(cities[None], draft, kept)
+    tours, _ = hand_offs(cities[None], draft, kept)
     check_table(cities[None], draft, kept, tours)
 
 
 def test_a_line_is_walked_there_and_back() -> None:
     cities = np.stack([np.random.default_rng(5).permutation(np.arange(200.0)), np.zeros(200)], axis=1)[None]
-    tour = search.complete(cities, np.zeros((1, 200), np.int64), np.array([0]))
+    tour = complete(cities, np.zeros((1, 200), np.int64), np.array([0]))
     assert lengths(cities, tour)[0] == pytest.approx(2 * 199)
 
 
 @pytest.mark.parametrize("kept", [0, 400])
 def test_a_thousand_cities(kept: int) -> None:
     cities, drafts = instances(1, 1000)
-    drafts = search.complete(cities, drafts, np.array([0]), effort=0)
-    tours = search.complete(cities, drafts, np.array([kept]), effort=1)
+    drafts = complete(cities, drafts, np.array([0]), effort=0)
+    tours = complete(cities, drafts, np.array([kept]), effort=1)
     check_table(cities, drafts, np.array([kept]), tours[:, None])
     assert lengths(cities, tours)[0] < lengths(cities, drafts)[0]
 
 
 def test_no_instances() -> None:
-    tours, runs = search.hand_offs(np.empty((0, 9, 2)), np.empty((0, 9), np.int64), np.arange(3))
+    tours, runs = hand_offs(np.empty((0, 9, 2)), np.empty((0, 9), np.int64), np.arange(3))
     assert tours.shape == (0, 3, 9)
     assert runs == 0
-    assert search.complete(np.empty((0, 9, 2)), np.empty((0, 9), np.int64), np.empty(0, np.int64)).shape == (0, 9)
-
-
-GOOD, DRAFT = instances(1, 6)
-
-
-@pytest.mark.parametrize(
-    ("cities", "prefixes", "kept", "error", "message"),
-    [
-        (GOOD[:, :3], DRAFT[:, :3], [0], DataError, "at least 4 cities; got 3"),
-        (GOOD[0], DRAFT, [0], DataError, "shape"),
-        (np.where(np.arange(6)[:, None] == 2, np.nan, GOOD), DRAFT, [0], DataError, "instance 0 .* not finite"),
-        (GOOD, np.array([[1, 2, 1, 3, 4, 5]]), [3], DataError, "repeats a city"),
-        (GOOD, np.array([[1, 6, 2, 3, 4, 5]]), [3], DataError, "outside 0 to 5"),
-        (GOOD, DRAFT, [7], OptionError, "between 0 and 6"),
-        (GOOD, DRAFT, [-1], OptionError, "between 0 and 6"),
-        (GOOD, DRAFT, [0, 1], DataError, "kept of shape"),
-    ],
-)
-def test_bad_input_to_complete(
-    cities: Array, prefixes: Tours, kept: list[int], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        search.complete(cities, prefixes, np.array(kept))
-
-
-@pytest.mark.parametrize(
-    ("drafts", "kept", "error", "message"),
-    [
-        (np.array([[0, 1, 2, 3, 4, 4]]), [0], DataError, "draft 0 is not a tour"),
-        (DRAFT[:, :5], [0], DataError, "drafts of shape"),
-        (DRAFT, [2, 1], OptionError, "must rise"),
-        (DRAFT, [1, 1], OptionError, "must rise"),
-        (DRAFT, [0, 7], OptionError, "between 0 and 6"),
-    ],
-)
-def test_bad_input_to_hand_offs(drafts: Tours, kept: list[int], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        search.hand_offs(GOOD, drafts, np.array(kept))
-
-
-@pytest.mark.parametrize(("option", "value"), [("effort", -1), ("seed", -1), ("threads", 0)])
-def test_options_out_of_range(option: str, value: int) -> None:
-    with pytest.raises(OptionError, match=f"{option} .*{value}"):
-        search.hand_offs(GOOD, DRAFT, np.arange(7), **{option: value})
+    assert complete(np.empty((0, 9, 2)), np.empty((0, 9), np.int64), np.empty(0, np.int64)).shape == (0, 9)
 
 
 def test_without_numba_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +272,7 @@ def test_without_numba_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "seqdefer.tasks.tsp.compiled", raising=False)
     monkeypatch.delattr("seqdefer.tasks.tsp.compiled", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'seqdefer\[tsp\]'"):
-        search.hand_offs(GOOD, DRAFT, np.arange(7))
+        hand_offs(*instances(1, 6), np.arange(7))
 
 
 def test_importing_it_loads_neither_numba_nor_torch() -> None:
@@ -300,12 +283,15 @@ def test_importing_it_loads_neither_numba_nor_torch() -> None:
 def test_interrupt() -> None:
     """Hours of work stop within seconds."""
     cities, drafts = instances(8, 300)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def work_for_hours() -> None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        hand_offs(cities, drafts, np.arange(301), effort=1000)
+
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        search.hand_offs(cities, drafts, np.arange(301), effort=1000)
-    assert time.monotonic() - begin < 5  # on a busy machine
+        work_for_hours()
+    assert time.monotonic() - begin < 60  # on a busy machine
 
 
 def test_no_writable_cache(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from command_line import Capture, content, fails_with
 from small_runs import FITS, found_in
 from torch import Tensor
+from tours import is_tour
 
 from seqdefer import cli
 from seqdefer.engine.drafts import draft
@@ -31,7 +32,7 @@ from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.tasks.tsp import task as module
 from seqdefer.tasks.tsp.data import gaussian_instances, normalise
-from seqdefer.tasks.tsp.experts import SearchExpert, UnprovenTourWarning, make_expert
+from seqdefer.tasks.tsp.experts import TourExpert, UnprovenTourWarning, make_expert
 from seqdefer.tasks.tsp.pointer import PointerNet, TourPredictor, save_pointer
 from seqdefer.tasks.tsp.task import (
     PREDICTORS,
@@ -44,7 +45,7 @@ from seqdefer.tasks.tsp.task import (
     prepare,
     shipped_pointer,
 )
-from seqdefer.tasks.tsp.tours import is_tour, percent_over, tour_lengths
+from seqdefer.tasks.tsp.tours import percent_over, tour_lengths
 from seqdefer.testing import check_task
 from seqdefer.types import Sequences
 
@@ -294,7 +295,7 @@ def test_a_resumed_run_does_not_call_the_expert(
     folder = tmp_path / "copy"
     shutil.copytree(done, folder)
     (folder / "results.json").unlink()
-    labelled, solved = spy(SearchExpert, "_hand_offs"), spy(module, "_solve")
+    labelled, solved = spy(TourExpert, "hand_offs"), spy(module, "_solve")
     fits = [spy(FITS[name], name) for name in ("fit_whole", "fit_once", "fit_cost")]
     finished(folder)
     assert (labelled, solved, fits) == ([], [], [[], [], []])
@@ -311,8 +312,8 @@ KILLED = """
 import os, signal, sys
 from seqdefer import cli
 from seqdefer.storage import files
-from seqdefer.tasks.tsp import search
-owner, name, left = {"solving": (search, "complete", 2), "labelling": (search, "hand_offs", 2),
+from seqdefer.tasks.tsp.experts import TourExpert
+owner, name, left = {"solving": (TourExpert, "complete", 2), "labelling": (TourExpert, "hand_offs", 2),
                      "writing": (files.os, "replace", 5)}[sys.argv[1]]
 work, out = getattr(owner, name), sys.argv[-1]
 def killed(*arguments, **options):
@@ -340,7 +341,7 @@ def test_a_killed_run_resumes(
     assert (len(kept["tours"]), len(kept["labels"])) == (tours, labels)
     assert not (folder / "results.json").exists()
     before = content(folder)
-    labelled, solved = spy(SearchExpert, "_hand_offs"), spy(module, "_solve")
+    labelled, solved = spy(TourExpert, "hand_offs"), spy(module, "_solve")
     finished(folder, *FAST)
     assert found_in(folder) == found_in(done_fast)
     assert (len(solved), len(labelled)) == (3 - tours, 3 - labels)
