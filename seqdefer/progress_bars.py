@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -83,16 +84,29 @@ class _Lines:
         printed = started
 
         def advance(steps: int) -> None:
-            nonlocal done, printed
+            nonlocal done
             done, now = done + steps, time.monotonic()
             if now - printed >= (LINE_SECONDS if printed > started else FIRST_LINE_SECONDS):
-                printed = now
-                left = (now - started) / done * max(0, total - done) if done else 0.0
-                print_line(f"{done} of {total}", now, f", about {left:.0f} s left" if left else "")
+                print_line(now)
 
-        def print_line(state: str, now: float, more: str = "") -> None:
-            print(f"{name}: {state}, {now - started:.0f} s{more}", file=sys.stderr, flush=True)
+        def print_first_line() -> None:
+            """Show that something happens, although no step has ended."""
+            if printed == started:
+                print_line(time.monotonic())
 
-        yield advance
+        def print_line(now: float) -> None:
+            nonlocal printed
+            printed = now
+            left = (now - started) / done * max(0, total - done) if done else 0.0
+            more = f", about {left:.0f} s left" if left else ""
+            print(f"{name}: {done} of {total}, {now - started:.0f} s{more}", file=sys.stderr, flush=True)
+
+        timer = threading.Timer(FIRST_LINE_SECONDS, print_first_line)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield advance
+        finally:
+            timer.cancel()
         if printed > started:
-            print_line("done", time.monotonic())
+            print(f"{name}: done, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import logging
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import field, fields, make_dataclass, replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -176,6 +177,18 @@ def test_a_log_shows_long_stages_only(capsys: Capture, monkeypatch: pytest.Monke
             advance(1)
     lines = ["long work: 2 of 8, 20 s, about 60 s left", "long work: 8 of 8, 62 s", "long work: done, 70 s"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_log_shows_a_stage_whose_first_step_takes_long(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: labelling through a pipe printed nothing until the first shard was whole, for minutes."""
+    monkeypatch.setattr("seqdefer.progress_bars.FIRST_LINE_SECONDS", 0.01)
+    with show_progress(quiet=False) as meter, meter.stage("long work", 8):
+        for _ in range(1000):
+            time.sleep(0.01)
+            if shown := capsys.readouterr().err:
+                break
+    assert shown == "long work: 0 of 8, 0 s\n"
+    assert capsys.readouterr().err == "long work: done, 0 s\n"
 
 
 def test_log_messages_look_like_warnings(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
