@@ -47,6 +47,8 @@ def fit(arguments: list[str]) -> int:
     _print_calibration(model, as_json=chosen.json)
     assert model.calibration is not None
     name = shlex.quote(str(folder))
+    if model.curve is not None:
+        print(f"\n{model.curve.worth()}", file=sys.stderr)
     if model.quality is not None:
         print(f"\n{model.quality.in_words()}", file=sys.stderr)
     print(f"\n{model.fitted_in_words()}", file=sys.stderr)
