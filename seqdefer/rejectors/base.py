@@ -110,7 +110,7 @@ class SavedRejector(ABC):
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config of a checkpoint; `kind` is a string in it."""
     if not (folder / CONFIG).is_file():
-        raise CheckpointError(f"no rejector in {folder}: it has no {CONFIG}; fit one with: seqdefer run TASK")
+        raise CheckpointError(f"no rejector in {folder}: it has no {CONFIG}; fit one with: seqdefer fit TASK")
     config = read_json(folder / CONFIG)
     if not (isinstance(config, dict) and isinstance(config.get("kind"), str)):
         raise CheckpointError(f"{folder / CONFIG} names no kind of rejector; fit it again")

@@ -167,7 +167,7 @@ def test_damaged_files_are_refused_in_one_line(damage: Callable[[Path], None], t
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no rejector in .*nowhere.*; fit one with: seqdefer run TASK"):
+    with pytest.raises(CheckpointError, match=r"no rejector in .*nowhere.*; fit one with: seqdefer fit TASK"):
         load_rejector(tmp_path / "nowhere")
 
 
