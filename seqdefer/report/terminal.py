@@ -104,7 +104,7 @@ def bought_table(found: Calibration, timing: Timing | None, curve: LossCurve | N
         return None
     title = " and ".join(["what budgets buy"] * (curve is not None) + ["what they take"] * (timing is not None))
     table = Table(title=title, box=box.SIMPLE_HEAD, caption="; ".join(_bought_captions(timing, curve)))
-    headings = ("loss", "Random") * (curve is not None) + ("asked", "ms", "times as fast") * (timing is not None)
+    headings = ("loss", "Random") * (curve is not None) + ("asked", "ms", "times\nas fast") * (timing is not None)
     for heading in ("budget", "spent", *headings):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
