@@ -106,6 +106,7 @@ def learn(
     if isinstance(options, HasTestData) and not keeps_test:
         options = options.without_test()
     task = entry.prepare(options, work, choose_device(device), clock)
+    served = served_of(task)
     if quality is not None:
         require_limit(task)
     method = method or preferred_methods(task)[0]
@@ -121,7 +122,7 @@ def learn(
     splits.make_by_engine("train", "validation")
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     options = task.options if isinstance(task.options, type(options)) else options
-    served, validation = served_of(task), splits.validation
+    validation = splits.validation
     recipe = recipe_in_words(settings.recipe, recipe_changes(entry, options, settings))
     names = [name for part in (splits.train, validation) for name in input_names(part.examples)]
     source = task.describe().get("data", "")
