@@ -39,7 +39,14 @@ class Stateful(ABC, Generic[State]):
         """Return the state of `rows` (int64 indices, repeats allowed), in that order. Override it unless the state is a
         tensor, or a record with such a method (`seqdefer.types.BatchRecord`)."""
         known: Any = state
-        return cast(State, known[rows] if isinstance(known, Tensor) else known.select(rows))
+        if isinstance(known, Tensor):
+            return cast(State, known[rows])
+        if not hasattr(known, "select"):
+            raise ContractError(
+                f"the state of {type(self).__name__}, a {type(known).__name__}, has no select; make it a tensor or a "
+                f"seqdefer.types.BatchRecord, or write {type(self).__name__}.select(state, rows)"
+            )
+        return cast(State, known.select(rows))
 
     def join(self, states: Sequence[State]) -> State:
         """Return one state with the rows of all, in order; they may stand at different positions. Without it, such rows
