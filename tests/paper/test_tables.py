@@ -76,7 +76,7 @@ def ours_and_papers(row: Row) -> list[str]:
     return [ours] + ([text_of(row.paper.improvement, row.paper.improvement_std)] if row.paper else [])
 
 
-def printed(studies: Sequence[Study], width: int) -> str:
+def printed(studies: Sequence[Study] | Judgements, width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
     for table in tables_of(studies, width):
         console.print(table)
@@ -242,6 +242,19 @@ def test_a_single_run_has_no_spread() -> None:
     (grid,) = layout_studies([study])
     assert not any("(" in text for row in texts_of(grid) for text in row)
     assert grid.caption.startswith("From 1 run of 100 test instances")
+
+
+def test_verdicts_in_a_small_terminal_have_no_column_of_ten_letters() -> None:
+    """Bug: eleven verdicts took 300 lines, because six columns shared 80 characters."""
+    found = made_up.judgements()
+    narrow, wide = printed(found, 80), printed(found, 160)
+    assert "Differences and likely reasons: verdicts.md" in " ".join(narrow.split())
+    assert "[95 % interval]" not in narrow
+    assert "[95 % interval]" in wide
+    assert len(narrow.splitlines()) < 4 * len(found.judgements) + 10
+    assert {one.verdict for one in found.judgements} <= {
+        word for word in ("holds", "does not hold", "undecided") if word in narrow
+    }
 
 
 def test_verdicts_have_a_row_for_each_task() -> None:

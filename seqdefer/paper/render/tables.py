@@ -147,9 +147,14 @@ def split_groups(grid: Grid) -> list[Grid]:
     grids = []
     for group in (group for group, _ in grid.groups if group):
         places = [place for place, column in enumerate(grid.columns) if column.group in ("", group)]
-        bands = [replace(band, rows=tuple(tuple(row[i] for i in places) for row in band.rows)) for band in grid.bands]
-        grids.append(replace(grid, columns=tuple(grid.columns[i] for i in places), bands=tuple(bands)))
+        grids.append(some_columns(grid, places))
     return grids or [grid]
+
+
+def some_columns(grid: Grid, places: Sequence[int]) -> Grid:
+    """Return a grid with the columns at these places."""
+    bands = [replace(band, rows=tuple(tuple(row[i] for i in places) for row in band.rows)) for band in grid.bands]
+    return replace(grid, columns=tuple(grid.columns[i] for i in places), bands=tuple(bands))
 
 
 # --- records, for tables and figures ---------------------------------------------------------------------------------
