@@ -98,9 +98,10 @@ def load_task(name: str) -> TaskEntry:
     """Import the entry of an installed task, or that of a file: `load_task("./my_task.py")`."""
     if name.endswith(FILE_SUFFIX):
         return load_task_file(Path(name))
-    inside = Path(name) / f"{Path(name).resolve().name}{FILE_SUFFIX}"
-    if name not in find_tasks() and os.path.isfile(inside):
-        raise OptionError(f"{name!r:.200} is a folder; name the file in it that has the task: {inside}")
+    if name not in find_tasks() and os.path.isdir(name):
+        file = Path(name) / f"{Path(name).resolve().name}{FILE_SUFFIX}"
+        if file.is_file():
+            raise OptionError(f"{name!r:.200} is a folder; name the file in it that has the task: {file}")
     entry: TaskEntry = look_up("task", name, find_tasks()).load()
     return entry
 
