@@ -63,7 +63,7 @@ NEW_PLACES = {
     "seqdefer.tasks.tsp.rl4co": "seqdefer_rl4co (the package in examples/seqdefer-rl4co)",
     "seqdefer.theory": "seqdefer.paper.theory",
     "seqdefer.training": "seqdefer.rejectors.training, .token_training, .draft_training, seqdefer.hyperparameters",
-    "seqdefer.trees": "seqdefer.labels.trees",
+    "seqdefer.trees": "seqdefer.labels.trees, .enumeration",
     "seqdefer.tasks.wheels": "seqdefer.tasks.common.download",
     "seqdefer.tasks.colours": "seqdefer.tasks.common.token_drawing",
     "seqdefer.tasks.options": "seqdefer.tasks.common.options",

@@ -50,9 +50,9 @@ from seqdefer.engine.drafts import draft
 from seqdefer.errors import OptionError
 from seqdefer.interfaces import NextTokenExpert, Predictor, SplitName, Task
 from seqdefer.labels.branches import branch_out
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.jobs import LabelPart, make_jobs, run_job
-from seqdefer.labels.trees import enumerate_trees
 from seqdefer.tasks.text.pairs import DEFAULT_BATCH
 from seqdefer.testing.fakes import ToyState, ToyTask, mix
 from seqdefer.types import Examples, Proposal, Sequences, SequenceSpec

@@ -18,10 +18,10 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import SplitName, Task
 from seqdefer.labels import jobs
+from seqdefer.labels.enumeration import MAX_ENUMERATED_LENGTH, enumerate_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, TestData, require_learning_data
-from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, enumerate_trees
 from seqdefer.progress import Clock
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask

@@ -16,6 +16,7 @@ from torch import Tensor
 from seqdefer import __version__
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.labels.inventory import take_inventory
@@ -23,7 +24,6 @@ from seqdefer.labels.jobs import MAX_SHARD_NODES, LabelKind, LabelPart, make_job
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.manifest import describe_options, labelling_name, read_manifest
 from seqdefer.labels.nodes import END
-from seqdefer.labels.trees import enumerate_trees
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyExpert, ToyState
