@@ -29,7 +29,7 @@ from seqdefer.labels.inventory import (
 from seqdefer.labels.jobs import LabelPart, shard_name
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.manifest import read_manifest
-from seqdefer.storage.shards import DamagedShardWarning, Store, pack
+from seqdefer.storage.shards import Store, pack
 from seqdefer.types import Examples
 
 NAME = "0123456789abcdef"
@@ -40,19 +40,6 @@ def flip(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-
-
-@pytest.mark.slow
-def test_damaged_labels_are_not_trained_on(toy_labels: dict[str, bytes], tmp_path: Path) -> None:
-    """Labels with a flipped byte are made again."""
-    label_toy(tmp_path)
-    paths = sorted((tmp_path / "labels").glob("*.safetensors"))[::6]
-    for path in paths:
-        flip(path, -5)
-    with pytest.warns(DamagedShardWarning) as warned:
-        made = label_toy(tmp_path)
-    assert len(warned) == len(paths) == sum(one.made for one in made)
-    assert files_in(tmp_path / "labels") == toy_labels
 
 
 KILLED = """

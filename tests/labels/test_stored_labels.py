@@ -1,19 +1,15 @@
-"""Stored labels: found again, never those of something else, repaired, and resumed."""
+"""Stored labels: repaired, resumed, and none of an expert without a fingerprint."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from oracles import WithExpert, completing
 
-from seqdefer.engine.drafts import draft
-from seqdefer.labels.hand_offs import Calls, hand_off_table
+from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.jobs import LabelPart, unpack_calls, unpack_hand_offs
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.storage.files import write_tensors
@@ -40,8 +36,8 @@ class Named(FunctionExpert):
 class StoredToy:
     """A toy task whose labels are stored in a folder."""
 
-    def __init__(self, folder: Path, **sizes: Any) -> None:
-        self.task, self.folder = WithExpert(Named, **{"n": 18, "length": 4, **sizes}), folder
+    def __init__(self, folder: Path) -> None:
+        self.task, self.folder = WithExpert(Named, n=18, length=4), folder
         self.examples = self.task.split("test")
         self.task.split = lambda _: self.examples  # type: ignore[method-assign]
 
@@ -50,72 +46,10 @@ class StoredToy:
         assert isinstance(self.task.expert, Named)
         return self.task.expert
 
-    def label(self, shard_size: int | None = None) -> tuple[list[list[float]], list[list[int]], Calls]:
-        labels = LabelStore(self.task, Store(self.folder), shard_size=shard_size)
-        shards = labels.read(LabelPart("hand-offs", "test", torch.arange(18)))
+    def label(self) -> tuple[list[list[float]], list[list[int]], Calls]:
+        shards = LabelStore(self.task, Store(self.folder)).read(LabelPart("hand-offs", "test", torch.arange(18)))
         table, counts = unpack_hand_offs(shards)[1], [unpack_calls(shard)[0] for shard in shards]
         return table.loss.tolist(), table.deferred.tolist(), sum(counts, start=Calls())
-
-    def fresh(self) -> tuple[list[list[float]], list[list[int]], Calls]:
-        drafted = draft(self.task.predictor, self.examples, self.task.spec)
-        table, calls = hand_off_table(self.task, self.examples, drafted)
-        return table.loss.tolist(), table.deferred.tolist(), calls
-
-    @property
-    def shards(self) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted(self.folder.glob("*.safetensors"))}
-
-
-def test_stored_labels_are_found_again(tmp_path: Path) -> None:
-    toy = StoredToy(tmp_path)
-    first = toy.label()
-    assert first == toy.fresh()
-    assert len(toy.shards) == 4  # 18 examples by fives
-    assert len(list(tmp_path.iterdir())) == 4 + 1  # and the manifest
-    again = StoredToy(tmp_path)
-    assert again.label() == first
-    assert again.expert.asked == []
-
-
-def other_input(toy: StoredToy) -> None:
-    inputs = toy.examples.inputs.clone()
-    inputs[7] += 1
-    toy.examples = replace(toy.examples, inputs=inputs)
-
-
-def other_order(toy: StoredToy) -> None:
-    toy.examples = toy.examples.select(torch.arange(17, -1, -1))
-
-
-def other_expert(toy: StoredToy) -> None:
-    toy.expert.fingerprint = "hasty"
-    toy.expert.function = lambda row, prefix: [*prefix, 4]  # ends at once
-
-
-@pytest.mark.parametrize(("change", "batches"), [(other_input, 1), (other_order, 4), (other_expert, 4)])
-def test_only_changed_batches_are_labelled_again(
-    change: Callable[[StoredToy], None], batches: int, tmp_path: Path
-) -> None:
-    old = StoredToy(tmp_path)
-    before = old.label()
-    toy = StoredToy(tmp_path)
-    change(toy)
-    found = toy.label()
-    asked = set(toy.expert.asked)
-    assert found == toy.fresh()
-    assert found[:2] != before[:2]
-    assert len(toy.shards) == 4 + batches
-    assert asked == set(toy.examples.ids.tolist()) if batches == 4 else asked == set(toy.examples.ids[5:10].tolist())
-
-
-def test_shards_of_another_size_have_other_names(tmp_path: Path) -> None:
-    toy = StoredToy(tmp_path)
-    first = toy.label()
-    assert toy.label(shard_size=18) == first
-    assert len(toy.shards) == 4 + 1
-    asked = len(toy.expert.asked)
-    assert toy.label() == first  # as they were cut the last time
-    assert len(toy.expert.asked) == asked
 
 
 @pytest.mark.parametrize("damage", ["cut short", "empty", "other tensors", "not tensors"])
