@@ -17,8 +17,10 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra 'figures'")
 
 from seqdefer.paper.records import Study
-from seqdefer.paper.render.figures import LogScale, draw_studies, figure_files, figure_style
-from seqdefer.paper.render.tables import rows_of_task
+from seqdefer.paper.render.figures import draw_studies, figure_files
+from seqdefer.paper.render.panels import figure_style
+from seqdefer.paper.render.rows import rows_of_task
+from seqdefer.paper.render.sweep_figures import LogScale
 
 HOSTILE = "a_b|<x>&%$y$"
 each_study = pytest.mark.parametrize("name", made_up.STUDIES)

@@ -13,6 +13,7 @@ from typing import Any
 
 import made_up
 import pytest
+from results_page import _changes, results_page, verdict_summary
 from rich.console import Console
 
 from seqdefer.errors import MissingExtraError, OptionError
@@ -38,19 +39,10 @@ from seqdefer.paper.render.files import (
     write_judgements,
     write_studies,
 )
+from seqdefer.paper.render.grids import Cell, Column, Grid, Rows, number_column, split_groups
 from seqdefer.paper.render.latex import latex_of, latex_text
-from seqdefer.paper.render.page import _changes, results_page, verdict_summary
-from seqdefer.paper.render.tables import (
-    Cell,
-    Column,
-    Grid,
-    Rows,
-    layout_studies,
-    layout_verdicts,
-    number_column,
-    rows_of_task,
-    split_groups,
-)
+from seqdefer.paper.render.rows import rows_of_task
+from seqdefer.paper.render.tables import layout_studies, layout_verdicts
 from seqdefer.report.markup import number
 
 HOSTILE = "a_b|<x>&%"

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from seqdefer.paper.records import Judgements, Line, Row, Study, save
 from seqdefer.paper.render.figures import figure_files
+from seqdefer.paper.render.grids import Cell, Grid, split_groups
 from seqdefer.paper.render.latex import latex_of
-from seqdefer.paper.render.tables import Cell, Grid, layout_studies, layout_verdicts, split_groups
+from seqdefer.paper.render.tables import layout_studies, layout_verdicts
 from seqdefer.storage.files import write_bytes, write_text
 
 if TYPE_CHECKING:
