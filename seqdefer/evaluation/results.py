@@ -21,7 +21,7 @@ from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
 
 FILE_NAME = "results.json"
 FREE = "OptimalFree"  # the expert's loss at every budget
-REFERENCES = ("Random", "Optimal", "Myopic")  # how names of what is no method begin: coins and oracles
+REFERENCE_PREFIXES = ("Random", "Optimal", "Myopic")  # how names of what is no method begin: coins and oracles
 
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
@@ -188,7 +188,7 @@ class Results:
     def __repr__(self) -> str:
         """Return a line for notebooks: the curves of all seeds would fill many screens."""
         ranked = sorted(self.summary.items(), key=lambda row: row[1].audc_mean)
-        best = next((row for row in ranked if not row[0].startswith(REFERENCES)), None)
+        best = next((row for row in ranked if not row[0].startswith(REFERENCE_PREFIXES)), None)
         found = "" if best is None else f", best: {best[0]}, {best[1].improvement_mean:.2f} % over Random"
         what = f"{self.task}, preset {self.preset}, {len(self.seeds)} seed" + "s" * (len(self.seeds) != 1)
         return f"Results({what}, {len(self.summary)} methods{found}; to_frame() lists all)"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from seqdefer.evaluation.areas import granularity_of, seed_result, to_compare
 from seqdefer.evaluation.curves import Run, curve_of, free_curve, improvement, paired_bootstrap, random_curve
-from seqdefer.evaluation.experiment import granularity_of, seed_result, to_compare
 from seqdefer.evaluation.published import (
     PAPER,
     published_ablation,

@@ -29,8 +29,9 @@ from toy_studies import (
 
 from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
+from seqdefer.evaluation.areas import granularity_of
 from seqdefer.evaluation.curves import Ends, Run, paired_bootstrap
-from seqdefer.evaluation.experiment import Experiment, granularity_of
+from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import Results
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
