@@ -33,7 +33,7 @@ NEW_PLACES = {
     "seqdefer.paper": "seqdefer.evaluation.published",
     "seqdefer.patience": "seqdefer.remote.client",
     "seqdefer.remote.cancellation": "seqdefer.remote.client",
-    "seqdefer.plots": "seqdefer.report.svg",
+    "seqdefer.plots": "seqdefer.report.svg, .drawn_curves",
     "seqdefer.policies": "seqdefer.budgets.policies, .rules, .token_sweeps, .hand_off_rules",
     "seqdefer.rejectors": "seqdefer.rejectors.base, .token, .draft, .checkpoints",
     "seqdefer.remote": "seqdefer.remote.client",

@@ -13,8 +13,8 @@ from statistics import NormalDist
 
 from seqdefer.methods.registry import all_methods
 from seqdefer.paper.plan import ARCHITECTURES, STRATEGIES
+from seqdefer.paper.planned_rows import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablated_label, size_label
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
-from seqdefer.paper.studies import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablated_label, size_label
 
 WHOLE = [name for name, one in all_methods().items() if one.granularity == "whole"]
 

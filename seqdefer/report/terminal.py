@@ -16,8 +16,8 @@ from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Cost, Results, Summary
 from seqdefer.methods.timing import TIMED_BUDGETS, Timing
+from seqdefer.report.drawn_curves import names_by_block
 from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
-from seqdefer.report.svg import names_by_block
 
 
 def results_table(results: Results) -> Table:
