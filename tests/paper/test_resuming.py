@@ -29,7 +29,6 @@ from toy_studies import (
 from seqdefer.paper.records import Judgements, Row, Study, load_judgements, load_study
 from seqdefer.paper.reproduce import Choices, LeftOutWarning, Made, reproduce
 from seqdefer.recipes import IN_WORDS
-from seqdefer.storage.shards import DamagedShardWarning
 from tests.evaluation.test_experiment import FITTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
@@ -89,20 +88,6 @@ def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
     bootstraps = {f"bootstrap (spell, {words})" for words in IN_WORDS.values()}
     assert meter.seen == labels | fits | sweeps | bootstraps
     assert rows_in(made) == rows_in(finished.made)
-
-
-def test_interrupted_between_studies(cells: Path, finished: Finished) -> None:
-    def stop(studies: Any, paths: list[Path]) -> None:
-        if studies[0].name == "table-handoffs":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        reproduce("all", cells, TINY, written=stop)
-    for recipe in RECIPES:
-        assert (cells / recipe / "table-handoffs.json").is_file()
-        assert not (cells / recipe / "figure-alpha.json").exists()
-    reproduce("all", cells, TINY)
-    assert same_but_for_drawings(cells, finished)
 
 
 KILLED = """
@@ -216,14 +201,6 @@ def test_more_seeds_reuse_the_cells_of_fewer(
         for one, two, three in zip(fewer[recipe].rows, two_seeds.rows, more[recipe].rows, strict=True):
             assert two.improvements == three.improvements[:2]
             assert one.improvements == three.improvements[:1]
-
-
-def test_damaged_cells_are_measured_again(copied: Path, finished: Finished) -> None:
-    for place, path in enumerate(sorted(cells_of(copied))[::3]):
-        path.write_bytes(path.read_bytes()[: 10 * (place % 7)])
-    with pytest.warns(DamagedShardWarning, match="is damaged: .*; it is removed and made again"):
-        assert reproduce("all", copied, TINY) == finished.made
-    assert final_files(copied) == final_files(finished.folder)
 
 
 # -- one folder, several commands ----------------------------------------------------------------------------------
