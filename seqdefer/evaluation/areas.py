@@ -1,4 +1,4 @@
-"""Areas and differences: what the sweeps of methods become in results."""
+"""Areas under the curves of all methods, and differences between them, from their sweeps."""
 
 from __future__ import annotations
 

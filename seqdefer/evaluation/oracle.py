@@ -1,4 +1,4 @@
-"""What the token oracle chooses from: the loss and the deferred tokens of every way to decide, or of the good ones.
+"""The choices of the token oracle: loss and deferred tokens of every way to decide, or of the good ones.
 
 The oracle's curve is `curves.optimal_curve` of these outcomes. All of them are 2^L; of sequences too long for that, a
 beam over decisions finds the best it can, and the curve is a bound: the true optimum may be lower.

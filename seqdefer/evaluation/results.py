@@ -80,7 +80,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """What the paper prints for a method; None where it prints nothing."""
+    """The paper's figures for a method; None where it prints nothing."""
 
     audc: float | None
     audc_std: float | None
@@ -100,8 +100,8 @@ class TimedSetting:
 
 @dataclass(frozen=True)
 class PairTiming:
-    """What a pair took on one machine, `inputs` sequences with `at_once` of them together. Seconds of curves are
-    derived from these; `methods` has settings that were also measured."""
+    """The times of a pair on one machine: `inputs` sequences, `at_once` of them together. Seconds of curves are derived
+    from these; `methods` has settings that were also measured."""
 
     inputs: int
     at_once: int
@@ -116,7 +116,7 @@ class PairTiming:
 
 @dataclass(frozen=True)
 class PromisedBudget:
-    """What is promised at a budget, and spent: mean shares of the inputs."""
+    """A budget, the promise for it, and the spending: mean shares of the inputs."""
 
     budget: float
     bound: float  # what the expected share is below, with the confidence
@@ -151,7 +151,7 @@ class ExpertCalls:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the numbers come from: enough to run it again, and to see whether it was the same data and models."""
+    """The origin of the numbers: enough to run them again, and to compare data and models."""
 
     version: str = ""
     command: str = ""

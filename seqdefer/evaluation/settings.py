@@ -1,4 +1,4 @@
-"""What can be chosen about an experiment: seeds, methods, losses, hyperparameters."""
+"""The settings of an experiment: seeds, methods, losses, hyperparameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seqdefer.rejectors.losses import get_phi, get_psi
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSettings(LearningSettings):
-    """What can be chosen about an experiment, whatever the task."""
+    """The settings of an experiment, whatever the task."""
 
     seeds: int = 5
     instances: int = 100  # test instances per seed

@@ -1,4 +1,4 @@
-"""What all rejectors share: checkpoints. And what all networks share: standardised inputs.
+"""Base classes: rejectors with checkpoints, and networks with standardised inputs.
 
 Features in, scores out, nothing else: thresholds belong to `seqdefer.budgets`. A checkpoint is safetensors and JSON; it
 names the predictor it was fitted for and refuses another.
@@ -119,7 +119,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a rejector network looks at and how large it is."""
+    """The inputs and the size of a rejector network."""
 
     context: int  # C
     features: int  # F

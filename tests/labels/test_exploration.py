@@ -29,13 +29,6 @@ Prefix = tuple[int, ...]
 toys = toy_tasks(longest=14)
 
 
-def named(**sizes: Any) -> ToyTask:
-    """Return a toy task whose expert has a fingerprint, so that its labels are stored."""
-    task = ToyTask(**{"n": 7, "length": 14, **sizes})
-    task.expert.fingerprint = "toy expert"
-    return task
-
-
 def prefixes(trees: DecisionTrees) -> list[tuple[int, Prefix]]:
     """Return the example of every node and the tokens before it."""
     table = trees.nodes

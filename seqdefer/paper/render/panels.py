@@ -1,4 +1,4 @@
-"""What all figures of the studies share: style, panels, legends and colours.
+"""Style, panels, legends and colours of all figures of the studies.
 
 pyplot is not used: it keeps figures in a global list and looks for a display. The fonts come with matplotlib.
 """

@@ -1,4 +1,4 @@
-"""What tables and figures show of studies, and the names that both print."""
+"""The rows and tasks of studies that tables and figures show, and the names that both print."""
 
 from __future__ import annotations
 
