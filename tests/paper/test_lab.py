@@ -273,21 +273,6 @@ def test_other_settings_have_other_cells(change: str, tmp_path: Path, measured: 
     assert measured == [(DEFAULT, "OneTimeModel", 0)] * 2
 
 
-def test_seeds_and_resamples_do_not_change_cells(tmp_path: Path, measured: list[Any]) -> None:
-    """More seeds reuse the cells of fewer."""
-    cells = {
-        seeds: open_lab(tmp_path, seeds=seeds, resamples=seeds).cell(DEFAULT, "OneTimeModel", 0) for seeds in (1, 3)
-    }
-    assert measured == [(DEFAULT, "OneTimeModel", 0)]
-    assert cells[1].validation == cells[3].validation
-    open_lab(tmp_path, seeds=3).cell(DEFAULT, "OneTimeModel", 2)
-    fresh = open_lab(tmp_path / "fresh", seeds=3)
-    for seed in (0, 2):
-        points = [curve_of(lab.cell(DEFAULT, "OneTimeModel", seed).sweep, lab.ends(seed)).points
-                  for lab in (fresh, open_lab(tmp_path, seeds=3))]  # fmt: skip
-        assert points[0] == points[1]
-
-
 def test_variants_have_their_own_cells_and_rejectors(tmp_path: Path, measured: list[Any]) -> None:
     lab = open_lab(tmp_path)
     variants = [DEFAULT, Variant(hand_offs=2), Variant(hand_offs=3), Variant(times=1.0), Variant(times=0.0)]
