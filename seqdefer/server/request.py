@@ -42,6 +42,7 @@ DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = protocol.CompletionRequest | protocol.ChatRequest | protocol.CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
 CAPPED_PROMISE = "a cap changes what is written, so the promise of the calibration does not hold for this request"
+CUT_PROMISE = "stop or a smaller max_tokens cuts texts: the promise of the calibration does not hold for this request"
 
 log = logging.getLogger("seqdefer.server")
 
@@ -122,17 +123,18 @@ class Service:
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
         chosen, caps = self._choose(body, inputs), self._caps(body)
-        if caps and chosen.promise is not None:
-            chosen, remarks = replace(chosen, promise=None), [*remarks, CAPPED_PROMISE]
+        setting, length = chosen.setting, self.model.served.spec.length
+        asked = WriteRequest(inputs, setting.threshold, caps=caps, **{"max_tokens": length, **options})
+        is_cut = asked.cuts_texts(length)
+        if chosen.promise is not None and (caps or is_cut):
+            remarks += [CAPPED_PROMISE] * bool(caps) + [CUT_PROMISE] * is_cut
+            chosen = replace(chosen, promise=None)
         remarks += [] if chosen.shortfall is None else [chosen.shortfall]
-        setting = chosen.setting
         transcript = Transcript(
             body.model, chosen.budget, setting.share, remarks, [[] for _ in inputs],
             promise=chosen.promise, drift=self.monitor.warning, has_cap=bool(caps), prices=self.model.prices,
             by_token=self.model.is_token_level,
         )  # fmt: skip
-        options = {"max_tokens": self.model.served.spec.length, **options}
-        asked = WriteRequest(inputs, setting.threshold, caps=caps, **options)
         active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
         if asked.may_defer:
             active.on_close = partial(self._watch, asked, setting, transcript)

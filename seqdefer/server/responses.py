@@ -99,7 +99,7 @@ class Transcript:
             summary["reason"] = reasons[-1]
         if self.remarks:
             summary["remarks"] = self.remarks
-        if self.promise is not None:
+        if self.promise is not None and not reasons:
             summary["promise"] = self.promise
         if self.drift is not None:
             summary["drift"] = self.drift

@@ -42,6 +42,10 @@ class WriteRequest:
     caps: tuple[Cap, ...] = ()
     n_likeliest: int | None = None  # tokens to tell the log-probabilities of, beside the written one; None: none at all
 
+    def cuts_texts(self, length: int) -> bool:
+        """Return whether a text may end before the models of texts of up to `length` tokens would end it."""
+        return self.max_tokens < length or bool(self.stop)
+
 
 # -- events --------------------------------------------------------------------------------------------------------
 
