@@ -80,8 +80,7 @@ class TrafficMonitor:
             log.warning("%s", self.warning)
 
     def _is_whole(self, request: WriteRequest, tokens: Sequence[Token]) -> bool:
-        is_free = request.max_tokens >= self.length and not request.stop and not request.caps
-        return is_free and tokens[-1].finish is not None and tokens[-1].degraded is None
+        return request.is_unlimited(self.length) and tokens[-1].finish is not None and tokens[-1].degraded is None
 
     def _note_whole(self, setting: Setting, tokens: Sequence[Token], draft: ScoredDraft | None) -> None:
         written, deferred = len(tokens), sum(token.author == "expert" for token in tokens)

@@ -41,7 +41,10 @@ NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, s
 DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = protocol.CompletionRequest | protocol.ChatRequest | protocol.CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
-CAPPED_PROMISE = "a cap changes what is written, so the promise of the calibration does not hold for this request"
+BROKEN_PROMISE = (
+    "a cap, stop or a smaller max_tokens changes what is written, so the promise of the calibration does not hold for "
+    "this request"
+)
 
 log = logging.getLogger("seqdefer.server")
 
@@ -121,18 +124,17 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        chosen, caps = self._choose(body, inputs), self._caps(body)
-        if caps and chosen.promise is not None:
-            chosen, remarks = replace(chosen, promise=None), [*remarks, CAPPED_PROMISE]
-        remarks += [] if chosen.shortfall is None else [chosen.shortfall]
+        chosen, caps, length = self._choose(body, inputs), self._caps(body), self.model.served.spec.length
         setting = chosen.setting
+        asked = WriteRequest(inputs, setting.threshold, caps=caps, **{"max_tokens": length, **options})
+        if chosen.promise is not None and not asked.is_unlimited(length):
+            chosen, remarks = replace(chosen, promise=None), [*remarks, BROKEN_PROMISE]
+        remarks += [] if chosen.shortfall is None else [chosen.shortfall]
         transcript = Transcript(
             body.model, chosen.budget, setting.share, remarks, [[] for _ in inputs],
             promise=chosen.promise, drift=self.monitor.warning, has_cap=bool(caps), prices=self.model.prices,
             by_token=self.model.is_token_level,
         )  # fmt: skip
-        options = {"max_tokens": self.model.served.spec.length, **options}
-        asked = WriteRequest(inputs, setting.threshold, caps=caps, **options)
         active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
         if asked.may_defer:
             active.on_close = partial(self._watch, asked, setting, transcript)

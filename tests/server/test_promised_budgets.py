@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from servers import LENGTH, NumberCodec, running, toy_model, with_parts
 from toy_pair import Toy, numbers
+
+from seqdefer.server.request import BROKEN_PROMISE
 
 pytest.importorskip("openai", reason="needs openai: pip install openai")
 
@@ -32,6 +36,20 @@ def test_answers_say_what_is_promised() -> None:
         "bound": "betting",
         "words": found.promise.in_words(0.4),
     }
+
+
+def test_nothing_is_promised_about_sequences_that_a_request_cuts_off() -> None:
+    """The calibration wrote whole sequences. Their first tokens may be the expert's, so that a part of them spends more
+    than was promised: answers promised it all the same."""
+    model = Toy.of(length=LENGTH).model("OneTimeCost")
+    model.calibrate(numbers(60), guarantee="confident", confidence=0.8)
+    limits: list[dict[str, Any]] = [{"max_tokens": LENGTH - 1}, {"stop": ["b"]}]
+    with running(with_parts(model, codec=NumberCodec())) as server:
+        for limit in limits:
+            found = server.complete("13", 0.5, **limit).deferral
+            assert "promise" not in found
+            assert found["remarks"] == [BROKEN_PROMISE]
+        assert server.complete("13", 0.5, max_tokens=LENGTH).deferral["promise"]
 
 
 def test_a_measurement_promises_nothing() -> None:
