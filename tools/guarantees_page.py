@@ -61,15 +61,17 @@ assert setting.share < 0.25
 ```
 
 - A promise is about one budget. Of ten budgets with a confidence of 0.9, one may be exceeded.
+- It is about whole sequences. Answers to requests with `stop`, a smaller `max_tokens` or a cap have no `promise`, and
+  say why.
 - At token level, a fifth of the inputs, at most 32, choose the thresholds to test, and are not counted.
 - Windows of one time series, or questions of one user, are not independent: their number overstates what they tell.
 - The betting test is much tighter than that of Hoeffding and Bentkus where inputs are deferred in part. Where they are
   deferred whole or not at all, the two are close, and either may be the tighter one. The test is fixed in advance: the
   better of two, chosen by the data, would be no test.
 - `calibration.json` records the rule, the test (`bound`), the inputs counted and the confidence.
-- The report of `seqdefer run` lets half of the test inputs promise budgets. It draws the bound as a band over the
-  budget, and what the other half spent. The page of a server draws limits and what was served. A server tests whether
-  inputs still are like those of the calibration: [Drift](drift.md).
+- The report of `seqdefer run` lets half of the test inputs promise budgets, after some have chosen the thresholds as
+  above. It draws the bound as a band over the budget, and what the other half spent. The page of a server draws limits
+  and what was served. A server tests whether inputs still are like those of the calibration: [Drift](drift.md).
 """
 
 QUALITY = """\

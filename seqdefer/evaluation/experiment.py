@@ -212,12 +212,13 @@ class Experiment:
             return time_methods(self.task, examples, rejectors, run, file, advance)
 
     def promise(self, rejectors: Mapping[str, Rejector]) -> PromiseCheck | None:
-        """Let half of all test instances promise budgets of the method that a fit would take, and the others check."""
+        """Let half of all test instances promise budgets of the method that a fit would take, and the others check.
+        Those that choose its thresholds, if any do, belong to neither half."""
         name = next((name for name in preferred_methods(self.task) if name in rejectors), None)
         if name is None:
             return None
-        every = torch.arange(len(self.splits.test.examples))
-        return check_promise(name, deferral_of(rejectors[name]).labelled_spending(self.splits.test, every))
+        test, deferral = self.splits.test, deferral_of(rejectors[name])
+        return check_promise(name, deferral.spending(self.task, test.examples, labelled=test, set_aside=True))
 
     def coin(self, seed: int) -> dict[str, Sweep]:
         """Return RandomSpeculative: a coin for each sequence between the predictor alone and lossless speculative
