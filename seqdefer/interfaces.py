@@ -374,6 +374,11 @@ class Codec(ABC):
         where inputs are files: only the user of this machine may name one, never a request."""
         return text
 
+    def words(self, examples: Examples) -> list[str] | None:
+        """Return encoded inputs as words, single spaces between them, to tell whether two are the same but for white
+        space. Override it where inputs are texts."""
+        return None
+
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of one input, for the server's OpenAPI description; {} accepts anything."""
         return {}

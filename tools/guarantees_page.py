@@ -64,6 +64,7 @@ assert setting.share < 0.25
 - It is about whole sequences. Answers to requests with `stop`, a smaller `max_tokens` or a cap have no `promise`, and
   say why.
 - At token level, a fifth of the inputs, at most 32, choose the thresholds to test, and are not counted.
+- `calibrate` refuses inputs of the fit, whatever their order and white space. It cannot tell that one was reworded.
 - Windows of one time series, or questions of one user, are not independent: their number overstates what they tell.
 - The betting test is much tighter than that of Hoeffding and Bentkus where inputs are deferred in part. Where they are
   deferred whole or not at all, the two are close, and either may be the tighter one. The test is fixed in advance: the

@@ -12,7 +12,7 @@ one-time      the hand-off at every setting is known, as the draft was scored be
               would then have written is known where that was served, and where nothing is handed off. Elsewhere it is
               what the draft has left or, for a promise, as much as a sequence can have: never less than the truth.
 
-So a promise can rest on the log of one-time deferral alone.
+So a promise can rest on the log of one-time deferral alone, without the inputs that the rejector was fitted on.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class ServedInput:
     scores: tuple[float, ...] = ()  # token level: of each token
     draft: int = 0  # one-time: tokens of the draft
     hand_offs: tuple[tuple[float, int], ...] = ()  # one-time: falling settings, and the tokens kept from each on
+    is_learned: bool = False  # the rejector was fitted on it: no guarantee may rest on it
 
     @property
     def first_score(self) -> float:
@@ -49,6 +50,17 @@ class ServedInput:
         if self.scores:
             return self.scores[0]
         return self.hand_offs[0][0] if self.hand_offs else -np.inf
+
+
+def unlearned(rows: Sequence[ServedInput]) -> list[ServedInput]:
+    """Return the inputs that a guarantee may rest on: those that the rejector was not fitted on. Raise without two."""
+    fresh = [row for row in rows if not row.is_learned]
+    if len(fresh) < 2:
+        raise OptionError(
+            f"{len(rows) - len(fresh)} of {len(rows)} inputs were used to fit this rejector; a guarantee needs inputs "
+            "that it was not fitted on"
+        )
+    return fresh
 
 
 def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool = False) -> TokenSpending:

@@ -172,12 +172,12 @@ def _calibrate_from_log(model: DeferringModel, chosen: argparse.Namespace, rule:
     rows, n_skipped = read_served(chosen.from_log, model.rejector.fingerprint, most=chosen.inputs)
     found = model.calibrate_from_log(rows, rule)
     _save_calibration(model, chosen.folder)
-    said = f"calibrated on {len(rows)} inputs that were served"
+    n_learned = sum(row.is_learned for row in rows) if found.promise is not None else 0
+    said = f"calibrated on {len(rows) - n_learned} inputs that were served"
+    said += f"; {n_learned} that the rejector was fitted on are not counted" if n_learned else ""
     said += f"; {n_skipped} incomplete lines were skipped" if n_skipped else ""
     if model.is_token_level:
         said += "; shares at other settings than those served are estimates, so check them: --check FILE"
-    if found.promise is not None:
-        said += "; the promise is right only if the rejector was not fitted on these inputs, which a log cannot tell"
     print(said, file=sys.stderr)
 
 

@@ -57,7 +57,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class LearnedFrom:
-    """The names of all inputs of training and validation: see `seqdefer.labels.labelled.input_names`."""
+    """The names of all inputs of training and validation: see `seqdefer.labels.labelled.all_names`."""
 
     inputs: tuple[str, ...]
     rejector: str  # as in Calibration

@@ -24,7 +24,7 @@ from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server import protocol, responses
 from seqdefer.server.batches import encode_inputs
-from seqdefer.server.drift import TrafficMonitor
+from seqdefer.server.drift import ServedSequence, TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, json_response, to_json
 from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.responses import ResponseFormat, Transcript
@@ -150,8 +150,12 @@ class Service:
         return _Choice(budget, calibration.for_budget(budget), promise, calibration.shortfall(budget))
 
     def _watch(self, request: WriteRequest, setting: Setting, transcript: Transcript) -> None:
+        if transcript.examples is None:
+            return  # nothing was read
+        is_learned = self.monitor.are_learned(transcript.examples)
         for index, tokens in enumerate(transcript.tokens):
-            self.monitor.note(request, setting, tokens, transcript.drafts.get(index))
+            one = ServedSequence(setting, tokens, transcript.drafts.get(index), is_learned[index])
+            self.monitor.note(request, one)
 
     def _budget(self, body: protocol.ModelRequest, inputs: Sequence[Any]) -> float | None:
         """Return the budget of a request: as given, or what its money buys; None: it names none."""

@@ -340,3 +340,28 @@ def test_frames_with_gaps_say_where() -> None:
         Given(train=gaps).corpus(Fields())
     with pytest.raises(DataError, match="row 1: there is no 'document'; the fields are: '0', '1'"):
         Given(train=frame([["a", "b"]])).corpus(Fields())
+
+
+def letter_tokenizer() -> Any:
+    """A tokenizer that keeps all white space, as byte-level ones do."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "w0123456789 \n\t"
+    names = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    tokens = Tokenizer(models.WordLevel({**names, **{one: 3 + n for n, one in enumerate(letters)}}, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokens.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
+def test_white_space_does_not_make_inputs_of_a_fit_new() -> None:
+    """Fits know documents that differ in white space alone for one, and guarantees took them for fresh ones."""
+    shorts = [(" ".join(text.split()[:3]), reference) for text, reference in PAIRS]
+    pair = tiny("gpt2", 1, 1), tiny("gpt2", 2, 6)
+    model = DeferringModel.from_pair(*pair, letter_tokenizer(), device="cpu", length=4, input_tokens=40)
+    model.fit(shorts, progress=False)
+    for change in (str, lambda text: f" {text}\n", lambda text: text.replace(" ", "  ")):
+        texts = [change(text) for text, _ in shorts]
+        with pytest.raises(OptionError, match=f"of {len(PAIRS)} inputs were used to fit this rejector"):
+            model.calibrate(texts, guarantee="expected", progress=False)
