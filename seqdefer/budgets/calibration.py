@@ -17,7 +17,7 @@ from seqdefer.budgets.drift import DriftReference, drift_reference
 from seqdefer.budgets.guarantees import token_losses
 from seqdefer.budgets.promises import Promise, PromisingRule
 from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule, Setting, check_budget, nearest_place, settings_at
-from seqdefer.budgets.spending import Spending
+from seqdefer.budgets.spending import Spending, n_to_give
 from seqdefer.errors import OptionError
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
@@ -147,9 +147,10 @@ def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRul
     """Choose a setting for each of BUDGETS. `rejector` is the fingerprint that the calibration will belong to."""
     promise = rule.promise(spending.inputs) if isinstance(rule, PromisingRule) else None
     if promise is not None and (least := promise.least_inputs(EASY_BUDGET)) > spending.inputs:
+        beside = f" beside the thresholds' own, {n_to_give(least)} in all" if spending.has_fixed_settings else ""
         raise OptionError(
             f"{spending.inputs} inputs are too few to promise a budget, even of {EASY_BUDGET:g}: that takes at "
-            f"least {least}, and smaller budgets take more"
+            f"least {least}{beside}, and smaller budgets take more"
         )
     places = rule.places(spending, BUDGETS)
     settings, reference = settings_at(spending, BUDGETS, places), drift_reference(spending, places)
