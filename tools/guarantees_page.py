@@ -154,7 +154,7 @@ In a request it is `"deferral": {"cap": {"tokens": 20}}`; the cap of the server 
 - Where a cap forbids what the rejector wants, the predictor writes on, and the answer says so: `capped` counts these
   tokens, and `seqdefer generate` prints the number.
 - A cap changes what is written, so promises of spending and of quality do not hold under it: answers then have no
-  `promise`, and a server with a cap for all refuses `--within` and `--served-log`.
+  `promise`, and a server with a cap for all refuses `--guarantee`, `--within` and `--served-log`.
 - Both loops write the same tokens under a cap. The speculative one makes at most as many passes as are counted.
 - What one sequence of a request leaves is not given to the others: texts must not depend on which is written first.
 - Whole and one-time deferral hand off where the rejector wants it or later, if the longest sequence that could follow

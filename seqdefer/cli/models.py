@@ -99,18 +99,7 @@ def calibrate(arguments: list[str]) -> int:
     chosen = _calibrate_parser().parse_args(arguments)
     rule = budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
     prices = None if chosen.prices is None else read_prices(chosen.prices)
-    if chosen.from_log is not None and chosen.data is not None:
-        raise OptionError("--data and --from-log both calibrate; give one of them")
-    if chosen.inputs < 2:
-        raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
-    if chosen.batch_size < 1:
-        raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
-    if chosen.guarantee is not None and chosen.data is None and chosen.from_log is None:
-        raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
-    if chosen.data is None and chosen.check is None and chosen.from_log is None:
-        raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
-    if prices is not None and chosen.data is None:
-        raise OptionError("--prices needs --data FILE: what a budget costs depends on the length of inputs")
+    _check_calibrate(chosen)
     given = {
         path: list(islice(read_lines(path, kind="JSONL or one input a line", max_mib=MAX_INPUTS_MIB), chosen.inputs))
         for path in (chosen.data, chosen.check)
@@ -153,6 +142,22 @@ def calibrate(arguments: list[str]) -> int:
     if seen:
         _print_check(seen, model, len(inputs[chosen.check]), as_json=chosen.json)
     return 0
+
+
+def _check_calibrate(chosen: argparse.Namespace) -> None:
+    """Raise where options contradict each other or miss one."""
+    if chosen.from_log is not None and chosen.data is not None:
+        raise OptionError("--data and --from-log both calibrate; give one of them")
+    if chosen.inputs < 2:
+        raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
+    if chosen.batch_size < 1:
+        raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
+    if chosen.guarantee is not None and chosen.data is None and chosen.from_log is None:
+        raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
+    if chosen.data is None and chosen.check is None and chosen.from_log is None:
+        raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
+    if chosen.prices is not None and chosen.data is None:
+        raise OptionError("--prices needs --data FILE: what a budget costs depends on the length of inputs")
 
 
 def _save_calibration(model: DeferringModel, folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from seqdefer.cli import common
 from seqdefer.cli.common import Command, Parser
+from seqdefer.errors import OptionError
 from seqdefer.progress_bars import show_progress
 
 DESCRIPTION = """\
@@ -77,6 +78,8 @@ def serve(arguments: list[str]) -> int:
     how: dict[str, Any] = {"confidence": settings.confidence, "share_of": settings.share_of, "within": settings.within}
     promised, quality = requested_promises(settings.guarantee or "nearest", **how)
     caps, prices = common.chosen_caps(settings), None if settings.prices is None else read_prices(settings.prices)
+    if caps and settings.guarantee is not None:
+        raise OptionError("a cap may break a promise; leave out --guarantee, or the cap of the server")
     reserve_descriptors(limits)
     KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
     Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))

@@ -293,6 +293,7 @@ def test_command_serves_a_folder(tmp_path: Path) -> None:
         (["--log-format", "xml"], "unknown log format 'xml'; available: human, json"),
         (["--log-level", "all"], "unknown log level 'all'"),
         (["--grace-seconds", "-1"], "grace seconds is -1"),
+        (["--guarantee", "expected", "--cap-tokens", "3"], "leave out --guarantee, or the cap of the server"),
     ],
 )
 def test_invalid_arguments(tmp_path: Path, capsys: Capture, arguments: list[str], message: str) -> None:
