@@ -20,7 +20,7 @@ from seqdefer.budgets.calibration import Calibration, LossCurve, calibrate, loss
 from seqdefer.budgets.promises import PromisingRule, ShareOf, budget_rule, check_confidence
 from seqdefer.budgets.quality import QualityPromise, check_within, promise_quality
 from seqdefer.budgets.rules import NEAREST, BudgetRule, Setting
-from seqdefer.budgets.served import ServedInput, served_spending, unlearned
+from seqdefer.budgets.served import ServedInput, served_spending
 from seqdefer.budgets.spending import Spending, n_set_aside
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.interfaces import Served, Task, TokenRejector
@@ -225,10 +225,9 @@ class CalibratedPair:
     def calibrate_from_log(self, rows: Sequence[ServedInput], rule: BudgetRule = NEAREST) -> Calibration:
         """Calibrate on what was served (`seqdefer.budgets.served` says what that can tell). No model runs."""
         length, name, promises = self.served.spec.length, self.rejector.fingerprint, isinstance(rule, PromisingRule)
+        spending = served_spending(rows, length, promises=promises)
         if promises:
             self._require_known_inputs()
-            rows = unlearned(rows)
-        spending = served_spending(rows, length, promises=promises)
         found = calibrate(spending, inputs=spending.inputs, rejector=name, rule=rule)
         lengths = np.array([row.written for row in rows])  # a promise counts sequences as long as they could be
         self.calibration = replace(found, remaining=remaining_tokens(lengths, length))
