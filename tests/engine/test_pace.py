@@ -106,6 +106,15 @@ def test_few_rows_run_ahead_as_far_as_many() -> None:
     assert many.goes_on(0.29)
 
 
+def test_a_turn_of_one_step_has_a_cost_of_steps() -> None:
+    """Its step reads what the expert answered."""
+    pace = Pace()
+    for turn in turns(30):
+        pace.note(replace(turn, steps=1, step_seconds=0.0, last_step_seconds=0.02))
+    assert not pace.goes_on(0.28)  # as above, but for one token in a turn and a step of 20 ms
+    assert pace.goes_on(0.29)
+
+
 def test_it_looks_on_where_that_costs_less_than_it_saves() -> None:
     pace = Pace()
     for turn in turns(30):
