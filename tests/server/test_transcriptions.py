@@ -169,7 +169,7 @@ def noise(n: int = 8_000) -> Any:
         (lambda: as_file(noise(), "FLAC")[:2_000] + bytes(5_000), 400, "is damaged"),
         (lambda: as_file(noise(100)), 400, "at least 0.1 s"),
         (lambda: b"", 400, "is empty"),
-        (lambda: as_file(noise(20_000)), 413, "lasts 1.2 s; cut it into clips of at most 1 s"),
+        (lambda: as_file(noise(20_000)), 413, "lasts 1.25 s; cut it into clips of at most 1 s"),
         (lambda: b"ID3\x04 nothing but noise", 415, "is not a WAV or FLAC file"),
         (lambda: as_file(noise(), "OGG", "VORBIS"), 415, "is not a WAV or FLAC file"),
     ],

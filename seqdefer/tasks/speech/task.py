@@ -29,7 +29,7 @@ from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.edit_distance import character_error_rates, word_error_rates
 from seqdefer.tasks.common.token_drawing import TokenExample, draw_tokens, drawings_of
 from seqdefer.tasks.speech.alignment import Alignments
-from seqdefer.tasks.speech.audio import to_flac
+from seqdefer.tasks.speech.audio import in_seconds, to_flac
 from seqdefer.tasks.speech.codec import SpeechCodec
 from seqdefer.tasks.speech.data import Clip, split_clips
 from seqdefer.tasks.speech.features import SpeechFacts
@@ -109,7 +109,7 @@ class SpeechTask(Task):
         rows = []
         for one in clips:
             if one.duration > self.codec.max_seconds:
-                heard = f"{one.audio} lasts {one.duration:.1f} s; the models hear {self.codec.max_seconds:g} s"
+                heard = f"{one.audio} lasts {in_seconds(one.duration)}; the models hear {self.codec.max_seconds:g} s"
                 raise DataError(f"{heard}: cut it into clips")
             rows.append(to_samples(one.read()))
             progress(1)

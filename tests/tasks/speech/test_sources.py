@@ -102,7 +102,7 @@ def test_an_interrupted_fetch_leaves_no_manifest(hub: Any, tmp_path: Path) -> No
 def test_datasets_without_clips(hub: Any, tmp_path: Path) -> None:
     rows = columns()
     hub({name: values[2:] for name, values in rows.items()})
-    with pytest.raises(DataError, match=rf"{NAME} has no clip that can be used; of the first, row 0 lasts 31.0 s; .*; "
+    with pytest.raises(DataError, match=rf"{NAME} has no clip that can be used; of the first, row 0 lasts 31 s; .*; "
                        "give a manifest instead"):  # fmt: skip
         read_speech(NAME, cache=tmp_path)
     hub({"audio": rows["audio"], "words": rows["text"]})

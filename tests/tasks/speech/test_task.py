@@ -192,9 +192,12 @@ def test_inputs_may_be_files_bytes_base64_or_samples(task: SpeechTask, place: Pa
     [
         ("/etc/hostname", "input 1 of 1 is not the base64 code of a WAV or FLAC file"),
         (7, "input 1 of 1 is a int; give a Path"),
-        (np.zeros((2, 5), dtype=np.float32), "give finite floats"),
-        (np.full(100, np.nan), "give finite floats"),
-        (np.zeros(20_000), r"lasts 1\.2 s; give samples of at most 1 s"),
+        (np.zeros((2, 5), dtype=np.float32), "give floats"),
+        (np.full(2_000, np.nan), "samples that are not numbers"),
+        (np.zeros(2_000), "is silent"),  # regression: files were checked, samples were not
+        (np.linspace(-9e3, 9e3, 2_000), "has a sample of 9000; samples lie between -1 and 1"),
+        (np.zeros(0), "has no samples"),
+        (np.zeros(20_000), r"lasts 1\.25 s; give samples of at most 1 s"),
         (b"nothing", "is not a WAV or FLAC file"),
     ],
 )
@@ -216,12 +219,12 @@ def spoiled(place: Path, folder: Path, line: dict[str, Any], name: str = "bad.js
         ("silence", "is silent"),
         ("nan", "not numbers"),
         ("corrupt", "is damaged"),
-        ("long", "lasts 31.0 s; cut it"),
+        ("long", "lasts 31 s; cut it"),
         ("text", "is empty"),
         ("no words", "has no words"),
         ("no file", "cannot read"),
         ("no field", "there is no 'audio_filepath'"),
-        ("too long for the model", r"bad\.wav lasts 2\.0 s; the models hear 1 s"),
+        ("too long for the model", r"bad\.wav lasts 2 s; the models hear 1 s"),
     ],
 )
 def test_bad_clips_end_in_one_line(kind: str, what: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
