@@ -222,8 +222,10 @@ def test_other_models_are_unknown(speech_server: RunningServer) -> None:
          "multipart/form-data; boundary=x", 400, "file is a text"),
         (2 * b"--x\r\ncontent-disposition: form-data; name=file; filename=a\r\n\r\n1\r\n" + b"--x--\r\n",
          "multipart/form-data; boundary=x", 400, "Too many files"),
+        (b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\ntoy\r\n--x--\r\n",
+         "multipart/form-data; boundary=x; charset=undefined", 400, "cannot be read"),
     ],
-    ids=["json", "urlencoded", "nothing", "no boundary", "no parts", "no fields", "text", "two files"],
+    ids=["json", "urlencoded", "nothing", "no boundary", "no parts", "no fields", "text", "two files", "charset"],
 )  # fmt: skip
 def test_other_bodies_are_refused(
     speech_server: RunningServer, content: bytes, kind: str | None, status: int, message: str
