@@ -86,7 +86,7 @@ class Slowdown:
     def __str__(self) -> str:
         ours, alone = (1000 * seconds / self.written for seconds in (self.seconds, self.alone_seconds))
         return (
-            f"deferral is slower here than the expert alone: {ours:.3g} instead of about {alone:.3g} ms a token; "
+            f"deferral is slower here than the expert alone: {ours:,.4g} instead of about {alone:,.4g} ms a token; "
             "to save time, lower the budget, write fewer sequences at once, or let the expert write alone"
         )
 

@@ -114,10 +114,14 @@ def bought_table(found: Calibration, timing: Timing | None, curve: LossCurve | N
             cells += [f"{curve.loss_at(row.share):.4g}", f"{curve.random_at(row.share):.4g}"]
         if timing is not None and row.took is not None:
             asked, seconds = row.took
-            cells += [f"{asked:.1f}", f"{1000 * seconds:.3g}", f"{timing.expert / seconds:.2f}"]
+            cells += [f"{asked:.1f}", _milliseconds(seconds), f"{timing.expert / seconds:.2f}"]
             cells += ["slower"] * (seconds > timing.expert)
         table.add_row(row.name, *cells)
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
 
 
 def _bought_rows(found: Calibration, timing: Timing | None) -> list[_Bought]:
@@ -132,7 +136,8 @@ def _bought_rows(found: Calibration, timing: Timing | None) -> list[_Bought]:
 def _bought_captions(timing: Timing | None, curve: LossCurve | None) -> Iterator[str]:
     if timing is not None:
         where = f"{timing.machine['device']} with {timing.machine['cores']} cores"
-        yield f"{timing.inputs} inputs, {timing.at_once} at once, on {where}; slower: than the expert alone"
+        inputs = f"{timing.inputs} input{'s' * (timing.inputs != 1)}"
+        yield f"{inputs}, {timing.at_once} at once, on {where}; slower: than the expert alone"
     if curve is not None:  # calibrate measures no losses: they stay those of fit
         yield escape(f"loss and Random: {curve.unit}, on the {curve.inputs} validation inputs of fit")
     if timing is None:

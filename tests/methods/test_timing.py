@@ -81,6 +81,10 @@ def test_the_table_says_what_is_slower_than_the_expert() -> None:
     assert lines["0.20"].split() == ["0.20", "0.250", "2", "2.75", "1.5", "10", "2.00"]
     assert lines["0.50"].split()[-1] == "slower"
     assert "slower" not in lines["0.20"]
+    slow = replace(timing, budgets=tuple(replace(one, seconds=250 * one.seconds, share=0.25) for one in timing.budgets))
+    console.print(bought_table(found, slow, curve))  # regression: 2.5e+03 did not fit, and was cut
+    lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
+    assert lines["0.20"].split()[5:] == ["2,500", "0.01", "slower"]
     console.print(bought_table(found, None, curve))  # a remote expert is not timed
     lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
     assert lines["0.20"].split() == ["0.20", "0.200", "2.2", "2.8"]
