@@ -277,6 +277,7 @@ def test_bad_clips_end_in_one_line(kind: str, what: str, place: Path, tmp_path: 
     models = ["--predictor", place / "predictor", "--expert", place / "expert"]
     message = refused(capsys, "run", "speech", *models, "--train", manifest, *sizes, "--out", tmp_path / "out")
     assert re.search(what, message), message
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_models_end_in_one_line(place: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -295,6 +296,7 @@ def test_other_models_end_in_one_line(place: Path, tmp_path: Path, capsys: Captu
     ):
         message = refused(capsys, "run", "speech", "--predictor", place / "predictor", "--expert", expert, *data)
         assert what in message
+        assert not (tmp_path / "out").exists()
 
 
 def test_too_many_tokens_end_in_one_line(place: Path) -> None:
