@@ -127,10 +127,8 @@ def reading_table(tokenizer: Any, n_tokens: int) -> Tensor:
 
 def _texts(tokenizer: Any, n_tokens: int) -> list[str]:
     """Return the tokens as text, special ones as nothing."""
-    special, names = (
-        set(tokenizer.all_special_ids),
-        tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer))))),
-    )
+    special = set(tokenizer.all_special_ids)
+    names = tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer)))))
     return [
         "" if number in special else str(tokenizer.convert_tokens_to_string([name]))
         for number, name in enumerate(names)
