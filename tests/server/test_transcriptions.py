@@ -242,7 +242,8 @@ def test_uploads_may_be_larger_than_other_bodies() -> None:
         (file,) = sounds(1)
         assert len(file) > 30_000
         assert upload(server, file).status_code == 200
-        assert check_error(upload(server, file + bytes(10_000)), 413)["code"] == "body_too_large"
+        message = "the body is larger than 40000 bytes; cut the sound into clips, or send it as FLAC"
+        assert check_error(upload(server, file + bytes(10_000)), 413, message)["code"] == "body_too_large"
         body = {"model": "toy", "input": "x" * 2_000}
         assert check_error(server.post("/v1/deferral/complete", body), 413)["code"] == "body_too_large"
 
