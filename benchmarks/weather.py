@@ -28,9 +28,10 @@ from seqdefer.engine.interleaved import HandOff, roll_out
 from seqdefer.evaluation.oracle import all_outcomes
 from seqdefer.hyperparameters import PUBLISHED_TOKEN, Settings
 from seqdefer.interfaces import Policy, SplitName, Task
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.nodes import END
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.progress import Silent
 from seqdefer.rejectors.checkpoints import token_networks
 from seqdefer.rejectors.confidence import ChowSum

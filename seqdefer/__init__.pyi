@@ -38,10 +38,10 @@ from .interfaces import Predictor as Predictor
 from .interfaces import Task as Task
 from .interfaces import TaskEntry as TaskEntry
 from .interfaces import TokenRejector as TokenRejector
+from .labels.enumeration import enumerate_trees as enumerate_trees
 from .labels.hand_offs import Calls as Calls
 from .labels.hand_offs import hand_off_table as hand_off_table
 from .labels.trees import DecisionTrees as DecisionTrees
-from .labels.trees import enumerate_trees as enumerate_trees
 from .model.deferring_model import DeferringModel as DeferringModel
 from .registry import load_task as load_task
 from .rejectors.checkpoints import load_rejector as load_rejector

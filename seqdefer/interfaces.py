@@ -39,7 +39,14 @@ class Stateful(ABC, Generic[State]):
         """Return the state of `rows` (int64 indices, repeats allowed), in that order. Override it unless the state is a
         tensor, or a record with such a method (`seqdefer.types.BatchRecord`)."""
         known: Any = state
-        return cast(State, known[rows] if isinstance(known, Tensor) else known.select(rows))
+        if isinstance(known, Tensor):
+            return cast(State, known[rows])
+        if not hasattr(known, "select"):
+            raise ContractError(
+                f"the state of {type(self).__name__}, a {type(known).__name__}, has no select; make it a tensor or a "
+                f"seqdefer.types.BatchRecord, or write {type(self).__name__}.select(state, rows)"
+            )
+        return cast(State, known.select(rows))
 
     def join(self, states: Sequence[State]) -> State:
         """Return one state with the rows of all, in order; they may stand at different positions. Without it, such rows
@@ -373,6 +380,11 @@ class Codec(ABC):
         """Return the input that an argument of a command, or a line of a file in `folder`, stands for. Override it
         where inputs are files: only the user of this machine may name one, never a request."""
         return text
+
+    def words(self, examples: Examples) -> list[str] | None:
+        """Return encoded inputs as words, single spaces between them, to tell whether two are the same but for white
+        space. Override it where inputs are texts."""
+        return None
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of one input, for the server's OpenAPI description; {} accepts anything."""

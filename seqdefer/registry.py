@@ -98,6 +98,10 @@ def load_task(name: str) -> TaskEntry:
     """Import the entry of an installed task, or that of a file: `load_task("./my_task.py")`."""
     if name.endswith(FILE_SUFFIX):
         return load_task_file(Path(name))
+    if name not in find_tasks() and os.path.isdir(name):
+        file = Path(name) / f"{Path(name).resolve().name}{FILE_SUFFIX}"
+        if file.is_file():
+            raise OptionError(f"{name!r:.200} is a folder; name the file in it that has the task: {file}")
     entry: TaskEntry = look_up("task", name, find_tasks()).load()
     return entry
 
@@ -118,8 +122,11 @@ def load_task_file(path: Path) -> TaskEntry:
         module = import_module(path.stem)
     except (Exception, SystemExit) as error:  # whatever the file raises
         places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        place = f", line {places[-1].lineno}" if places else ""
-        raise ContractError(f"{path}{place} cannot be loaded: {error!r:.300}") from error
+        line, what = places[-1].lineno if places else None, repr(error)
+        if isinstance(error, SyntaxError):  # whose representation repeats path and line
+            line, what = error.lineno if error.filename == str(path) else line, f"{type(error).__name__}: {error.msg}"
+        place = "" if line is None else f", line {line}"
+        raise ContractError(f"{path}{place} cannot be loaded: {what:.300}") from error
     if Path(module.__file__ or "").resolve() != path:
         raise OptionError(f"{path} has the name of another module, {module.__file__}; rename the file")
     entry = getattr(module, "ENTRY", None)

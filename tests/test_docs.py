@@ -14,7 +14,8 @@ from doc_pages import DOCS, PAGES, ROOT, Block, blocks_of, page_name, python_blo
 
 from seqdefer.cli import main
 from seqdefer.evaluation.results import Results, load_results
-from seqdefer.interfaces import TaskEntry
+from seqdefer.interfaces import Task, TaskEntry
+from seqdefer.testing import check_task
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,13 @@ def test_tutorial_learns(tutorial: dict[str, Any], folder: Path) -> None:
         "WholeModelEmbed-seed0",
         "OneTimeCost-seed0",
     }
+
+
+@pytest.mark.slow
+def test_tutorial_expert_that_completes(tutorial: dict[str, Any]) -> None:
+    task: Task = tutorial["Speller"](tutorial["SpellerOptions"]())
+    task.expert = tutorial["Corrector"](tutorial["Lexicon"](0.3))
+    check_task(task)
 
 
 @pytest.mark.slow

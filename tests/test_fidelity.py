@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import fidelity_page as page
 import pytest
 
 from seqdefer.registry import load_task
-from tests.test_docs import ROOT
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
-    """The module that makes the page."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
-        yield import_module("fidelity_page")
-
-
-def test_every_reference_leads_somewhere(page: Any) -> None:
+def test_every_reference_leads_somewhere() -> None:
     assert list(page.find_problems(page.read_sections())) == []
 
 
@@ -45,7 +35,7 @@ def test_every_reference_leads_somewhere(page: Any) -> None:
         ({"tests": ()}, "neither a test nor a reason"),
     ],
 )
-def test_a_broken_row_is_a_problem(change: dict[str, Any], problem: str, page: Any) -> None:
+def test_a_broken_row_is_a_problem(change: dict[str, Any], problem: str) -> None:
     sound = page.Row(
         item="Token surrogate",
         paper="equation 4",
@@ -59,12 +49,12 @@ def test_a_broken_row_is_a_problem(change: dict[str, Any], problem: str, page: A
     assert problem in problems[0]
 
 
-def test_a_misspelt_key_is_refused(page: Any) -> None:
+def test_a_misspelt_key_is_refused() -> None:
     with pytest.raises(TypeError, match="verdikt"):
         page.read_sections('[[section]]\ntitle = "x"\n[[section.row]]\nitem = "x"\nverdikt = "faithful"\n')
 
 
-def test_hyperparameters_are_compared_with_the_code(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyperparameters_are_compared_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = [5e-4, 1e-3, 5e-4, 5e-4, 5e-4]
     row = page.hyperparameter_row("Learning rate", "learning_rate", rates)
     ours = load_task("xsum").recipes["ours"].token.learning_rate
@@ -76,14 +66,14 @@ def test_hyperparameters_are_compared_with_the_code(page: Any, monkeypatch: pyte
     assert "the published recipe has 0.0005, 0.001, 0.0005, 0.0005, 0.0005" in other.note
 
 
-def test_figures_are_those_of_the_code(page: Any) -> None:
+def test_figures_are_those_of_the_code() -> None:
     assert page.fill("{weather:presets.paper-size.train_windows} windows") == "70,080 windows"
     assert page.fill("{default:seqdefer.rejectors.token_training.teacher_probability.decay}") == "0.95"
     assert page.fill("{code:seqdefer.methods.chow.QUANTILES}") == "0, 0.4, 0.8, 1"
     assert page.fill("{tsp:published.hand_offs} of {tsp:ours.strategy}") == "45 of explore"
 
 
-def test_the_papers_table_of_hyperparameters_is_complete(page: Any, shared_dir: Path) -> None:
+def test_the_papers_table_of_hyperparameters_is_complete(shared_dir: Path) -> None:
     """Every line of the table is a row, with the figures that the paper prints."""
     source = shared_dir / "paper" / "learning-to-partially-defer.tex"
     if not source.is_file():
@@ -95,7 +85,7 @@ def test_the_papers_table_of_hyperparameters_is_complete(page: Any, shared_dir: 
         for name, cells in re.findall(r"^ *([A-Z][\w ,()]+?) *& *(.+?) *\\\\ *$", table, re.MULTILINE)
         if "OneTime" not in cells
     }
-    rows = dict(re.split(r" \(`\w+`\): ", row.item) for row in _hyperparameters(page))
+    rows = dict(re.split(r" \(`\w+`\): ", row.item) for row in _hyperparameters())
     patience, delta = zip(*(cell.split(", ") for cell in printed.pop("Early Stopping (patience, delta)")), strict=True)
     printed |= {"Early stopping: patience": list(patience), "Early stopping: delta": list(delta)}
     kinds = {"MLP": "draft_mlp", "LSTM": "lstm"}
@@ -105,10 +95,10 @@ def test_the_papers_table_of_hyperparameters_is_complete(page: Any, shared_dir: 
     }
     ours = {name: [_value(cell) for cell in figures.split(", ")] for name, figures in rows.items()}
     assert ours == expected
-    assert {row.verdict for row in _hyperparameters(page)} == {"faithful", "published"}
+    assert {row.verdict for row in _hyperparameters()} == {"faithful", "published"}
 
 
-def _hyperparameters(page: Any) -> list[Any]:
+def _hyperparameters() -> list[Any]:
     return [row for section in page.read_sections() for row in section.rows if row.paper.startswith("D, table 2, ")]
 
 

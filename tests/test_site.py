@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,28 +47,20 @@ def page_name(path: Path) -> str:
     return path.relative_to(DOCS).as_posix()
 
 
-@pytest.fixture(scope="module")
-def tools() -> Iterator[None]:
-    """Make the scripts in tools importable."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "tools"))
-        yield
-
-
 # -- without MkDocs ------------------------------------------------------------------------------------------------
 
 
-def test_every_task_has_its_recipes_on_the_page(tools: None) -> None:
+def test_every_task_has_its_recipes_on_the_page() -> None:
     own = {point.name for point in import_module("generate")._own_entry_points("seqdefer.tasks")}
     assert set(import_module("recipes_page").TASKS) == own - {"text"}  # text has those of xsum
 
 
-def test_every_generated_file_is_tested(tools: None) -> None:
+def test_every_generated_file_is_tested() -> None:
     assert sorted(import_module("generate").GENERATED) == sorted(GENERATED)
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_generated_file_is_up_to_date(name: str, tools: None) -> None:
+def test_generated_file_is_up_to_date(name: str) -> None:
     if name == "commands.md" and sys.version_info[:2] != (3, 11):
         pytest.skip("argparse wraps help differently in each Python version; the page is made with 3.11")
     made = import_module("generate").GENERATED[name]()
@@ -113,7 +104,7 @@ def test_results_in_the_readme_are_those_of_the_studies(recipe: str) -> None:
         assert [token or None, once or None, cost or None, whole] == expected
 
 
-def test_commands_page_ignores_other_packages(tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_page_ignores_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed plug-in must not change a tracked file."""
     info = tmp_path / "plugin-1.0.dist-info"
     info.mkdir()
@@ -174,7 +165,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted({*map(page_name, PAGES), *ADDED})
 
 
-def test_docstrings_become_markdown(tools: None) -> None:
+def test_docstrings_become_markdown() -> None:
     pytest.importorskip("griffe", reason="griffe comes with the extra: docs")
     markdown = import_module("docstrings").markdown
     template = "A loss.\n\nFormula:   a * b.\nReference: section 1,\n           and 2.\nExample:\n>>> 1 + 1\n2\n"

@@ -79,8 +79,8 @@ the line it was writing, which is skipped later. `--served-log-mib` (64) bounds 
 
 - **Whole and one-time deferral**: drafts were scored before the hand-off, so that a log tells where every setting would
   have handed off. What the expert would have written there is known or, with `--guarantee`, counted as the rest of the
-  longest sequence. So guarantees work, on the condition that the rejector was not fitted on what was served; a log has
-  no inputs to check that with.
+  longest sequence. So guarantees work. Inputs that the rejector was fitted on are marked in the log, and no guarantee
+  counts them.
 - **Token level**: what other settings would have spent is estimated from logged scores, because other decisions change
   the text that follows. Counts are exact for inputs that were served at that threshold. `--guarantee` is refused: it
   needs `--data`.

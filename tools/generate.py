@@ -23,6 +23,7 @@ from guarantees_page import coverage_figure, guarantees_page
 from moving_picture import moving_picture
 from pictures import PICTURES
 from recipes_page import recipes_page
+from results_page import results_page
 from service_page import service_page
 from settings_page import settings_page
 from speed_page import speed_page
@@ -30,7 +31,6 @@ from tsp_as_published_page import tsp_as_published_page
 
 from seqdefer.cli import main
 from seqdefer.cli.parser import HELP_ALL
-from seqdefer.paper.render.page import results_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 HELP_COLUMNS = 100

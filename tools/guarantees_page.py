@@ -61,15 +61,18 @@ assert setting.share < 0.25
 ```
 
 - A promise is about one budget. Of ten budgets with a confidence of 0.9, one may be exceeded.
+- It is about whole sequences. Answers to requests with `stop`, a smaller `max_tokens` or a cap have no `promise`, and
+  say why.
 - At token level, a fifth of the inputs, at most 32, choose the thresholds to test, and are not counted.
+- `calibrate` refuses inputs of the fit, whatever their order and white space. It cannot tell that one was reworded.
 - Windows of one time series, or questions of one user, are not independent: their number overstates what they tell.
 - The betting test is much tighter than that of Hoeffding and Bentkus where inputs are deferred in part. Where they are
   deferred whole or not at all, the two are close, and either may be the tighter one. The test is fixed in advance: the
   better of two, chosen by the data, would be no test.
 - `calibration.json` records the rule, the test (`bound`), the inputs counted and the confidence.
-- The report of `seqdefer run` lets half of the test inputs promise budgets. It draws the bound as a band over the
-  budget, and what the other half spent. The page of a server draws limits and what was served. A server tests whether
-  inputs still are like those of the calibration: [Drift](drift.md).
+- The report of `seqdefer run` lets half of the test inputs promise budgets, after some have chosen the thresholds as
+  above. It draws the bound as a band over the budget, and what the other half spent. The page of a server draws limits
+  and what was served. A server tests whether inputs still are like those of the calibration: [Drift](drift.md).
 """
 
 QUALITY = """\
@@ -151,7 +154,8 @@ In a request it is `"deferral": {"cap": {"tokens": 20}}`; the cap of the server 
 - Where a cap forbids what the rejector wants, the predictor writes on, and the answer says so: `capped` counts these
   tokens, and `seqdefer generate` prints the number.
 - A cap changes what is written, so promises of spending and of quality do not hold under it: answers then have no
-  `promise`, and a server with a cap for all refuses `--within` and `--served-log`.
+  `promise`, and a server with a cap for all refuses `--guarantee`, `--within` and `--served-log`. `stop`, a smaller
+  `max_tokens` and a failed expert change it, too: such answers have none either.
 - Both loops write the same tokens under a cap. The speculative one makes at most as many passes as are counted.
 - What one sequence of a request leaves is not given to the others: texts must not depend on which is written first.
 - Whole and one-time deferral hand off where the rejector wants it or later, if the longest sequence that could follow

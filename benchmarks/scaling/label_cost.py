@@ -47,11 +47,6 @@ TREE_INPUT_READS = 2  # explored trees read the input for their roots and again 
 INTEGER_BYTES, FLOAT_BYTES = 8, 4  # int64 and float32
 
 
-def _check_length(length: int) -> None:
-    if not 1 <= length <= MAX_LENGTH:
-        raise OptionError(f"length is {length} tokens; it must be from 1 to {MAX_LENGTH}")
-
-
 # -- inputs --------------------------------------------------------------------------------------------------------
 
 
@@ -76,10 +71,11 @@ class Corpus:
     context: int = 1
 
     def __post_init__(self) -> None:
-        require_above_zero(self, "documents", "length")
+        require_above_zero(self, "documents")
         require_not_below_zero(self, "input_tokens", "features", "context")
         check_share("disagreement", self.disagreement)
-        _check_length(self.length)
+        if not 1 <= self.length <= MAX_LENGTH:
+            raise OptionError(f"length is {self.length} tokens; it must be from 1 to {MAX_LENGTH}")
 
 
 # -- counting ------------------------------------------------------------------------------------------------------
@@ -87,7 +83,6 @@ class Corpus:
 
 def even_hand_offs(length: int, n: int) -> tuple[int, ...]:
     """Return `n` evenly spaced hand-offs of 0..L-1, the first one included."""
-    _check_length(length)
     if not 1 <= n <= length:
         raise OptionError(f"{n} hand-offs of {length} tokens; choose 1 to {length}")
     return tuple(index * length // n for index in range(n))
@@ -96,11 +91,8 @@ def even_hand_offs(length: int, n: int) -> tuple[int, ...]:
 def _chosen_hand_offs(length: int, hand_offs: int | Sequence[int] | None) -> tuple[int, ...]:
     if hand_offs is None:
         return tuple(range(length))
-    return even_hand_offs(length, hand_offs) if isinstance(hand_offs, int) else _checked_hand_offs(length, hand_offs)
-
-
-def _checked_hand_offs(length: int, hand_offs: Sequence[int]) -> tuple[int, ...]:
-    _check_length(length)
+    if isinstance(hand_offs, int):
+        return even_hand_offs(length, hand_offs)
     chosen = tuple(hand_offs)
     is_rising = all(one < other for one, other in pairwise(chosen))
     if not chosen or not is_rising or chosen[0] < 0 or chosen[-1] >= length:
@@ -113,10 +105,8 @@ def branch_counts(length: int, disagreement: float, hand_offs: Sequence[int]) ->
 
     A hand-off uses the branch at the next disagreement; other branches are not needed. The first token of a branch is
     known from following the draft and is not counted."""
-    check_share("disagreement", disagreement)
-    chosen = _checked_hand_offs(length, hand_offs)
     branches = tokens = 0.0
-    for first, following in zip(chosen, [*chosen[1:], length], strict=True):
+    for first, following in zip(hand_offs, [*hand_offs[1:], length], strict=True):
         agreed = 1.0  # the probability of no disagreement since `first`
         for position in range(first, following):
             branches += agreed * disagreement
@@ -127,8 +117,6 @@ def branch_counts(length: int, disagreement: float, hand_offs: Sequence[int]) ->
 
 def enumerated_nodes(length: int, disagreement: float) -> float:
     """Return the mean number of prefixes that predictor and expert can write: the sum over t < L of (1 + d)^t."""
-    _check_length(length)
-    check_share("disagreement", disagreement)
     return math.fsum((1 + disagreement) ** position for position in range(length))
 
 
@@ -143,8 +131,6 @@ def explored_nodes(length: int, disagreement: float, rollouts: int) -> float:
         nodes = sum over t < L, m <= t, s <= m of C(t, m) d^m (1 - d)^(t - m) C(m, s)
                 (1 - prod over r of (1 - q_r^s (1 - q_r)^(m - s)))
     """
-    _check_length(length)
-    check_share("disagreement", disagreement)
     if not 2 <= rollouts <= MAX_ROLLOUTS:
         raise OptionError(f"{rollouts} rollouts per example; choose 2 to {MAX_ROLLOUTS}")
     visited = [_visited_prefixes(m, rollouts) for m in range(length)]  # by the number of disagreements before
@@ -201,10 +187,9 @@ def naive_work(corpus: Corpus, hand_offs: Sequence[int]) -> Work:
     """Return the expert's work with one run per hand-off, in one batch per document.
 
     The pass that reads produces the first token."""
-    chosen = _checked_hand_offs(corpus.length, hand_offs)
-    read = sum(corpus.input_tokens + kept for kept in chosen)
-    written = sum(corpus.length - kept for kept in chosen)
-    return Work(read, written, corpus.length - chosen[0], len(chosen))
+    read = sum(corpus.input_tokens + kept for kept in hand_offs)
+    written = sum(corpus.length - kept for kept in hand_offs)
+    return Work(read, written, corpus.length - hand_offs[0], len(hand_offs))
 
 
 def exploring_work(corpus: Corpus, rollouts: int) -> Work:

@@ -32,9 +32,9 @@ from seqdefer.engine.drafts import draft
 from seqdefer.environment import machine
 from seqdefer.interfaces import Task
 from seqdefer.labels.branches import branch_out
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import draw_decisions, grow_along
 from seqdefer.labels.jobs import LabelPart, make_jobs, run_job, unpack_calls
-from seqdefer.labels.trees import enumerate_trees
 from seqdefer.progress import Silent
 from seqdefer.storage.files import read_json, write_json, write_text
 from seqdefer.storage.shards import pack

@@ -17,7 +17,7 @@ from seqdefer.budgets.drift import DriftReference, drift_reference
 from seqdefer.budgets.guarantees import token_losses
 from seqdefer.budgets.promises import Promise, PromisingRule
 from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule, Setting, check_budget, nearest_place, settings_at
-from seqdefer.budgets.spending import Spending
+from seqdefer.budgets.spending import Spending, n_to_give
 from seqdefer.errors import OptionError
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
@@ -142,14 +142,35 @@ class LossCurve:
         first, last = self.points[0], self.points[-1]
         return first.loss + (last.loss - first.loss) * (share - first.share) / max(last.share - first.share, 1e-12)
 
+    def worth(self) -> str:
+        """Return in words what the rejector is worth at a typical budget, beside deferring at random."""
+        first, last = self.points[0], self.points[-1]
+        if last.loss >= first.loss:
+            return (
+                f"deferring does not pay on these {self.inputs} inputs: the predictor alone loses {first.loss:.4g}, "
+                f"and with {100 * last.share:.0f} % of the tokens by the expert it is {last.loss:.4g}; check the "
+                "prompt (prefix, suffix), the metric and the expert, or use the predictor alone"
+            )
+        share = TYPICAL_BUDGET * last.share
+        losses = self.loss_at(share), self.random_at(share)
+        closed, at_random = (100 * (first.loss - loss) / (first.loss - last.loss) for loss in losses)
+        said = (
+            f"{100 * share:.0f} % of the tokens by the expert close {closed:.0f} % of the gap between both models, at "
+            f"random {at_random:.0f} % ({self.inputs} inputs)"
+        )
+        if closed > at_random:
+            return said
+        return f"{said}: this rejector is no better than chance; give more data, or use one of the models alone"
+
 
 def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> Calibration:
     """Choose a setting for each of BUDGETS. `rejector` is the fingerprint that the calibration will belong to."""
     promise = rule.promise(spending.inputs) if isinstance(rule, PromisingRule) else None
     if promise is not None and (least := promise.least_inputs(EASY_BUDGET)) > spending.inputs:
+        beside = f" beside the thresholds' own, {n_to_give(least)} in all" if spending.has_fixed_settings else ""
         raise OptionError(
             f"{spending.inputs} inputs are too few to promise a budget, even of {EASY_BUDGET:g}: that takes at "
-            f"least {least}, and smaller budgets take more"
+            f"least {least}{beside}, and smaller budgets take more"
         )
     places = rule.places(spending, BUDGETS)
     settings, reference = settings_at(spending, BUDGETS, places), drift_reference(spending, places)

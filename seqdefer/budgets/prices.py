@@ -55,14 +55,9 @@ class Rates:
     seconds_per_call: float | None = None
 
     @property
-    def is_timed(self) -> bool:
-        """Whether a price is per time."""
-        return bool(self.hour or self.minute)
-
-    @property
     def lacks_time(self) -> bool:
         """Whether a price is per time, and the time is not known."""
-        return self.is_timed and all(getattr(self, name) is None for name in TIMES)
+        return bool(self.hour or self.minute) and all(getattr(self, name) is None for name in TIMES)
 
     def charge(self, input_tokens: int) -> Charge:
         """Return what calls for one sequence cost."""

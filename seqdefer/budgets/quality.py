@@ -76,7 +76,7 @@ def promise_quality(
     passes = _passes((losses - expert)[::-1, order], within, max_loss, delta)  # from always upwards
     n_passed = accepted_settings(passes)
     place = len(settings) - n_passed
-    if n_passed == 0 or seen[place].deferred.sum() == seen[-1].deferred.sum():
+    if n_passed == 0 or (seen[place].deferred == seen[place].written).all():
         failed = losses[max(place - 1, 0)] - expert
         raise OptionError(_too_few(failed, within, max_loss, delta))
     found = seen[place]

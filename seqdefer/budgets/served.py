@@ -12,7 +12,7 @@ one-time      the hand-off at every setting is known, as the draft was scored be
               would then have written is known where that was served, and where nothing is handed off. Elsewhere it is
               what the draft has left or, for a promise, as much as a sequence can have: never less than the truth.
 
-So a promise can rest on the log of one-time deferral alone.
+So a promise can rest on the log of one-time deferral alone, without the inputs that the rejector was fitted on.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class ServedInput:
     scores: tuple[float, ...] = ()  # token level: of each token
     draft: int = 0  # one-time: tokens of the draft
     hand_offs: tuple[tuple[float, int], ...] = ()  # one-time: falling settings, and the tokens kept from each on
+    is_learned: bool = False  # the rejector was fitted on it: no guarantee may rest on it
 
     @property
     def first_score(self) -> float:
@@ -52,8 +53,8 @@ class ServedInput:
 
 
 def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool = False) -> TokenSpending:
-    """Return what settings spend on inputs that were served. With `promises`, some inputs choose the settings and are
-    not counted, and counts are never below the truth: see above."""
+    """Return what settings spend on inputs that were served. With `promises`, inputs that the rejector was fitted on do
+    not count, nor do some that choose the settings, and counts are never below the truth: see above."""
     is_token_level = bool(rows and rows[0].scores)
     for row in rows:
         if not _is_sound(row, length, is_token_level):
@@ -67,6 +68,7 @@ def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool 
             "a log does not tell what other settings of token-level deferral would have spent, because decisions "
             "change the text that follows; a guarantee needs inputs: --data FILE"
         )
+    rows = _unlearned(rows) if promises else rows
     order = np.random.default_rng(0).permutation(len(rows))
     n_aside = n_set_aside(len(rows)) if promises else 0
     settings = _settings([rows[place] for place in (order[:n_aside] if promises else order)])
@@ -76,6 +78,17 @@ def served_spending(rows: Sequence[ServedInput], length: int, *, promises: bool 
     first_scores = torch.tensor([row.first_score for row in counted], dtype=torch.float64)
     sweep = TokenSweep(torch.from_numpy(settings), deferred, written, torch.zeros(deferred.shape), None, first_scores)
     return TokenSpending(sweep, length, has_fixed_settings=promises)
+
+
+def _unlearned(rows: Sequence[ServedInput]) -> list[ServedInput]:
+    """Return the inputs that the rejector was not fitted on. Raise where these are fewer than two."""
+    fresh = [row for row in rows if not row.is_learned]
+    if len(fresh) < 2:
+        raise OptionError(
+            f"{len(rows) - len(fresh)} of {len(rows)} inputs were used to fit this rejector; a guarantee needs inputs "
+            "that it was not fitted on"
+        )
+    return fresh
 
 
 def _is_sound(row: ServedInput, length: int, is_token_level: bool) -> bool:

@@ -36,6 +36,14 @@ def n_set_aside(n: int) -> int:
     return min(MAX_SET_ASIDE, max(1, n // 5))
 
 
+def n_to_give(counted: int) -> int:
+    """Return how many inputs it takes at least to count so many beside those set aside."""
+    n = counted + 1
+    while n - n_set_aside(n) < counted:
+        n += 1
+    return n
+
+
 class Spending(ABC):
     """T settings, falling, and what they spend on n inputs."""
 

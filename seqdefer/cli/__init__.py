@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *_, **__: f"seqdefer: {one_line(str(message))}\n"
     if logging.lastResort is not None:  # prints log messages of level warning to stderr
         logging.lastResort.setFormatter(logging.Formatter("seqdefer: %(message)s"))
+        if not logging.root.handlers:  # packages (absl) that find none would add one with another form
+            logging.root.addHandler(logging.lastResort)
     return exit_status(lambda: _run_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqdefer.cli import common
 from seqdefer.cli.common import Command, Parser
-from seqdefer.errors import OptionError, one_line
+from seqdefer.errors import InputError, OptionError, one_line
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _load(chosen: argparse.Namespace, prices: Prices | None, meter: Meter) -> De
 
 
 def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], prices: Prices | None) -> int:
-    from seqdefer.model.batch_files import write_file
+    from seqdefer.model.batch_files import require_new, write_file
 
     if chosen.data is None or chosen.out is None:
         raise OptionError("--data FILE and --out FILE go together: inputs to read, and the file to write")
@@ -80,11 +80,15 @@ def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], 
         raise OptionError(
             "--budget-money depends on the length of an input, so it does not go with --data; give --budget"
         )
+    require_new(chosen.out)  # before models are loaded
     with show_progress(quiet=chosen.quiet) as meter:
         model = _load(chosen, prices, meter)
         threshold = model.setting(budget).threshold if chosen.threshold is None else chosen.threshold
         how = {"field": chosen.field, "batch_size": chosen.batch_size, "caps": caps, "meter": meter}
         done = write_file(model, chosen.data, chosen.out, threshold=threshold, **how)
+    if done.failed == done.inputs > 0:
+        reason = f"none of the {done.inputs} inputs of {chosen.data} could be read"
+        raise InputError(f"{reason}; see their field 'error' in {chosen.out}, or choose another --field")
     found = f", {done.found} of them found from before" if done.found else ""
     failed = f"; {done.failed} could not be read, see their field 'error'" if done.failed else ""
     print(f"written: {chosen.out}, {done.inputs} inputs{found}{failed}", file=sys.stderr)

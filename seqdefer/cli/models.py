@@ -47,6 +47,8 @@ def fit(arguments: list[str]) -> int:
     _print_calibration(model, as_json=chosen.json)
     assert model.calibration is not None
     name = shlex.quote(str(folder))
+    if model.curve is not None:
+        print(f"\n{model.curve.worth()}", file=sys.stderr)
     if model.quality is not None:
         print(f"\n{model.quality.in_words()}", file=sys.stderr)
     print(f"\n{model.fitted_in_words()}", file=sys.stderr)
@@ -99,18 +101,7 @@ def calibrate(arguments: list[str]) -> int:
     chosen = _calibrate_parser().parse_args(arguments)
     rule = budget_rule(chosen.guarantee or "nearest", confidence=chosen.confidence, share_of=chosen.share_of)
     prices = None if chosen.prices is None else read_prices(chosen.prices)
-    if chosen.from_log is not None and chosen.data is not None:
-        raise OptionError("--data and --from-log both calibrate; give one of them")
-    if chosen.inputs < 2:
-        raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
-    if chosen.batch_size < 1:
-        raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
-    if chosen.guarantee is not None and chosen.data is None and chosen.from_log is None:
-        raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
-    if chosen.data is None and chosen.check is None and chosen.from_log is None:
-        raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
-    if prices is not None and chosen.data is None:
-        raise OptionError("--prices needs --data FILE: what a budget costs depends on the length of inputs")
+    _check_calibrate(chosen)
     given = {
         path: list(islice(read_lines(path, kind="JSONL or one input a line", max_mib=MAX_INPUTS_MIB), chosen.inputs))
         for path in (chosen.data, chosen.check)
@@ -155,6 +146,22 @@ def calibrate(arguments: list[str]) -> int:
     return 0
 
 
+def _check_calibrate(chosen: argparse.Namespace) -> None:
+    """Raise where options contradict each other or miss one."""
+    if chosen.from_log is not None and chosen.data is not None:
+        raise OptionError("--data and --from-log both calibrate; give one of them")
+    if chosen.inputs < 2:
+        raise OptionError(f"--inputs is {chosen.inputs}; it must be at least 2")
+    if chosen.batch_size < 1:
+        raise OptionError(f"--batch-size is {chosen.batch_size}; it must be at least 1")
+    if chosen.guarantee is not None and chosen.data is None and chosen.from_log is None:
+        raise OptionError("--guarantee needs --data FILE: inputs that the rejector was not fitted on")
+    if chosen.data is None and chosen.check is None and chosen.from_log is None:
+        raise OptionError("nothing to do; give --data FILE to calibrate with, or --check FILE to check budgets on")
+    if chosen.prices is not None and chosen.data is None:
+        raise OptionError("--prices needs --data FILE: what a budget costs depends on the length of inputs")
+
+
 def _save_calibration(model: DeferringModel, folder: Path) -> None:
     """Write the budgets, and say what they replace."""
     from seqdefer.model.folders import record_path
@@ -172,12 +179,12 @@ def _calibrate_from_log(model: DeferringModel, chosen: argparse.Namespace, rule:
     rows, n_skipped = read_served(chosen.from_log, model.rejector.fingerprint, most=chosen.inputs)
     found = model.calibrate_from_log(rows, rule)
     _save_calibration(model, chosen.folder)
-    said = f"calibrated on {len(rows)} inputs that were served"
+    n_learned = sum(row.is_learned for row in rows) if found.promise is not None else 0
+    said = f"calibrated on {len(rows) - n_learned} inputs that were served"
+    said += f"; {n_learned} that the rejector was fitted on are not counted" if n_learned else ""
     said += f"; {n_skipped} incomplete lines were skipped" if n_skipped else ""
     if model.is_token_level:
         said += "; shares at other settings than those served are estimates, so check them: --check FILE"
-    if found.promise is not None:
-        said += "; the promise is right only if the rejector was not fitted on these inputs, which a log cannot tell"
     print(said, file=sys.stderr)
 
 

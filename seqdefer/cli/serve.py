@@ -60,7 +60,9 @@ log = logging.getLogger("seqdefer.server")
 
 
 def serve(arguments: list[str]) -> int:
+    from seqdefer.budgets.caps import allowances
     from seqdefer.budgets.prices import read_prices
+    from seqdefer.budgets.rules import check_budget
     from seqdefer.model.deferring_model import DeferringModel
     from seqdefer.model.learning import requested_promises
     from seqdefer.model.served_log import ServedLog
@@ -68,7 +70,7 @@ def serve(arguments: list[str]) -> int:
     from seqdefer.server.connections import reserve_descriptors
     from seqdefer.server.keys import KeyRing
     from seqdefer.server.logs import logs_on_stderr
-    from seqdefer.server.settings import read_settings
+    from seqdefer.server.settings import check_promises, read_settings
     from seqdefer.server.usage import Ledger, usage_file
 
     chosen = _parser().parse_args(arguments)
@@ -77,8 +79,12 @@ def serve(arguments: list[str]) -> int:
     how: dict[str, Any] = {"confidence": settings.confidence, "share_of": settings.share_of, "within": settings.within}
     promised, quality = requested_promises(settings.guarantee or "nearest", **how)
     caps, prices = common.chosen_caps(settings), None if settings.prices is None else read_prices(settings.prices)
+    # These raise what is wrong with options and files before the models are loaded.
+    check_budget(settings.budget)
+    check_promises(caps, guarantee=settings.guarantee, within=settings.within, served_log=settings.served_log)
+    allowances(caps, [], prices)  # a cap in money needs prices
     reserve_descriptors(limits)
-    KeyRing(settings.keys, settings.api_key)  # these raise what is wrong with the files before the models are loaded
+    KeyRing(settings.keys, settings.api_key)
     Ledger(settings.usage or (None if settings.keys is None else usage_file(settings.keys)))
     served_log = None if settings.served_log is None else ServedLog(settings.served_log, settings.served_log_mib)
     has_key = settings.api_key is not None or settings.keys is not None

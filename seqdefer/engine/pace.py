@@ -6,7 +6,8 @@ faster than turns do on average, whatever the number of rows. The time to read t
 stands is read once in any case.
 
 Reading on to a row's next question pays where it saves more of a turn's fixed time than it takes. On a GPU a pass over
-many tokens takes hardly longer than one over few, so all are asked; on a CPU mostly the first alone.
+many tokens takes hardly longer than one over few, so all are asked; on a CPU mostly the first alone. No step gains a
+token past a question that will not be asked.
 
 Times are measured as the work goes on. What is written does not depend on them. Where the expert alone would clearly be
 faster, a warning says so, once: it needs a pass over one token of every row for each position.
@@ -15,6 +16,7 @@ faster, a warning says so, once: it needs a pass over one token of every row for
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,8 @@ class Turn:
 
     rows: int = 0
     steps: int = 0  # of the predictor
-    step_seconds: float = 0.0
+    step_seconds: float = 0.0  # before the expert is asked
+    last_step_seconds: float = 0.0  # of the step that reads what was settled last
     passes: int = 0  # of the expert
     chunks: int = 0  # rows that read
     tokens_read: int = 0
@@ -86,7 +89,7 @@ class Slowdown:
     def __str__(self) -> str:
         ours, alone = (1000 * seconds / self.written for seconds in (self.seconds, self.alone_seconds))
         return (
-            f"deferral is slower here than the expert alone: {ours:.3g} instead of about {alone:.3g} ms a token; "
+            f"deferral is slower here than the expert alone: {ours:,.4g} instead of about {alone:,.4g} ms a token; "
             "to save time, lower the budget, write fewer sequences at once, or let the expert write alone"
         )
 
@@ -149,14 +152,16 @@ class Pace:
         if not seen["steps"]:
             return False
         fixed_seconds = seen["seconds"] - self.token_seconds * seen["tokens_read"]
-        return useful * fixed_seconds * seen["steps"] >= seen["positions"] * seen["step_seconds"]
+        return useful * fixed_seconds >= seen["positions"] * self._step_seconds
 
-    def reads_on(self, answered: int, gap: int, rows: int) -> bool:
-        """Tell whether a row should read `gap` more tokens to ask one more question after `answered` others, where
-        `rows` rows share the pass."""
-        if not answered:
+    def reads_on(self, questions: Sequence[int], rows: int) -> bool:
+        """Tell whether a row should read to the last of its questions, at these steps of a turn, where `rows` rows
+        share the pass. Their first is always asked."""
+        *others, last = questions
+        if not others:
             return True
-        return self.agreement**answered * self._turn_seconds / rows >= gap * self.token_seconds
+        gap = last - others[-1]
+        return self.agreement ** len(others) * self._turn_seconds / rows >= gap * self.token_seconds
 
     def looks_on(self, asked: int, gap: int, rows: int) -> bool:
         """Tell whether a row should read `gap` more tokens to know the expert's token after all of its guesses, which
@@ -166,7 +171,12 @@ class Pace:
     @property
     def _turn_seconds(self) -> float:
         """What the shortest turn takes: a step, and a pass besides its tokens."""
-        return self.pass_seconds + self._seen["step_seconds"] / max(self._seen["steps"], 1.0)
+        return self.pass_seconds + self._step_seconds
+
+    @property
+    def _step_seconds(self) -> float:
+        seen = self._seen
+        return (seen["step_seconds"] + seen["last_step_seconds"]) / max(seen["steps"], 1.0)
 
     def _fit_passes(self) -> tuple[float, float]:
         """Return the line through the times of passes, both numbers at least 0."""
@@ -191,8 +201,8 @@ class FixedPace(Pace):
     def goes_on(self, useful: float) -> bool:
         return True
 
-    def reads_on(self, answered: int, gap: int, rows: int) -> bool:
-        return self.asks is None or answered < self.asks
+    def reads_on(self, questions: Sequence[int], rows: int) -> bool:
+        return self.asks is None or len(questions) <= self.asks
 
     def looks_on(self, asked: int, gap: int, rows: int) -> bool:
         return self.foresees

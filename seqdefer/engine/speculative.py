@@ -159,8 +159,10 @@ class SpeculativeLoop:
         if self.rows:
             kept = [(begin[place], turned[place]) for place in going]
             back = [before + steps - len(row.tokens) for before, row in kept]
+            settled = time.perf_counter()
             self.predictor.go_back(back)
             self.predictor.append(self._tensor([row.tokens[-1] for row in self.rows]))
+            turn.last_step_seconds = time.perf_counter() - settled
             self.policies.go_back(back)  # while a GPU reads these tokens
         turn.seconds = time.perf_counter() - start
         self.pace.note(turn)
@@ -195,7 +197,7 @@ class SpeculativeLoop:
             columns.append(tokens)
             if not self.predictor.runs_past_end and bool(self.spec.is_end(tokens).any()):
                 break
-            if step + 1 == most or not self.pace.goes_on(progress.useful(here, tokens, is_open)):
+            if step + 1 == most or not self.pace.goes_on(progress.useful(step, here, tokens, is_open)):
                 break
             if progress.is_settled and time.perf_counter() - start > SHOWN_SECONDS:
                 break
@@ -292,8 +294,7 @@ class SpeculativeLoop:
         """Choose how far the expert reads. A question that waits ends the row for this turn: the predictor comes back
         to it."""
         for number, step in enumerate(one.questions):
-            gap = step - one.questions[number - 1] if number else 0
-            if not self.pace.reads_on(number, gap, rows):
+            if not self.pace.reads_on(one.questions[: number + 1], rows):
                 one.tokens = one.tokens[:step]
                 return
             one.asked.append(step)
@@ -343,15 +344,21 @@ class _Progress:
     def __init__(self, loop: SpeculativeLoop, n: int) -> None:
         self.spec, self.pace = loop.spec, loop.pace
         self.weights = None if loop.decides_late else torch.ones(n)
+        self.questions = [list[int]() for _ in range(n)]  # of each row, their steps
         self.expected, self.is_settled = 1.0, not loop.decides_late
 
-    def useful(self, positions: Tensor, tokens: Tensor, is_open: Tensor | None) -> float:
-        agreement = self.pace.agreement
+    def useful(self, step: int, positions: Tensor, tokens: Tensor, is_open: Tensor | None) -> float:
         if self.weights is None or is_open is None:
-            self.expected *= 1 - self.pace.share * (1 - agreement)
+            self.expected *= 1 - self.pace.share * (1 - self.pace.agreement)
             return self.expected
-        self.weights[is_open] *= agreement
-        self.is_settled &= not bool(is_open.any())
+        opened = (is_open & (self.weights > 0)).nonzero().squeeze(1).tolist()
+        for row in opened:
+            self.questions[row].append(step)
+        asking = sum(map(bool, self.questions))
+        for row in opened:
+            # Past a question that will wait, all is written in vain.
+            self.weights[row] *= self.pace.agreement if self.pace.reads_on(self.questions[row], asking) else 0.0
+        self.is_settled &= not opened
         self.weights[self.spec.is_end(tokens) | (positions + 1 >= self.spec.length)] = 0
         return float(self.weights.mean())
 

@@ -149,7 +149,10 @@ def optimal_curve(loss: Values, deferred: Values, until: float | None = None) ->
     require_same_shape(loss=loss, deferred=deferred)
     usable = np.isfinite(loss)
     if not usable.any(1).all():
-        raise DataError("an instance has no decision of finite loss; every instance needs one at least")
+        raise DataError(
+            "an instance has no decision of finite loss; return finite numbers from sequence_loss "
+            "(seqdefer.testing.check_task finds what is wrong)"
+        )
     start, edges = _falling_hulls(loss, deferred)
     edges = edges[np.argsort(edges[:, 1] / edges[:, 0], kind="stable")]
     path = np.cumsum(np.vstack([start, edges]), 0) / len(loss)  # (P, 2)

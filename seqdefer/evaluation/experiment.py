@@ -10,7 +10,7 @@ resumes. Nothing is chosen on test data: it enters after the fits, and its type 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,32 +24,26 @@ from seqdefer.budgets.sweeps import GridSweep, Sweep
 from seqdefer.budgets.token_sweeps import sweep_hindsight, sweep_thresholds
 from seqdefer.environment import machine
 from seqdefer.errors import CheckpointError
+from seqdefer.evaluation.areas import about_method, compare, seed_result, to_compare
 from seqdefer.evaluation.curves import (
     Curve,
     Ends,
     Run,
     curve_of,
     free_curve,
-    improvement,
     optimal_curve,
     optimal_once,
     optimal_whole,
-    paired_bootstrap,
-    random_curve,
 )
 from seqdefer.evaluation.examples import draw_examples
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.evaluation.promise import check_promise
 from seqdefer.evaluation.published import PAPER
 from seqdefer.evaluation.results import (
-    FREE,
     Comparison,
-    CostCurve,
     ExpertCalls,
-    MethodResult,
     PairTiming,
     PaperFigure,
-    Point,
     PromiseCheck,
     Provenance,
     Results,
@@ -67,32 +61,12 @@ from seqdefer.labels.labelled import LabelledData, LearningData, require_learnin
 from seqdefer.labels.manifest import describe_options
 from seqdefer.methods.base import FitContext, Method
 from seqdefer.methods.deferral import deferral_of
-from seqdefer.methods.registry import (
-    RANK,
-    all_methods,
-    get_method,
-    methods_for,
-    preferred_methods,
-    require_applicable,
-)
-from seqdefer.progress import Clock, Progress
+from seqdefer.methods.registry import RANK, all_methods, methods_for, preferred_methods, require_applicable
+from seqdefer.progress import NO_PROGRESS, Clock
 from seqdefer.rejectors.checkpoints import Rejector, load_rejector
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.storage.files import fingerprint
-from seqdefer.types import Granularity
-
-REFERENCES: dict[str, tuple[Granularity, str]] = {  # the granularity, and a sentence about it
-    "Random": ("whole", "Flips a coin for each sequence: the straight line between both models alone."),
-    "RandomSpeculative": (
-        "whole", "Flips a coin for each sequence: the predictor alone, or lossless speculative decoding."
-    ),
-    "OptimalFree": ("whole", "An expert that costs nothing: its loss at every budget. Nobody can reach it."),
-    "OptimalWhole": ("whole", "Gives whole sequences to the expert in the best order, knowing every loss in advance."),
-    "OptimalOneTime": ("once", "Hands over once at the best place, knowing every loss in advance."),
-    "OptimalToken": ("token", "Asks for the best set of tokens, knowing every loss in advance."),
-    "MyopicToken": ("token", "Asks for the token that gains most now, knowing its loss but not what follows."),
-}  # fmt: skip
 
 
 class Experiment:
@@ -181,7 +155,7 @@ class Experiment:
         networks of `storage/made_once.py` are named by what made them, and another config is an error."""
         fit, seed = method.fit(context), context.seed
         if not fit.epochs:
-            return fit.run(lambda _: None)[0]
+            return fit.run(NO_PROGRESS)[0]
         made_by = fingerprint(method.name, fit.choices, seed, fit.data)
         folder = self.folder / "rejectors" / self.variant / f"{method.name}-seed{seed}"
         found = _load_if_same(folder, made_by, self.task)
@@ -212,12 +186,13 @@ class Experiment:
             return time_methods(self.task, examples, rejectors, run, file, advance)
 
     def promise(self, rejectors: Mapping[str, Rejector]) -> PromiseCheck | None:
-        """Let half of all test instances promise budgets of the method that a fit would take, and the others check."""
+        """Let half of all test instances promise budgets of the method that a fit would take, and the others check.
+        Those that choose its thresholds, if any do, belong to neither half."""
         name = next((name for name in preferred_methods(self.task) if name in rejectors), None)
         if name is None:
             return None
-        every = torch.arange(len(self.splits.test.examples))
-        return check_promise(name, deferral_of(rejectors[name]).labelled_spending(self.splits.test, every))
+        test, deferral = self.splits.test, deferral_of(rejectors[name])
+        return check_promise(name, deferral.spending(self.task, test.examples, labelled=test, set_aside=True))
 
     def coin(self, seed: int) -> dict[str, Sweep]:
         """Return RandomSpeculative: a coin for each sequence between the predictor alone and lossless speculative
@@ -358,85 +333,7 @@ def _load_if_same(folder: Path, made_by: str, task: Task) -> Rejector | None:
     return rejector if rejector.notes.get("made_by") == made_by else None
 
 
-def granularity_of(name: str) -> Granularity:
-    """Return the granularity of a method or a reference (Random, the oracles)."""
-    return REFERENCES[name][0] if name in REFERENCES else get_method(name).granularity
-
-
-def about_method(name: str) -> str:
-    """Return a sentence about a method or a reference."""
-    return REFERENCES[name][1] if name in REFERENCES else get_method(name).about
-
-
 def sweep_methods(part: LabelledData, rows: Tensor, rejectors: Mapping[str, Rejector]) -> Run:
     """Sweep fitted methods over the instances `rows` of a split."""
     sweeps = {name: deferral_of(rejector).sweep(part, rows) for name, rejector in rejectors.items()}
     return Run(Ends.of(part.table.select(rows)), sweeps)
-
-
-def seed_result(
-    seed: int,
-    oracles: Mapping[str, Curve],
-    run: Run,
-    coins: Mapping[str, Sweep] | None = None,
-    timing: PairTiming | None = None,
-) -> SeedResult:
-    """Return the areas of all curves of a seed: Random's, the oracles', the methods'; by passes, and where the pair was
-    timed by seconds."""
-    run = Run(run.ends, {**(coins or {}), **run.sweeps})
-    random = random_curve(run.ends)
-    curves = {"Random": random, **oracles, **{name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}}
-    costs = {"passes": _cost_curves(run.in_passes())}
-    if timing is not None:
-        costs["seconds"] = _cost_curves(in_seconds(run, timing), begin=timing.predictor)
-    methods = {
-        name: MethodResult(
-            granularity_of(name),
-            *_measured(curve, random),
-            against={cost: found[name] for cost, found in costs.items() if name in found},
-        )
-        for name, curve in curves.items()
-    }
-    return SeedResult(seed, methods)
-
-
-def _cost_curves(run: Run, begin: float = 0.0) -> dict[str, CostCurve]:
-    """Return the curves of a run by another cost, of which the predictor alone takes `begin`."""
-    random = random_curve(run.ends)
-    curves = {"Random": random, FREE: free_curve(run.ends)}
-    curves |= {name: curve_of(sweep, run.ends) for name, sweep in run.sweeps.items()}
-    return {name: CostCurve(*_measured(curve, random, begin)) for name, curve in curves.items()}
-
-
-def _measured(curve: Curve, random: Curve, begin: float = 0.0) -> tuple[float, float, tuple[Point, ...]]:
-    """Return area, improvement and points of a curve, which are moved to begin at `begin`."""
-    return curve.area, improvement(curve, random), tuple((begin + x, y) for x, y in curve.points)
-
-
-def to_compare(run: Run) -> list[tuple[str, str]]:
-    """Pair each learned partial method with every method of its own or a coarser granularity."""
-    swept = {name: get_method(name) for name in run.sweeps}
-    return [
-        (name, other)
-        for name, method in swept.items()
-        for other in swept
-        if method.is_learned
-        and method.granularity != "whole"
-        and name != other
-        and RANK[swept[other].granularity] <= RANK[method.granularity]
-    ]
-
-
-def compare(
-    runs: Sequence[Run],
-    pairs: Sequence[tuple[str, str]],
-    resamples: int,
-    progress: Progress = lambda _: None,
-) -> list[Comparison]:
-    """Return the difference of each pair, with its paired interval."""
-    comparisons = []
-    for method, other in pairs:
-        interval = paired_bootstrap(runs, method, other, n_resamples=resamples)
-        comparisons.append(Comparison(method, other, interval.difference, interval.low, interval.high))
-        progress(1)
-    return comparisons

@@ -1,4 +1,4 @@
-"""What the token oracle chooses from: the loss and the deferred tokens of every way to decide, or of the good ones.
+"""The choices of the token oracle: loss and deferred tokens of every way to decide, or of the good ones.
 
 The oracle's curve is `curves.optimal_curve` of these outcomes. All of them are 2^L; of sequences too long for that, a
 beam over decisions finds the best it can, and the curve is a bound: the true optimum may be lower.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqdefer.labels.nodes import END
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 
 BEAM_WIDTH = 8  # of two T5 models' summaries; the area with 32 is one in a thousand smaller
 
@@ -39,7 +39,7 @@ def all_outcomes(trees: DecisionTrees, rows: Tensor | None = None) -> tuple[Tens
 
 @torch.no_grad()
 def beam_outcomes(
-    trees: DecisionTrees, rows: Tensor | None = None, *, width: int = BEAM_WIDTH, progress: Progress = lambda _: None
+    trees: DecisionTrees, rows: Tensor | None = None, *, width: int = BEAM_WIDTH, progress: Progress = NO_PROGRESS
 ) -> tuple[Tensor, Tensor]:
     """Return loss and deferred tokens of good ways to decide, (n, D) each; rows with fewer have infinite losses:
     a stand-in for `all_outcomes` where sequences are too long. Each can be reached; better ones may be missed.

@@ -21,7 +21,7 @@ from seqdefer.storage.records import from_plain, name_file, read_plain, to_plain
 
 FILE_NAME = "results.json"
 FREE = "OptimalFree"  # the expert's loss at every budget
-REFERENCES = ("Random", "Optimal", "Myopic")  # how names of what is no method begin: coins and oracles
+REFERENCE_PREFIXES = ("Random", "Optimal", "Myopic")  # how names of what is no method begin: coins and oracles
 
 # `types.Granularity` and the references; spelled out, because importing `types` would import torch to draw a line.
 Block = Literal["whole", "once", "token", "reference"]
@@ -80,7 +80,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """What the paper prints for a method; None where it prints nothing."""
+    """The paper's figures for a method; None where it prints nothing."""
 
     audc: float | None
     audc_std: float | None
@@ -100,8 +100,8 @@ class TimedSetting:
 
 @dataclass(frozen=True)
 class PairTiming:
-    """What a pair took on one machine, `inputs` sequences with `at_once` of them together. Seconds of curves are
-    derived from these; `methods` has settings that were also measured."""
+    """The times of a pair on one machine: `inputs` sequences, `at_once` of them together. Seconds of curves are derived
+    from these; `methods` has settings that were also measured."""
 
     inputs: int
     at_once: int
@@ -116,7 +116,7 @@ class PairTiming:
 
 @dataclass(frozen=True)
 class PromisedBudget:
-    """What is promised at a budget, and spent: mean shares of the inputs."""
+    """A budget, the promise for it, and the spending: mean shares of the inputs."""
 
     budget: float
     bound: float  # what the expected share is below, with the confidence
@@ -151,7 +151,7 @@ class ExpertCalls:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the numbers come from: enough to run it again, and to see whether it was the same data and models."""
+    """The origin of the numbers: enough to run them again, and to compare data and models."""
 
     version: str = ""
     command: str = ""
@@ -188,7 +188,7 @@ class Results:
     def __repr__(self) -> str:
         """Return a line for notebooks: the curves of all seeds would fill many screens."""
         ranked = sorted(self.summary.items(), key=lambda row: row[1].audc_mean)
-        best = next((row for row in ranked if not row[0].startswith(REFERENCES)), None)
+        best = next((row for row in ranked if not row[0].startswith(REFERENCE_PREFIXES)), None)
         found = "" if best is None else f", best: {best[0]}, {best[1].improvement_mean:.2f} % over Random"
         what = f"{self.task}, preset {self.preset}, {len(self.seeds)} seed" + "s" * (len(self.seeds) != 1)
         return f"Results({what}, {len(self.summary)} methods{found}; to_frame() lists all)"

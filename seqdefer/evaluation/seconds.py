@@ -35,7 +35,7 @@ from seqdefer.interfaces import NextTokenExpert, Task
 from seqdefer.methods.deferral import DeferralRunner, TokenDeferral, deferral_of
 from seqdefer.methods.plans import BATCH_SIZE, Pair, PlanResult
 from seqdefer.methods.timing import as_many_as_fit, timed, write_alone
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.storage.files import fingerprint, write_json
@@ -86,7 +86,7 @@ def time_methods(
     rejectors: Mapping[str, Rejector],
     run: Run,
     file: Path,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> PairTiming:
     """Time the pair, and each method that can write at a few settings of its sweep in `run`, whose instances are
     `examples`. The record is stored in `file`, and found there if pair, settings, inputs and machine are the same."""

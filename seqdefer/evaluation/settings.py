@@ -1,4 +1,4 @@
-"""What can be chosen about an experiment: seeds, methods, losses, hyperparameters."""
+"""The settings of an experiment: seeds, methods, losses, hyperparameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seqdefer.rejectors.losses import get_phi, get_psi
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentSettings(LearningSettings):
-    """What can be chosen about an experiment, whatever the task."""
+    """The settings of an experiment, whatever the task."""
 
     seeds: int = 5
     instances: int = 100  # test instances per seed
@@ -93,10 +93,18 @@ def choose_settings(
     own = {one.name: given.pop(one.name) for one in fields(start) if one.name in given}
     networks = (given.get("draft_architecture"), given.get("architecture"))
     settings = experiment_settings(entry, preset, *networks, recipe)
+    require_choices(start, own)
     known = {one.name: given[one.name] for one in fields(settings) if one.name in given}
     if known.get("strategy", settings.strategy) != settings.strategy:
         known.setdefault("trees", None)  # they follow from the strategy
     return replace(start, **own), replace(settings, **known)
+
+
+def require_choices(options: Any, given: Mapping[str, Any]) -> None:
+    """Raise where an option whose values the class of options lists, as `choices`, was given another."""
+    for name, values in getattr(options, "choices", {}).items():
+        if name in given:
+            require_known(f"--{name.replace('_', '-')}", given[name], values)
 
 
 def recipe_changes(entry: TaskEntry, options: Any, settings: ExperimentSettings) -> tuple[str, ...]:

@@ -15,13 +15,14 @@ from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, require_known
 from seqdefer.hyperparameters import TreeKind
 from seqdefer.interfaces import NextTokenExpert, SplitName, Task, TaskEntry
+from seqdefer.labels.enumeration import enumerate_trees, is_enumerable
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.hand_offs import Calls, select_hand_offs
 from seqdefer.labels.jobs import LabelKind, unpack_calls, unpack_hand_offs, unpack_trees
 from seqdefer.labels.jobs import LabelPart as Rows
 from seqdefer.labels.label_store import LabellingResult, LabelStore, open_labels
 from seqdefer.labels.labelled import LearningData, TestData
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees, is_enumerable
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.progress import Clock, Meter, Progress, Silent
 from seqdefer.storage.shards import Store
 from seqdefer.types import Examples

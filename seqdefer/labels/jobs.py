@@ -25,9 +25,10 @@ from seqdefer import __version__
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.interfaces import SplitName, Task
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import draw_decisions, grow_along
 from seqdefer.labels.hand_offs import Calls, hand_off_table
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees, join_trees
+from seqdefer.labels.trees import DecisionTrees, join_trees
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences
 

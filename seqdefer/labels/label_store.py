@@ -19,7 +19,7 @@ from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.jobs import Job, LabelPart, make_jobs, run_job, shard_name, unpack_calls
 from seqdefer.labels.manifest import Manifest, find_manifest, write_manifest
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.storage.files import writable_folder
 from seqdefer.storage.shards import Store, pack
 
@@ -54,7 +54,7 @@ class LabelStore:
         """Return whether a part has been labelled completely."""
         return find_manifest(self.task, part, self.store) is not None
 
-    def read(self, part: LabelPart, progress: Progress = lambda _: None) -> list[dict[str, Tensor]]:
+    def read(self, part: LabelPart, progress: Progress = NO_PROGRESS) -> list[dict[str, Tensor]]:
         """Return the shards of a part in order; make the missing ones."""
         expert, shards = self.task.expert, []
         if not expert.fingerprint:
@@ -68,7 +68,7 @@ class LabelStore:
         expert.unproven = before + sum(unpack_calls(shard)[1] for shard in shards)
         return shards
 
-    def make(self, parts: Sequence[LabelPart], progress: Progress = lambda _: None) -> list[LabellingResult]:
+    def make(self, parts: Sequence[LabelPart], progress: Progress = NO_PROGRESS) -> list[LabellingResult]:
         """Make all missing or damaged shards of the parts, then write the manifests."""
         require_fingerprint(self.task)
         plans = [self.jobs(part) for part in parts]

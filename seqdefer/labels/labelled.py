@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.hyperparameters import TreeKind
+from seqdefer.interfaces import Codec
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.storage.files import fingerprint
 from seqdefer.types import Draft, Examples, HandOffTable
@@ -79,16 +80,30 @@ class CalibrationData:
     examples: Examples
 
     @classmethod
-    def of(cls, examples: Examples, learned_from: Collection[str]) -> CalibrationData:
-        """Refuse inputs that are among those learned from, which `input_names` has named."""
-        known = frozenset(learned_from)
-        seen = [name in known for name in input_names(examples)]
+    def of(cls, examples: Examples, learned_from: Collection[str], codec: Codec | None = None) -> CalibrationData:
+        """Refuse inputs that are among those learned from, which `all_names` has named."""
+        seen = are_among(learned_from, examples, codec)
         if any(seen):
             raise OptionError(
                 f"{sum(seen)} of {len(seen)} inputs were used to fit this rejector, the first at place "
                 f"{seen.index(True) + 1}; a guarantee needs inputs that it was not fitted on"
             )
         return cls(examples)
+
+
+def are_among(learned_from: Collection[str], examples: Examples, codec: Codec | None = None) -> list[bool]:
+    """Tell which inputs are among those learned from."""
+    known = frozenset(learned_from)
+    return [not known.isdisjoint(names) for names in all_names(examples, codec)]
+
+
+def all_names(examples: Examples, codec: Codec | None = None) -> list[tuple[str, ...]]:
+    """Return the names of each input: of what models read and, where that is text, of its words, so that white space
+    makes no input a new one."""
+    words = None if codec is None else codec.words(examples)
+    if words is None:
+        return [(name,) for name in input_names(examples)]
+    return [(name, fingerprint(text)) for name, text in zip(input_names(examples), words, strict=True)]
 
 
 def input_names(examples: Examples) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a decision costs up to the end of the sequence, if the predictor writes the rest.
+"""The cost of a decision up to the end of the sequence, if the predictor writes the rest.
 
 The paper's token losses l and c say what a token costs by itself. A token also changes what follows: after the expert's
 first syllable of a name the predictor may find the rest, after its own it cannot. With v(w) the sum of the token losses

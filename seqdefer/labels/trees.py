@@ -1,10 +1,10 @@
 """Decision trees: what predictor and expert would write after every mixture of their tokens, cached.
 
 Token-level rejectors are trained and evaluated on prefixes that both models wrote together. Each such prefix is a
-node: the predictor's proposal, the expert's token, their losses, and one child per decision. Nodes are made once, by
-`enumerate_trees` (all of them; where `is_enumerable`) or on first visit (lazily). Where both models name the same
-token, the two decisions share one child. After that neither model is called again: training epochs, rejectors, seeds
-and threshold sweeps are look-ups that give exactly what the loop in `seqdefer.engine` would.
+node: the predictor's proposal, the expert's token, their losses, and one child per decision. Nodes are made once: all
+by `seqdefer.labels.enumeration`, where they are few, else on first visit. Where both models name the same token, the
+two decisions share one child. After that neither model is called again: training epochs, rejectors, seeds and
+threshold sweeps are look-ups that give exactly what the loop in `seqdefer.engine` would.
 
 To grow a node's children lazily, both models must have read its prefix. A caller that walks trees level by level names
 its current examples (`working_on`, `parts`): their inputs are then read once, and children continue from cached model
@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,42 +31,17 @@ from torch import Tensor
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.interfaces import NextTokenExpert, Predictor, Task
 from seqdefer.labels.hand_offs import Calls
+from seqdefer.labels.model_states import ModelStates, StateCache, group_by_states
 from seqdefer.labels.nodes import END, UNKNOWN, NodeTable
 from seqdefer.labels.pair_statistics import compare_distributions, models_with_log_probs
 from seqdefer.labels.regrets import regrets
 from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.types import Examples, PairStatistics, Proposal, Sequences
 
-MAX_ENUMERATED_LENGTH = 12  # 2^12 nodes per example: more would not fit into memory
-
 # For lazily grown trees; measured with two T5 models on a CPU.
 NODES_PER_LEVEL = 4  # new nodes per example at each level of a sweep
 CACHED_BATCHES = 2  # batches of nodes whose model states are cached
 MIN_BATCH_SHARE = 1 / 4  # of a batch: fewer nodes are replayed together with others instead of continued from the cache
-
-
-@dataclass(frozen=True)
-class _ModelStates:
-    """Both models after the prefixes of R nodes, or at the start of R examples."""
-
-    ids: Tensor  # int64 (R,) nodes or examples, rising
-    state: Any
-    expert_state: Any
-
-
-@dataclass
-class _StateCache:
-    """Model states of the examples that a caller is working on."""
-
-    examples: Tensor  # int64 (E,) rising
-    start: _ModelStates | None = None  # of all examples; filled on first use
-    recent: list[_ModelStates] = field(default_factory=list)  # the latest last
-
-    def keep(self, states: _ModelStates, capacity: int) -> None:
-        """Add states and drop the oldest beyond `capacity` nodes."""
-        self.recent.append(states)
-        while sum(len(one.ids) for one in self.recent) > capacity:
-            self.recent.pop(0)
 
 
 class DecisionTrees:
@@ -94,7 +69,7 @@ class DecisionTrees:
         self.calls, self.is_complete, self.is_closed = Calls(), False, False
         self._regrets: Tensor | None = None  # (N, 2) of branched trees
         self._nodes: NodeTable | None = None
-        self._cache: _StateCache | None = None
+        self._cache: StateCache | None = None
         self._late_start: Any = None  # the state of an expert that is asked late, before any token
         self.roots = torch.arange(0, device=self.device)
         stored = None if grown is None else grown.get("statistics")
@@ -276,14 +251,12 @@ class DecisionTrees:
         batch = self.examples.select(rows)
         state, context = self.predictor.start(batch.inputs)
         blank = rows[:, None][:, :0]  # int64 (B, 0)
-        made, _ = self._ask(state, self.expert.start(batch), rows, blank, torch.full_like(rows, END))
+        made, _ = self.ask(state, self.expert.start(batch), rows, blank, torch.full_like(rows, END))
         self.roots = torch.cat([self.roots, made])
         return context
 
     @torch.no_grad()
-    def _ask(
-        self, state: Any, expert_state: Any, example: Tensor, prefix: Tensor, parent: Tensor
-    ) -> tuple[Tensor, Any]:
+    def ask(self, state: Any, expert_state: Any, example: Tensor, prefix: Tensor, parent: Tensor) -> tuple[Tensor, Any]:
         """Make the nodes after `prefix` (B, T), which both models have read; return ids and the expert's state."""
         spec, position = self.task.spec, torch.full_like(example, prefix.shape[1])
         proposal = self.predictor.propose(state)
@@ -369,7 +342,7 @@ class DecisionTrees:
         """Cache the model states of the examples `rows` and of the nodes made last: growth from these nodes is much
         faster, at the cost of memory."""
         before = self._cache
-        self._cache = None if self.is_complete else _StateCache(torch.unique(rows.to(self.device)))
+        self._cache = None if self.is_complete else StateCache(torch.unique(rows.to(self.device)))
         try:
             yield
         finally:
@@ -390,25 +363,15 @@ class DecisionTrees:
 
     def _grow(self, nodes: Tensor, choice: Tensor) -> None:
         """Make the children of `nodes` for `choice`."""
+        recent = [] if self._cache is None else self._cache.recent
         for position in torch.unique(self.nodes.position[nodes]).tolist():
             here = (self.nodes.position[nodes] == position).nonzero().squeeze(1)
-            for states, group in self._by_cached_states(nodes[here]):
+            for states, group in group_by_states(nodes[here], recent, self._batches(MIN_BATCH_SHARE)):
                 for part in here[group].split(self.predictor.rows_at_once):
                     self._grow_level(states, nodes[part], choice[part], int(position))
 
-    def _by_cached_states(self, nodes: Tensor) -> list[tuple[_ModelStates | None, Tensor]]:
-        """Group `nodes` (by index) by the cached states to continue from; None groups those to replay."""
-        groups: list[tuple[_ModelStates | None, Tensor]] = []
-        left = torch.ones_like(nodes, dtype=torch.bool)
-        for states in reversed(self._cache.recent if self._cache is not None else []):
-            found = torch.isin(nodes, states.ids) & left
-            if bool(found.any()) and int(found.sum()) >= min(self._batches(MIN_BATCH_SHARE), int(left.sum())):
-                groups.append((states, found.nonzero().squeeze(1)))
-                left &= ~found
-        return [*groups, (None, left.nonzero().squeeze(1))] if bool(left.any()) else groups
-
     @torch.no_grad()
-    def _grow_level(self, states: _ModelStates | None, nodes: Tensor, choice: Tensor, position: int) -> None:
+    def _grow_level(self, states: ModelStates | None, nodes: Tensor, choice: Tensor, position: int) -> None:
         example = self.nodes.example[nodes]
         prefix = self.sequences(nodes, choice.bool()).tokens[:, : position + 1]
         if states is None:
@@ -418,12 +381,12 @@ class DecisionTrees:
         copies = torch.searchsorted(states.ids, ids)
         state = self.predictor.extend(self.predictor.select(states.state, copies), unread)
         expert_state = self.expert.extend(self.expert.select(states.expert_state, copies), unread)
-        made, expert_state = self._ask(state, expert_state, example, prefix, nodes)
-        self._link(nodes, choice, made)
+        made, expert_state = self.ask(state, expert_state, example, prefix, nodes)
+        self.link(nodes, choice, made)
         if self._cache is not None:
-            self._cache.keep(_ModelStates(made, state, expert_state), self._batches(CACHED_BATCHES))
+            self._cache.keep(ModelStates(made, state, expert_state), self._batches(CACHED_BATCHES))
 
-    def _start_states(self, example: Tensor) -> _ModelStates:
+    def _start_states(self, example: Tensor) -> ModelStates:
         """Return the models at the start of these examples: each input is read once for all its prefixes."""
         cache, capacity = self._cache, self._batches(CACHED_BATCHES)
         if cache is None or len(cache.examples) > capacity or not torch.isin(example, cache.examples).all():
@@ -438,11 +401,12 @@ class DecisionTrees:
                 self.calls = self.calls + Calls(n, 0)
         return cache.start
 
-    def _read_inputs(self, examples: Tensor) -> _ModelStates:
+    def _read_inputs(self, examples: Tensor) -> ModelStates:
         batch = self.examples.select(examples)
-        return _ModelStates(examples, self.predictor.start(batch.inputs)[0], self.expert.start(batch))
+        return ModelStates(examples, self.predictor.start(batch.inputs)[0], self.expert.start(batch))
 
-    def _link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
+    def link(self, nodes: Tensor, choice: Tensor, made: Tensor) -> None:
+        """Make the nodes `made` the children of `nodes` for `choice`, and for both decisions where the models agree."""
         table = self.nodes
         table.children[nodes, choice] = made
         agree = self._agree(nodes)
@@ -462,66 +426,3 @@ def join_trees(parts: Sequence[DecisionTrees], task: Task, examples: Examples) -
     joined = DecisionTrees(task, examples, grown=grown)
     joined.calls = sum((part.calls for part in parts), start=Calls())
     return joined
-
-
-def is_enumerable(task: Task) -> bool:
-    """Tell whether all 2^L - 1 nodes of an example are few enough for both models (`max_tree_nodes`). Declared, not
-    timed: the same task is labelled the same way on every machine."""
-    most = min(task.predictor.max_tree_nodes, task.expert.max_tree_nodes, 1 << MAX_ENUMERATED_LENGTH)
-    return (1 << task.spec.length) - 1 <= most
-
-
-@torch.no_grad()
-def enumerate_trees(
-    task: Task,
-    examples: Examples,
-    *,
-    batch_size: int | None = None,
-    reads_first: bool = False,
-    progress: Progress = NO_PROGRESS,
-) -> DecisionTrees:
-    """Return trees with all their nodes, made level by level from live states: no prefix is replayed.
-
-    The default batches fit a processor's cache or fill a GPU, unless the expert's `examples_at_once` is smaller."""
-    if task.spec.length > MAX_ENUMERATED_LENGTH:
-        raise OptionError(
-            f"cannot enumerate 2^{task.spec.length} decisions per example: "
-            f"the limit is {MAX_ENUMERATED_LENGTH} tokens; grow longer sequences with DecisionTrees(task, examples)"
-        )
-    trees = DecisionTrees(task, examples, reads_first=reads_first)
-    batch_size = batch_size or min(128 if trees.device.type == "cpu" else 8192, trees.expert.examples_at_once)
-    for rows in torch.arange(len(examples), device=trees.device).split(batch_size):
-        _enumerate_batch(trees, rows)
-        progress(len(rows))
-    trees.ask_late()
-    trees.is_complete = True
-    return trees
-
-
-def _enumerate_batch(trees: DecisionTrees, rows: Tensor) -> None:
-    batch = trees.examples.select(rows)
-    state, _ = trees.predictor.start(batch.inputs)
-    expert_state = trees.expert.start(batch)
-    nodes = trees.roots[rows]
-    prefix = trees.nodes.tokens[nodes][:, :0]  # (B, 0) of the tokens' dtype
-    paths = torch.ones_like(rows)  # ways to decide that lead to each node: the calls of the naive way
-    for _ in range(trees.task.spec.length - 1):
-        trees.ask_late(nodes)
-        table = trees.nodes
-        is_open = table.children[nodes] == UNKNOWN  # (B, 2)
-        agree = table.tokens[nodes, 0] == table.tokens[nodes, 1]
-        is_open[:, 1] &= ~agree
-        branch, choice = is_open.nonzero(as_tuple=True)
-        if len(branch) == 0:
-            return
-        tokens = table.tokens[nodes[branch], choice]
-        state = trees.predictor.append(trees.predictor.select(state, branch), tokens)
-        expert_state = trees.expert.append(trees.expert.select(expert_state, branch), tokens)
-        parents = nodes[branch]
-        example = table.example[parents]
-        prefix = torch.cat([prefix[branch], tokens[:, None]], 1)
-        made, expert_state = trees._ask(state, expert_state, example, prefix, parents)
-        trees._link(parents, choice, made)
-        paths = paths[branch] * torch.where(agree[branch], 2, 1)
-        trees.calls = trees.calls + Calls(0, int(paths.sum()) - len(made))
-        nodes = made

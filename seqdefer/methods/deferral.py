@@ -19,7 +19,6 @@ from torch import Tensor
 
 from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.caps import Allowance
-from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.spending import HandOffSpending, Spending, TokenSpending, n_set_aside
 from seqdefer.budgets.sweeps import GridSweep, Sweep, hand_off_sweep
@@ -47,10 +46,6 @@ class DeferralRunner(ABC):
         """Return what every setting does to the instances `rows` of labelled data."""
 
     @abstractmethod
-    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
-        """Tell what every setting spends on the same instances; no model runs but the rejector."""
-
-    @abstractmethod
     def spending(
         self,
         task: Task,
@@ -61,9 +56,9 @@ class DeferralRunner(ABC):
         progress: Progress = lambda _: None,
         set_aside: bool = False,
     ) -> Spending:
-        """Tell what every setting does to `examples`. Where they are labelled, one-time deferral runs no model. `trees`
-        of the same examples, of any kind, save token-level deferral the nodes that they hold. With `set_aside`, the
-        settings do not depend on the inputs that are counted, which a guarantee needs: at token level some inputs
+        """Tell what every setting does to `examples`. Where they are `labelled`, one-time deferral runs no model, and
+        token-level deferral none for the nodes that their trees hold, or `trees` of any other kind. With `set_aside`,
+        the settings do not depend on the inputs that are counted, which a guarantee needs: at token level some inputs
         choose the thresholds and are not counted."""
 
     @abstractmethod
@@ -98,11 +93,6 @@ class TokenDeferral(DeferralRunner):
         swept = sweep_tokens(self.rejector, data.trees, rows).to("cpu")
         return GridSweep(swept.deferred, swept.loss, swept.passes, swept.thresholds)
 
-    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
-        assert data.trees is not None
-        swept = sweep_tokens(self.rejector, data.trees, rows)
-        return TokenSpending(swept.to("cpu"), data.trees.task.spec.length)
-
     @torch.no_grad()
     def spending(
         self,
@@ -114,6 +104,7 @@ class TokenDeferral(DeferralRunner):
         progress: Progress = lambda _: None,
         set_aside: bool = False,
     ) -> Spending:
+        trees = labelled.trees if trees is None and labelled is not None else trees
         # Files are often sorted: inputs from all over one tell which thresholds are worth a rollout.
         order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
         first = n_set_aside(len(examples)) if set_aside else min(TREES_AT_ONCE, len(order))
@@ -153,14 +144,8 @@ class HandOffDeferral(DeferralRunner):
         self.rejector = rejector
 
     def sweep(self, data: LabelledData, rows: Tensor) -> Sweep:
-        return hand_off_sweep(*self._scored(data, rows))
-
-    def labelled_spending(self, data: LabelledData, rows: Tensor) -> Spending:
-        return HandOffSpending(*self._scored(data, rows))
-
-    def _scored(self, data: LabelledData, rows: Tensor) -> tuple[ScoredHandOffs, HandOffTable]:
         table = data.table.select(rows)
-        return scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table
+        return hand_off_sweep(scored_hand_offs(self.rejector, data.draft.select(rows), _length(table)), table)
 
     @torch.no_grad()
     def spending(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -57,8 +58,7 @@ def write_file(
         raise OptionError(f"--batch-size is {batch_size}; it must be at least 1")
     if any(cap.per == "request" for cap in caps):
         raise OptionError("--cap-per request does not go with --data: a file is not one request; cap each sequence")
-    if out.exists():
-        raise OptionError(f"{out} exists already; remove it, or choose another file with --out")
+    require_new(out)
     field = field or model.served.codec.field
     made_by = {
         "rejector": model.rejector.fingerprint, "predictor": model.served.predictor.fingerprint,
@@ -81,6 +81,12 @@ def write_file(
     return FileCounts(n, found, failed)
 
 
+def require_new(out: Path) -> None:
+    """Raise where a file would be replaced."""
+    if out.exists():
+        raise OptionError(f"{out} exists already; remove it, or choose another file with --out")
+
+
 def _rows(
     model: DeferringModel, batch: list[tuple[int, str]], data: Path, field: str, **how: Any
 ) -> Iterator[dict[str, Any]]:
@@ -91,13 +97,15 @@ def _rows(
             inputs[number] = codec.local_input(parse_input(line, data, number, field), data.parent)
         except InputError as error:
             rows[number] = {"error": str(error)}
-    try:
-        codec.encode(list(inputs.values()))
-    except InputError:  # one at least: find which
-        for number, one in list(inputs.items()):
-            if (message := _fault(model, one)) is not None:
-                del inputs[number]
-                rows[number] = {"error": message}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come again when these inputs are written
+        try:
+            codec.encode(list(inputs.values()))
+        except InputError:  # one at least: find which
+            for number, one in list(inputs.items()):
+                if (message := _fault(model, one)) is not None:
+                    del inputs[number]
+                    rows[number] = {"error": message}
     if inputs:
         written = model.generate(list(inputs.values()), **how, batch_size=len(inputs))
         rows |= zip(inputs, map(_without_scores, written.rows(codec)), strict=True)

@@ -141,12 +141,20 @@ class CalibratedPair:
 
     def calibration_data(self, examples: Examples) -> CalibrationData:
         """Return encoded inputs as those that a guarantee may rest on; refuse what the rejector was fitted on."""
+        self._require_known_inputs()
+        return CalibrationData.of(examples, self.known_inputs, self.served.codec)
+
+    @property
+    def known_inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that the rejector was fitted on, none where it was put together by hand."""
+        return () if self.learned_from is None else self.learned_from.inputs
+
+    def _require_known_inputs(self) -> None:
         if self.learned_from is None and self.pairing is not None:
             raise OptionError(
                 "this model was fitted before the inputs of a fit were recorded, so that it cannot be told whether a "
                 "guarantee would rest on them; fit it again"
             )
-        return CalibrationData.of(examples, () if self.learned_from is None else self.learned_from.inputs)
 
     def spending_on(
         self, data: CalibrationData, *, judge: Task | None = None, progress: Progress = NO_PROGRESS
@@ -216,8 +224,10 @@ class CalibratedPair:
 
     def calibrate_from_log(self, rows: Sequence[ServedInput], rule: BudgetRule = NEAREST) -> Calibration:
         """Calibrate on what was served (`seqdefer.budgets.served` says what that can tell). No model runs."""
-        length, name = self.served.spec.length, self.rejector.fingerprint
-        spending = served_spending(rows, length, promises=isinstance(rule, PromisingRule))
+        length, name, promises = self.served.spec.length, self.rejector.fingerprint, isinstance(rule, PromisingRule)
+        spending = served_spending(rows, length, promises=promises)
+        if promises:
+            self._require_known_inputs()
         found = calibrate(spending, inputs=spending.inputs, rejector=name, rule=rule)
         lengths = np.array([row.written for row in rows])  # a promise counts sequences as long as they could be
         self.calibration = replace(found, remaining=remaining_tokens(lengths, length))

@@ -39,6 +39,7 @@ from seqdefer.recipes import DEFAULT_PRESET
 from seqdefer.rejectors.checkpoints import load_rejector
 from seqdefer.report.notebook import model_html
 from seqdefer.report.terminal import bought_table
+from seqdefer.storage.files import writable_folder
 from seqdefer.types import Examples
 
 
@@ -101,13 +102,19 @@ class DeferringModel(WritingPair):
         entry, chosen, settings = self.unfitted.chosen(given, preset=preset, recipe=recipe)
         rule, quality = requested_promises(guarantee, confidence=confidence, share_of=share_of, within=within)
         home = _temporary_folder(self) if folder is None else Path(folder)
-        with show_progress(quiet=not progress) as meter:
+        with writable_folder(home, "folder="), show_progress(quiet=not progress) as meter:
             self.fit_task(
                 entry, chosen, settings, home, method=method, device=self.unfitted.device, rule=rule, quality=quality,
                 replace=replace, meter=meter,
             )  # fmt: skip
         assert self.calibration is not None
-        remarks = (self.quality and self.quality.in_words(), self.calibration.roughness(), self.fitted_in_words())
+        worth = None if self.curve is None else self.curve.worth()
+        remarks = (
+            worth,
+            self.quality and self.quality.in_words(),
+            self.calibration.roughness(),
+            self.fitted_in_words(),
+        )
         say(bought_table(self.calibration, self.timing, self.curve), *remarks, quiet=not progress)
         return self
 
@@ -206,7 +213,7 @@ class DeferringModel(WritingPair):
     def save_pretrained(self, folder: Path | str, *, bundle: bool = False) -> Path:
         """Write the folder, deferral.json last: where it exists, the rest is complete. It names the pair, or holds it
         with `bundle`, and has a model card and a demo (README.md, app.py)."""
-        folder = Path(folder)
+        folder, _ = Path(folder), self._require_fitted()
         if self.pairing is None:
             raise OptionError("this model was put together by hand and cannot name its pair; give it a Pairing")
         for path in (folder / PAIRING_FILE, *(folders.record_path(folder, name) for name in RECORDS)):

@@ -57,7 +57,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class LearnedFrom:
-    """The names of all inputs of training and validation: see `seqdefer.labels.labelled.input_names`."""
+    """The names of all inputs of training and validation: see `seqdefer.labels.labelled.all_names`."""
 
     inputs: tuple[str, ...]
     rejector: str  # as in Calibration
@@ -182,6 +182,13 @@ def load_served(entry: TaskEntry, pairing: Pairing, folder: Path, device: str, m
     except (TypeError, AttributeError) as error:  # an unknown name, or a value of another type
         reason = f"the options of task {pairing.task!r} are not those of this version: {error}"
         raise CheckpointError(f"{folder / PAIRING_FILE}: {reason}; fit it again") from error
+    for role in ROLES:
+        named = str(pairing.options.get(role) or "")
+        if os.path.isabs(named) and not os.path.exists(named):
+            raise OptionError(
+                f"{folder} was fitted with the {role} {named}, which is not there; say where it is: --{role} of "
+                f"seqdefer generate and serve, {role}= in Python"
+            )
     served = entry.serve(options, folder / WORK_FOLDER, choose_device(device), meter)
     for role in ROLES:
         found, wanted = getattr(served, role).fingerprint, getattr(pairing, role)

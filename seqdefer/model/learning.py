@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ from seqdefer.evaluation.settings import ExperimentSettings, recipe_changes
 from seqdefer.interfaces import Served, Task, TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
-from seqdefer.labels.labelled import LabelledData, input_names
+from seqdefer.labels.labelled import LabelledData, all_names, are_among
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.registry import get_method, preferred_methods, require_applicable, require_fittable
 from seqdefer.model.folders import LearnedFrom, Pairing, pairing_of, require_replaceable
@@ -106,6 +107,7 @@ def learn(
     if isinstance(options, HasTestData) and not keeps_test:
         options = options.without_test()
     task = entry.prepare(options, work, choose_device(device), clock)
+    served = served_of(task)
     if quality is not None:
         require_limit(task)
     method = method or preferred_methods(task)[0]
@@ -121,9 +123,9 @@ def learn(
     splits.make_by_engine("train", "validation")
     rejector = experiment.fit(splits.train, splits.validation, seed=0)[method]
     options = task.options if isinstance(task.options, type(options)) else options
-    served, validation = served_of(task), splits.validation
+    validation = splits.validation
     recipe = recipe_in_words(settings.recipe, recipe_changes(entry, options, settings))
-    names = [name for part in (splits.train, validation) for name in input_names(part.examples)]
+    names = [found for part in (splits.train, validation) for found in all_names(part.examples, served.codec)]
     source = task.describe().get("data", "")
     data = f"{len(names):,} inputs for training and validation{f', of {source}' if source else ''}"
     # A method that learns nothing from hand-offs has none labelled: calibration then asks for its own.
@@ -133,7 +135,7 @@ def learn(
         served,
         rejector,
         replace(pairing_of(entry.file or entry.name, options, served, recipe, data), request=request),
-        LearnedFrom(tuple(names), rejector.fingerprint),
+        LearnedFrom(tuple(chain(*names)), rejector.fingerprint),
         validation.examples,
         labelled=validation if learns_from in ("ends", "hand_offs") else None,
         trees=validation.trees_of(settings.tree_kind) if learns_from == "trees" else None,
@@ -144,8 +146,8 @@ def unseen_inputs(task: Task, learned_from: Collection[str]) -> Examples:
     """Return some inputs of the test split, at random, without those that the training data repeats."""
     every = task.split("test")
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))
-    known, names = frozenset(learned_from), input_names(every)
-    fresh = [row for row in order.tolist() if names[row] not in known]
+    is_known = are_among(learned_from, every, task.codec)
+    fresh = [row for row in order.tolist() if not is_known[row]]
     return every.select(torch.tensor(fresh[:PROMISE_INPUTS], dtype=torch.long))
 
 

@@ -65,6 +65,7 @@ def write_demo(folder: Path) -> None:
 def card_text(pairing: Pairing, calibration: Calibration | None, curve: LossCurve | None, method: str) -> str:
     """Return the card in Markdown."""
     predictor, expert = (_model(pairing, role) for role in ROLES)
+    predictor = predictor[0].upper() + predictor[1:]
     return "\n".join(
         [
             *_front_matter(pairing), "", MADE_BY, "",

@@ -31,6 +31,10 @@ class UnfittedPair:
     @classmethod
     def of(cls, predictor: Any, expert: Any, tokenizer: Any, options: Mapping[str, Any], device: str) -> UnfittedPair:
         """Check the names of all options, and the values of those that are no objects."""
+        if isinstance(tokenizer, str | Path):
+            raise OptionError(
+                f"tokenizer is {str(tokenizer)!r:.80}; give a loaded one: AutoTokenizer.from_pretrained(...)"
+            )
         pair = cls({"predictor": predictor, "expert": expert, "tokenizer": tokenizer, **options}, device)
         pair.chosen({})
         return pair

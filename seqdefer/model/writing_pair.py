@@ -164,7 +164,7 @@ class WritingPair(CalibratedPair):
     def expected_money(self, tokens: int, share: float) -> float:
         """Return about what a sequence costs whose input has so many tokens, if the expert writes a share of it."""
         if self.prices is None:
-            raise OptionError("a budget in money needs prices; give --prices FILE")
+            raise OptionError("a budget in money needs prices; give --prices FILE (model.use_prices in Python)")
         length = None if self.calibration is None else self.calibration.mean_length
         if length is None:
             raise OptionError(
@@ -193,7 +193,10 @@ class WritingPair(CalibratedPair):
     def _allowances(
         self, cap: Cap | Sequence[Cap], inputs: Sequence[Any], examples: Examples
     ) -> list[Allowance] | None:
-        caps = [cap] if isinstance(cap, Cap) else list(cap)
+        caps = [cap] if isinstance(cap, Cap) else list(cap) if isinstance(cap, Sequence) else [cap]
+        for one in caps:
+            if not isinstance(one, Cap):
+                raise OptionError(f"cap is {one!r:.60}; give a Cap, such as Cap(tokens=20)")
         if self.is_token_level and self.calibration is None and any(one.policy == "rising" for one in caps):
             raise OptionError(
                 "a rising cap needs budgets that were measured; do that: seqdefer calibrate DIR --data FILE, or choose "

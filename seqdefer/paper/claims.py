@@ -13,8 +13,8 @@ from statistics import NormalDist
 
 from seqdefer.methods.registry import all_methods
 from seqdefer.paper.plan import ARCHITECTURES, STRATEGIES
+from seqdefer.paper.planned_rows import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablated_label, size_label
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
-from seqdefer.paper.studies import ONE_TIME_CONFIDENCE, TOKEN_CONFIDENCE, ablated_label, size_label
 
 WHOLE = [name for name, one in all_methods().items() if one.granularity == "whole"]
 
@@ -31,6 +31,7 @@ class Claim:
 
 
 ONE_RUN = "One run does not show how runs differ; give --seeds 2 or more."
+LITTLE_DATA = "Little data decides few claims; give more --seeds and --instances, or --preset paper."
 
 
 def judge(studies: Iterable[Study]) -> list[Judgement]:
@@ -44,6 +45,8 @@ def judge(studies: Iterable[Study]) -> list[Judgement]:
                     verdict, reason = verdict_of(contrasts), _reason(claim, task, study.recipe)
                     if study.seeds == 1:
                         verdict, reason = "undecided", ONE_RUN
+                    elif verdict == "undecided" and study.preset != "paper":
+                        reason = LITTLE_DATA  # the other reasons were found at the size of the paper
                     reason = "" if verdict == "holds" else reason
                     judgements.append(
                         Judgement(claim.name, claim.statement, task, study.recipe, verdict, tuple(contrasts), reason)

@@ -13,7 +13,7 @@ from seqdefer.environment import choose_device
 from seqdefer.errors import DataError, InputError, OptionError, require_known, unknown
 from seqdefer.evaluation.experiment import provenance_of
 from seqdefer.evaluation.results import Provenance
-from seqdefer.evaluation.settings import get_recipe
+from seqdefer.evaluation.settings import get_recipe, require_choices
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.paper.lab import Lab
@@ -134,6 +134,7 @@ def with_options(defaults: Any, given: Mapping[str, str], task: str) -> Any:
         if field not in hints:
             raise unknown(f"option of {task}", name, sorted(hints))
         parsed[field] = _parse(text, hints[field], f"{task}.{name}")
+    require_choices(defaults, parsed)
     return dataclasses.replace(defaults, **parsed)
 
 

@@ -10,8 +10,8 @@ machine or time: a run that was killed and resumed leaves the same bytes as one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,3 +138,32 @@ def load_judgements(path: Path | str) -> Judgements:
 
 def load_origins(path: Path | str) -> Origins:
     return read_record(Origins, Path(path))
+
+
+def study_of_task(study: Study, task: str) -> Study:
+    """Return the part of a study on one task. A note that begins with the name of a task belongs to that task."""
+    others = tuple(f"{other}: " for other in study.tasks if other != task)
+    return replace(
+        study,
+        instances={task: study.instances[task]},
+        tasks={task: study.tasks[task]},
+        rows=tuple(row for row in study.rows if row.task == task),
+        lines=tuple(line for line in study.lines if line.task == task),
+        contrasts=tuple(one for one in study.contrasts if one.task == task),
+        notes=tuple(note for note in study.notes if not note.startswith(others)),
+        made_of={name: made for name, made in study.made_of.items() if name == task},
+    )
+
+
+def join_studies(studies: Sequence[Study]) -> Study:
+    """Join studies of different tasks."""
+    return replace(
+        studies[0],
+        instances={name: number for study in studies for name, number in study.instances.items()},
+        tasks={name: task for study in studies for name, task in study.tasks.items()},
+        rows=tuple(row for study in studies for row in study.rows),
+        lines=tuple(line for study in studies for line in study.lines),
+        contrasts=tuple(one for study in studies for one in study.contrasts),
+        notes=tuple(dict.fromkeys(note for study in studies for note in study.notes)),
+        made_of={name: made for study in studies for name, made in study.made_of.items()},
+    )

@@ -16,10 +16,10 @@ from seqdefer.paper.cells import measure_cells
 from seqdefer.paper.claims import judge
 from seqdefer.paper.labs import BOTH, Choices, Labs
 from seqdefer.paper.plan import STUDIES, ReproductionPlan
-from seqdefer.paper.records import Judgements, Study, load_study
-from seqdefer.paper.render.figures import require_matplotlib
+from seqdefer.paper.records import Judgements, Study, join_studies, load_study, study_of_task
 from seqdefer.paper.render.files import write_judgements, write_studies
-from seqdefer.paper.studies import Studies, join_studies, study_of_task
+from seqdefer.paper.render.panels import require_matplotlib
+from seqdefer.paper.studies import Studies
 from seqdefer.progress import Clock, Meter, Silent
 
 

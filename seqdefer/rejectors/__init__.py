@@ -1,4 +1,4 @@
-"""What scores where to defer: networks, confidence rules, the losses they minimise and how they are fitted."""
+"""Scores of where to defer: networks, confidence rules, the losses they minimise and their training."""
 
 from seqdefer.renames import names_moved
 

@@ -1,4 +1,4 @@
-"""What all rejectors share: checkpoints. And what all networks share: standardised inputs.
+"""Base classes: rejectors with checkpoints, and networks with standardised inputs.
 
 Features in, scores out, nothing else: thresholds belong to `seqdefer.budgets`. A checkpoint is safetensors and JSON; it
 names the predictor it was fitted for and refuses another.
@@ -110,7 +110,7 @@ class SavedRejector(ABC):
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config of a checkpoint; `kind` is a string in it."""
     if not (folder / CONFIG).is_file():
-        raise CheckpointError(f"no rejector in {folder}: it has no {CONFIG}; fit one with: seqdefer run TASK")
+        raise CheckpointError(f"no rejector in {folder}: it has no {CONFIG}; fit one with: seqdefer fit TASK")
     config = read_json(folder / CONFIG)
     if not (isinstance(config, dict) and isinstance(config.get("kind"), str)):
         raise CheckpointError(f"{folder / CONFIG} names no kind of rejector; fit it again")
@@ -119,7 +119,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a rejector network looks at and how large it is."""
+    """The inputs and the size of a rejector network."""
 
     context: int  # C
     features: int  # F

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seqdefer.errors import OptionError
 from seqdefer.hyperparameters import Settings
-from seqdefer.progress import Progress
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.rejectors.base import Sizes
 
 MIN_BATCH = 16
@@ -46,7 +46,7 @@ def fit(
     seed: int,
     before_epoch: Callable[[int], None] = lambda _: None,
     warm_up: int = 0,
-    progress: Progress = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> History:
     """Minimise `batch_loss(rows)`; stop when `validation_loss()` has not improved by delta for `patience` epochs.
 

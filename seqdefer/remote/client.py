@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import random
 import threading
@@ -48,6 +49,7 @@ MAX_RETRY_AFTER = 60.0  # seconds that a server may ask to wait
 MAX_QUOTED_LETTERS = 200  # of a server's message
 HURRIED_ATTEMPTS = 2  # to reach an endpoint, where a caller waits: a connection that was kept open may be stale
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 # Whether a coroutine may wait for an endpoint that cannot be reached. The event loop copies the caller's context.
 _is_patient: ContextVar[bool] = ContextVar("is_patient", default=False)
 
@@ -215,11 +217,19 @@ class EndpointClient:
                 if number > self.endpoint.retries or (is_hurried and number >= HURRIED_ATTEMPTS):
                     break
                 if not is_hurried:
-                    await self.sleep(delay)
+                    await self._wait(delay, reason)
         what = f"gave no answer in {number} attempt{'s' if number > 1 else ''}: {reason}"
         error = self.error(what, "try again later, or allow more time: --expert-seconds, --expert-retries")
         error.is_unreachable = is_unreachable
         raise error
+
+    async def _wait(self, seconds: float, reason: str) -> None:
+        """Sleep before the next attempt. Log the reason if the caller gives up meanwhile: it sees only a timeout."""
+        try:
+            await self.sleep(seconds)
+        except asyncio.CancelledError:
+            logger.warning("%s was not asked again in time: %s", self.endpoint.url, reason)
+            raise
 
     def _delay(self, number: int, requested: float | None) -> float:
         """Return the server's Retry-After, or an exponential delay with jitter."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from seqdefer.evaluation.results import Block, Comparison, PaperFigure, Results, Summary
+from seqdefer.report.drawn_curves import names_by_block
 from seqdefer.report.markup import NBSP, Markup, colour, element, join, number, percent, scrolling, section
 from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
-from seqdefer.report.svg import names_by_block, tick_labels, ticks
+from seqdefer.report.svg import tick_labels, ticks
 
 HEADINGS = ("Method", "AUDC", f"%{NBSP}improvement", f"%{NBSP}of headroom")
 HOVER = {HEADINGS[-1]: HEADROOM}

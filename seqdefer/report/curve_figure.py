@@ -10,24 +10,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from seqdefer.evaluation.results import Results
-from seqdefer.report.markup import NBSP, Markup, colour, element, folded_table, join, number, percent, section
-from seqdefer.report.style import BLOCKS
-from seqdefer.report.svg import (
+from seqdefer.report.drawn_curves import (
     STEPS,
-    Axes,
     DrawnCurve,
-    Frame,
-    band_path,
     default_names,
     deferred_title,
     extent,
-    fit_axes,
-    line_path,
     loss_title,
     mean_curves,
     names_by_block,
-    tick_labels,
 )
+from seqdefer.report.markup import NBSP, Markup, colour, element, folded_table, join, number, percent, section
+from seqdefer.report.style import BLOCKS
+from seqdefer.report.svg import Axes, Frame, band_path, fit_axes, line_path, tick_labels
 
 OPENING_BUDGET = 20  # percent: the budget of the headline, and where the slider starts
 _CANVAS = Frame(0, 0, 1000, 1000)  # the page stretches it to the box of the plot, on phones and desktops

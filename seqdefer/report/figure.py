@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from seqdefer.errors import MissingExtraError, import_extra
 from seqdefer.evaluation.results import Results
 from seqdefer.report.curve_figure import ReportCurves
+from seqdefer.report.drawn_curves import STEPS, DrawnCurve, beginning, deferred_title, extent, loss_title, shown_curves
 from seqdefer.report.html import headline
 from seqdefer.report.style import INK, LIGHT, RULE, SOFT
-from seqdefer.report.svg import STEPS, DrawnCurve, beginning, deferred_title, extent, loss_title, shown_curves
 from seqdefer.storage.files import write_aside
 
 if TYPE_CHECKING:

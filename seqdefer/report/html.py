@@ -17,11 +17,11 @@ from seqdefer.evaluation.results import Provenance, Results
 from seqdefer.report.comparisons import comparisons_section, methods_section
 from seqdefer.report.costs import money_section, passes_section, seconds_section
 from seqdefer.report.curve_figure import OPENING_BUDGET, ReportCurves, curves_section, in_percent
+from seqdefer.report.drawn_curves import STEPS
 from seqdefer.report.markup import Markup, element, join, percent, section
 from seqdefer.report.panels import Panel
 from seqdefer.report.promise_figure import promise_section
 from seqdefer.report.style import DARK, LIGHT
-from seqdefer.report.svg import STEPS
 from seqdefer.storage.files import write_text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:"

@@ -1,4 +1,4 @@
-"""What notebooks show: outputs with the expert's tokens in another colour, and the curve of a fitted model.
+"""Output in notebooks: texts with the expert's tokens in another colour, and the curve of a fitted model.
 
 Every text is escaped. Colours are inline, because notebooks strip style sheets.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from seqdefer.evaluation.results import REFERENCES, Block
+from seqdefer.evaluation.results import REFERENCE_PREFIXES, Block
 
 # One text for terminal, reports, tables and docs/concepts/curves.md.
 HEADROOM = (
@@ -40,7 +40,7 @@ INK, SOFT, RULE = "#1f2733", "#5b6675", "#e3e7ec"
 
 def block_of(name: str, granularity: Block) -> Block:
     """Return the block that shows a method. Coins and oracles are references, whatever their granularity."""
-    return "reference" if name.startswith(REFERENCES) else granularity
+    return "reference" if name.startswith(REFERENCE_PREFIXES) else granularity
 
 
 def group_by_block(methods: Iterable[tuple[str, Block]]) -> dict[Block, list[str]]:

@@ -16,8 +16,8 @@ from seqdefer.budgets.calibration import Calibration, LossCurve
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.evaluation.results import Cost, Results, Summary
 from seqdefer.methods.timing import TIMED_BUDGETS, Timing
+from seqdefer.report.drawn_curves import names_by_block
 from seqdefer.report.style import BLOCKS, HEADROOM, decimals_for
-from seqdefer.report.svg import names_by_block
 
 
 def results_table(results: Results) -> Table:
@@ -104,7 +104,7 @@ def bought_table(found: Calibration, timing: Timing | None, curve: LossCurve | N
         return None
     title = " and ".join(["what budgets buy"] * (curve is not None) + ["what they take"] * (timing is not None))
     table = Table(title=title, box=box.SIMPLE_HEAD, caption="; ".join(_bought_captions(timing, curve)))
-    headings = ("loss", "Random") * (curve is not None) + ("asked", "ms", "times as fast") * (timing is not None)
+    headings = ("loss", "Random") * (curve is not None) + ("asked", "ms", "times\nas fast") * (timing is not None)
     for heading in ("budget", "spent", *headings):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -114,10 +114,14 @@ def bought_table(found: Calibration, timing: Timing | None, curve: LossCurve | N
             cells += [f"{curve.loss_at(row.share):.4g}", f"{curve.random_at(row.share):.4g}"]
         if timing is not None and row.took is not None:
             asked, seconds = row.took
-            cells += [f"{asked:.1f}", f"{1000 * seconds:.3g}", f"{timing.expert / seconds:.2f}"]
+            cells += [f"{asked:.1f}", _milliseconds(seconds), f"{timing.expert / seconds:.2f}"]
             cells += ["slower"] * (seconds > timing.expert)
         table.add_row(row.name, *cells)
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.0f}" if seconds >= 0.1 else f"{1000 * seconds:.3g}"
 
 
 def _bought_rows(found: Calibration, timing: Timing | None) -> list[_Bought]:
@@ -132,7 +136,8 @@ def _bought_rows(found: Calibration, timing: Timing | None) -> list[_Bought]:
 def _bought_captions(timing: Timing | None, curve: LossCurve | None) -> Iterator[str]:
     if timing is not None:
         where = f"{timing.machine['device']} with {timing.machine['cores']} cores"
-        yield f"{timing.inputs} inputs, {timing.at_once} at once, on {where}; slower: than the expert alone"
+        inputs = f"{timing.inputs} input{'s' * (timing.inputs != 1)}"
+        yield f"{inputs}, {timing.at_once} at once, on {where}; slower: than the expert alone"
     if curve is not None:  # calibrate measures no losses: they stay those of fit
         yield escape(f"loss and Random: {curve.unit}, on the {curve.inputs} validation inputs of fit")
     if timing is None:

@@ -41,6 +41,7 @@ from seqdefer.server.keys import KeyRing
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.request import Service
 from seqdefer.server.scheduler import SHUTDOWN_SECONDS, Scheduler
+from seqdefer.server.settings import check_promises
 from seqdefer.server.transcriptions import form_schema, no_audio, read_form, transcription_responses
 from seqdefer.server.usage import Ledger, usage_file
 
@@ -86,13 +87,7 @@ def create_app(
         )
     model.calibration.for_budget(budget)
     allowances(caps, [0], model.prices)  # raises if a cap in money has no prices
-    if caps and quality is not None:
-        raise OptionError("a cap may break a promise of quality; leave out --within, or the cap of the server")
-    if caps and served_log is not None:
-        raise OptionError(
-            "requests with a cap are not logged, and here all of them have one; leave out --served-log, or the cap of "
-            "the server"
-        )
+    check_promises(caps, within=quality, served_log=served_log)
     ring = None if api_key is None and keys is None else KeyRing(keys, api_key)
     ledger = Ledger(usage or (None if keys is None else usage_file(keys)))
     limits, metrics = limits or Limits(), Metrics()

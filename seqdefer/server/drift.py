@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -17,11 +17,13 @@ from seqdefer.budgets.calibration import Calibration
 from seqdefer.budgets.drift import Evidence, ScoreTest, SpendingTest
 from seqdefer.budgets.rules import Setting, to_finite
 from seqdefer.budgets.served import ServedInput
+from seqdefer.labels.labelled import are_among
 from seqdefer.methods.plans import ScoredDraft
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.served_log import ServedLog
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.tickets import Token, WriteRequest
+from seqdefer.types import Examples
 
 WORDS = {
     "spent": "more is spent than the calibration allows",
@@ -40,6 +42,20 @@ class ServedShare:
     written: int = 0
 
 
+@dataclass(frozen=True)
+class ServedSequence:
+    """What was written for one input, perhaps not to its end."""
+
+    setting: Setting
+    tokens: Sequence[Token]
+    draft: ScoredDraft | None  # None at token level
+    is_learned: bool  # the rejector was fitted on the input
+
+    @property
+    def deferred(self) -> int:
+        return sum(token.author == "expert" for token in self.tokens)
+
+
 class TrafficMonitor:
     """The tests of one server. Used by the event loop only."""
 
@@ -48,6 +64,7 @@ class TrafficMonitor:
         self.calibration: Calibration = model.calibration
         self.length, self.rejector = model.served.spec.length, model.rejector.fingerprint
         self.served_log, self.shares = served_log, dict[float, ServedShare]()
+        self._learned_from, self._codec = frozenset(model.known_inputs), model.served.codec
         self.tests = dict[str, Evidence]()
         reference = self.calibration.reference
         if reference is not None:
@@ -65,26 +82,27 @@ class TrafficMonitor:
             return None
         return f"what is served is no longer like the calibration: {' and '.join(found)}; calibrate again"
 
-    def note(
-        self, request: WriteRequest, setting: Setting, tokens: Sequence[Token], draft: ScoredDraft | None = None
-    ) -> None:
+    def are_learned(self, examples: Examples) -> list[bool]:
+        """Tell which inputs the rejector was fitted on, where that is logged."""
+        if self.served_log is None:
+            return [False] * len(examples)
+        return are_among(self._learned_from, examples, self._codec)
+
+    def note(self, request: WriteRequest, one: ServedSequence) -> None:
         """Count an input, as far as it was written."""
-        if not tokens:
+        if not one.tokens:
             return
         before = self.warning
         if self.tests:
-            self._scores.observe(tokens[0].score if draft is None else draft.first_setting)
-        if self._is_whole(request, tokens):
-            self._note_whole(setting, tokens, draft)
+            self._scores.observe(one.tokens[0].score if one.draft is None else one.draft.first_setting)
+        last = one.tokens[-1]
+        if request.is_unlimited(self.length) and last.finish is not None and last.degraded is None:
+            self._note_whole(one)
         if self.warning != before:
             log.warning("%s", self.warning)
 
-    def _is_whole(self, request: WriteRequest, tokens: Sequence[Token]) -> bool:
-        is_free = request.max_tokens >= self.length and not request.stop and not request.caps
-        return is_free and tokens[-1].finish is not None and tokens[-1].degraded is None
-
-    def _note_whole(self, setting: Setting, tokens: Sequence[Token], draft: ScoredDraft | None) -> None:
-        written, deferred = len(tokens), sum(token.author == "expert" for token in tokens)
+    def _note_whole(self, one: ServedSequence) -> None:
+        setting, written, deferred = one.setting, len(one.tokens), one.deferred
         limit = self.calibration.limit(setting)
         if self.tests and limit is not None:
             self._spending.observe(self.calibration.spent(setting, deferred, written, self.length), limit)
@@ -93,14 +111,20 @@ class TrafficMonitor:
         share.deferred += deferred
         share.written += written
         if self.served_log is not None:
-            self.served_log.write(self._row(setting, written, deferred, tokens, draft))
+            self.served_log.write(self._row(one))
 
-    def _row(
-        self, setting: Setting, written: int, deferred: int, tokens: Sequence[Token], draft: ScoredDraft | None
-    ) -> ServedInput:
+    def _row(self, one: ServedSequence) -> ServedInput:
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        head = (now, self.rejector, setting.budget, setting.threshold, written, deferred)
+        setting, draft = one.setting, one.draft
+        head = ServedInput(
+            now, self.rejector, setting.budget, setting.threshold, len(one.tokens), one.deferred,
+            is_learned=one.is_learned,
+        )  # fmt: skip
         if draft is None:
-            return ServedInput(*head, scores=tuple(to_finite(float(f"{token.score:.6g}")) for token in tokens))
-        hand_offs = tuple((to_finite(float(f"{at:.6g}")), kept) for at, kept in draft.hand_offs)
-        return ServedInput(*head, draft=draft.length, hand_offs=hand_offs)
+            return replace(head, scores=tuple(_rounded(token.score) for token in one.tokens))
+        hand_offs = tuple((_rounded(at), kept) for at, kept in draft.hand_offs)
+        return replace(head, draft=draft.length, hand_offs=hand_offs)
+
+
+def _rounded(score: float) -> float:
+    return to_finite(float(f"{score:.6g}"))

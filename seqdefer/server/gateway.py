@@ -101,7 +101,7 @@ class Gateway:
         self._check_key(scope)
         try:
             async with asyncio.timeout(self.limits.request_seconds):
-                body = await self._read_body(receive, self._max_bytes(scope["path"]))
+                body = await self._read_body(receive, is_sound=self.takes_audio and scope["path"] == TRANSCRIPTIONS)
         except TimeoutError:
             message = f"the request did not arrive within {self.limits.request_seconds:g} seconds; send it faster"
             # Close the connection, or the rest of the body would be read as the next request.
@@ -173,9 +173,6 @@ class Gateway:
             raise APIError(401, f"{METRICS} takes the key of --api-key alone", code="operator_only", headers=bearer)
         return found
 
-    def _max_bytes(self, path: str) -> int:
-        return self.limits.audio_bytes if self.takes_audio and path == TRANSCRIPTIONS else self.limits.body_bytes
-
     def _check_memory(self, size: int) -> None:
         """Refuse a body that takes more than its share of the memory for arriving ones, if that is full."""
         limit = self.limits.arriving_bytes
@@ -183,7 +180,8 @@ class Gateway:
             message = "too many large requests are arriving; try again later, or send a smaller one"
             raise _too_crowded(message)
 
-    async def _read_body(self, receive: Receive, max_size: int) -> bytes:
+    async def _read_body(self, receive: Receive, *, is_sound: bool) -> bytes:
+        max_size = self.limits.audio_bytes if is_sound else self.limits.body_bytes
         size, body = 0, bytearray()
         has_more = True
         try:
@@ -201,7 +199,8 @@ class Gateway:
         finally:
             self.n_arriving -= len(body)
         if size > max_size:
-            raise APIError(413, f"the body is larger than {max_size} bytes", code="body_too_large")
+            advice = "; cut the sound into clips, or send it as FLAC" if is_sound else ""
+            raise APIError(413, f"the body is larger than {max_size} bytes{advice}", code="body_too_large")
         return bytes(body)
 
 

@@ -23,6 +23,7 @@ from seqdefer.errors import one_line
 LEVELS = ("debug", "info", "warning", "error")
 PROBES = ("/live", "/ready", "/health", "/metrics")  # logged at level debug where all is well
 PATH_LETTERS = 200
+LATE_WRITE = "socket.send() raised exception."  # asyncio's message where a client leaves while a turn is written
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)  # of the request that this task works for
 access = logging.getLogger("seqdefer.access")
@@ -43,6 +44,7 @@ def logs_on_stderr(form: str, level: str) -> Iterator[None]:
     """Write the logs of this package from `level` on, and warnings of others, until the block ends."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATS[form]())
+    handler.addFilter(lambda record: record.msg != LATE_WRITE)
     root, own = logging.getLogger(), logging.getLogger("seqdefer")
     before = own.level
     root.addHandler(handler)

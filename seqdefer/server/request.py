@@ -24,7 +24,7 @@ from seqdefer.errors import InputError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server import protocol, responses
 from seqdefer.server.batches import encode_inputs
-from seqdefer.server.drift import TrafficMonitor
+from seqdefer.server.drift import ServedSequence, TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, json_response, to_json
 from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.responses import ResponseFormat, Transcript
@@ -37,11 +37,14 @@ OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 UNREAD_SECONDS = 5.0  # that a stream waits for its reader after the deadline
 KEEPALIVE_SECONDS = 10.0  # proxies drop connections that are silent for longer
 KEEPALIVE = b": waiting\n\n"  # a comment, which clients skip
-NO_LOG_PROBS = "the models that are served do not both tell log-probabilities, such as a remote expert; leave it out"
+NO_LOG_PROBS = "one of the two models gives no log-probabilities, like an expert behind an endpoint; leave it out"
 DONE, CLIENT_LEFT = "done", "client_left"
 WritingBody = protocol.CompletionRequest | protocol.ChatRequest | protocol.CompleteRequest | TranscriptionRequest
 Result = TypeVar("Result")
-CAPPED_PROMISE = "a cap changes what is written, so the promise of the calibration does not hold for this request"
+BROKEN_PROMISE = (
+    "a cap, stop or a smaller max_tokens changes what is written, so the promise of the calibration does not hold for "
+    "this request"
+)
 
 log = logging.getLogger("seqdefer.server")
 
@@ -121,18 +124,17 @@ class Service:
         inputs, remarks = body.inputs(codec), [*body.remarks(codec), *remarks]
         if len(inputs) > self.scheduler.limits.inputs:
             raise APIError(400, f"{len(inputs)} inputs; one request may have {self.scheduler.limits.inputs}")
-        chosen, caps = self._choose(body, inputs), self._caps(body)
-        if caps and chosen.promise is not None:
-            chosen, remarks = replace(chosen, promise=None), [*remarks, CAPPED_PROMISE]
-        remarks += [] if chosen.shortfall is None else [chosen.shortfall]
+        chosen, caps, length = self._choose(body, inputs), self._caps(body), self.model.served.spec.length
         setting = chosen.setting
+        asked = WriteRequest(inputs, setting.threshold, caps=caps, **{"max_tokens": length, **options})
+        if chosen.promise is not None and not asked.is_unlimited(length):
+            chosen, remarks = replace(chosen, promise=None), [*remarks, BROKEN_PROMISE]
+        remarks += [] if chosen.shortfall is None else [chosen.shortfall]
         transcript = Transcript(
             body.model, chosen.budget, setting.share, remarks, [[] for _ in inputs],
             promise=chosen.promise, drift=self.monitor.warning, has_cap=bool(caps), prices=self.model.prices,
             by_token=self.model.is_token_level,
         )  # fmt: skip
-        options = {"max_tokens": self.model.served.spec.length, **options}
-        asked = WriteRequest(inputs, setting.threshold, caps=caps, **options)
         active = ActiveRequest(self.scheduler, asked, transcript, request.scope["state"])
         if asked.may_defer:
             active.on_close = partial(self._watch, asked, setting, transcript)
@@ -148,8 +150,12 @@ class Service:
         return _Choice(budget, calibration.for_budget(budget), promise, calibration.shortfall(budget))
 
     def _watch(self, request: WriteRequest, setting: Setting, transcript: Transcript) -> None:
+        if transcript.examples is None:
+            return  # nothing was read
+        is_learned = self.monitor.are_learned(transcript.examples)
         for index, tokens in enumerate(transcript.tokens):
-            self.monitor.note(request, setting, tokens, transcript.drafts.get(index))
+            one = ServedSequence(setting, tokens, transcript.drafts.get(index), is_learned[index])
+            self.monitor.note(request, one)
 
     def _budget(self, body: protocol.ModelRequest, inputs: Sequence[Any]) -> float | None:
         """Return the budget of a request: as given, or what its money buys; None: it names none."""

@@ -23,6 +23,7 @@ from seqdefer.server.log_probs import TokenLogProb
 from seqdefer.server.metrics import Metrics
 from seqdefer.server.protocol import SEPARATOR
 from seqdefer.server.tickets import Drafted, InputsRead, Token
+from seqdefer.types import Examples
 
 LISTED_BUDGETS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)  # /v1/models lists each as a model
 
@@ -41,6 +42,7 @@ class Transcript:
     has_cap: bool = False
     prices: Prices | None = None
     by_token: bool = True
+    examples: Examples | None = None  # its inputs, once they are read
     input_lengths: list[int] = field(default_factory=list)
     drafts: dict[int, ScoredDraft] = field(default_factory=dict)  # by input; empty at token level
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -51,7 +53,7 @@ class Transcript:
 
     def add(self, event: InputsRead | Drafted | Token) -> None:
         if isinstance(event, InputsRead):
-            self.input_lengths = event.input_tokens
+            self.examples, self.input_lengths = event.examples, event.input_tokens
             self.remarks += event.remarks
         elif isinstance(event, Drafted):
             self.drafts[event.index] = event.draft
@@ -99,7 +101,7 @@ class Transcript:
             summary["reason"] = reasons[-1]
         if self.remarks:
             summary["remarks"] = self.remarks
-        if self.promise is not None:
+        if self.promise is not None and not reasons:
             summary["promise"] = self.promise
         if self.drift is not None:
             summary["drift"] = self.drift

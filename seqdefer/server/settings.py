@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import tomllib
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from seqdefer.budgets.caps import Cap
 from seqdefer.errors import OptionError, require_known, unknown
 from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
 from seqdefer.server.http import Limits, option
@@ -81,6 +82,17 @@ class ServerSettings:
     def __post_init__(self) -> None:
         require_known("log format", self.log_format, FORMATS)
         require_known("log level", self.log_level, LEVELS)
+
+
+def check_promises(caps: Collection[Cap], **asked: object) -> None:
+    """Raise OptionError if every request is capped, and a promise or the log of what is served is asked for: a cap
+    changes what is written. `asked` are the settings `guarantee`, `within` and `served_log`."""
+    names = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value is not None]
+    if caps and names:
+        raise OptionError(
+            "a cap changes what is written, so nothing is promised or logged for another calibration; leave out "
+            f"{' and '.join(names)}, or the cap of the server"
+        )
 
 
 def all_settings() -> Iterator[tuple[Field[Any], Any]]:

@@ -53,8 +53,9 @@ class Money(Shape):
 
 class Deferral(Shape):
     """`degraded`: the expert failed, for this `reason`, and the predictor finished. `promise`: what the calibration
-    guarantees at this budget, and on what condition; none under a cap. `drift`: a warning that inputs are no longer
-    like those of the calibration. `capped`: tokens that a cap kept from the expert, where there is a cap."""
+    guarantees at this budget, and on what condition; none where a cap, `stop`, a smaller `max_tokens` or a failed
+    expert changes what is written. `drift`: a warning that inputs are no longer like those of the calibration.
+    `capped`: tokens that a cap kept from the expert, where there is a cap."""
 
     budget: float
     expected_share: float

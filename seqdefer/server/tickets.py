@@ -42,6 +42,10 @@ class WriteRequest:
     caps: tuple[Cap, ...] = ()
     n_likeliest: int | None = None  # tokens to tell the log-probabilities of, beside the written one; None: none at all
 
+    def is_unlimited(self, length: int) -> bool:
+        """Whether sequences of up to `length` tokens are written to their end, without a cap: as in a calibration."""
+        return self.max_tokens >= length and not self.stop and not self.caps
+
 
 # -- events --------------------------------------------------------------------------------------------------------
 

@@ -88,8 +88,9 @@ async def read_form(request: Request) -> TranscriptionRequest:
         async with request.form(max_files=1, max_fields=protocol.MAX_FIELDS) as form:
             _refuse_repeats([name for name, _ in form.multi_items()])
             fields = {name: await one.read() if isinstance(one, UploadFile) else one for name, one in form.items()}
-    except HTTPException as error:
-        raise APIError(400, f"the form cannot be read: {error.detail.rstrip('.')}; {FORM_HINT}") from error
+    except (HTTPException, ValueError) as error:  # ValueError: a charset that cannot decode, such as `undefined`
+        reason = error.detail if isinstance(error, HTTPException) else str(error)
+        raise APIError(400, f"the form cannot be read: {reason.rstrip('.')}; {FORM_HINT}") from error
     if isinstance(fields.get("file"), str):
         raise APIError(400, "file is a text; send the content of a file, with a file name", param="file")
     try:

@@ -238,6 +238,11 @@ def quote(text: str, max_length: int = 40) -> str:
 
 def join_quoted(names: Iterable[str], max_names: int = 10) -> str:
     """Return names of a file, quoted, for a message."""
-    quoted = [quote(str(name)) for name in names]  # columns of a DataFrame may be numbers
-    more = f" and {len(quoted) - max_names} more" if len(quoted) > max_names else ""
-    return (", ".join(quoted[:max_names]) or "none") + more
+    return join_some((quote(str(name)) for name in names), max_names) or "none"  # columns of a DataFrame may be numbers
+
+
+def join_some(names: Iterable[str], max_names: int = 10) -> str:
+    """Return the first names, and how many more there are, for a message."""
+    all_names = list(names)
+    more = f" and {len(all_names) - max_names} more" if len(all_names) > max_names else ""
+    return ", ".join(all_names[:max_names]) + more

@@ -95,6 +95,11 @@ def _check_proposal(predictor: Predictor[Any], step: WalkStep, spec: SequenceSpe
     who, n, proposal = f"{type_name(predictor)}: proposal", len(step.rows), step.proposal
     is_vocabulary = spec.end is None or not proposal.tokens.is_floating_point()
     require(is_vocabulary, f"{who}.tokens are floats, but the end token is {spec.end}", "use int64")
+    vocabulary = predictor.vocabulary_size
+    if vocabulary is not None:
+        is_token = (proposal.tokens >= 0) & (proposal.tokens < vocabulary)
+        what = f"{who}.tokens holds {proposal.tokens[~is_token][:1].tolist()}, but vocabulary_size is {vocabulary}"
+        require(is_token.all(), what, "use tokens from 0 on below it, or leave it None")
     require_tensor(proposal.features, f"{who}.features", "float", n, first.features.shape[-1])
     require_loss(proposal.uncertainty, f"{who}.uncertainty", n)
     is_mixed = (proposal.entropy is None) != (first.entropy is None)
@@ -108,7 +113,8 @@ def _check_state(predictor: Predictor[Any], step: WalkStep) -> None:
     again = predictor.propose(state)
     _require_same_proposal(again, proposal, f"{who}.propose called twice", "make it depend on the state only")
     picked = predictor.propose(predictor.select(state, rows))
-    _require_same_proposal(picked, proposal.select(rows), f"{who}.select of rows {rows.tolist()}", EVERY_PART)
+    remedy = f"{EVERY_PART}, and {ONE_BY_ONE}"
+    _require_same_proposal(picked, proposal.select(rows), f"{who}.select of rows {rows.tolist()}", remedy)
     again = predictor.propose(state)
     _require_same_proposal(again, proposal, f"{who}.select changed the state it was given", NEW_STATE)
     if not len(step.stay):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
+import guarantees_page as page
 import numpy as np
 import pytest
 from toy_pair import Toy, numbers
@@ -17,7 +17,6 @@ from benchmarks.populations import SUBJECTS, Subject, measure
 from seqdefer.budgets.spending import Spending
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
 from seqdefer.progress import Silent
-from tests.test_docs import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DRAWS = 60
@@ -88,9 +87,7 @@ def test_a_population_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert measure(subject.with_options(seed=1), tmp_path, meter=Silent()).made_by != first.made_by
 
 
-def test_the_page_names_the_worst_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page = import_module("guarantees_page")
+def test_the_page_names_the_worst_cell() -> None:
     plain = [vars(row) for row in rows("OneTimeModel")]
     worst = max((row for row in plain if row["rule"] == "confident"), key=lambda row: row["exceeds"])
     assert f"is {100 * worst['exceeds']:.1f} % of the draws" in page._rest({"rows": plain})

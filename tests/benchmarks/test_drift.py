@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from importlib import import_module
 
+import drift_page as page
 import numpy as np
 import pytest
 import torch
@@ -17,7 +17,6 @@ from seqdefer.budgets.drift import TEST_DELTA
 from seqdefer.budgets.spending import TokenSpending
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of, sweep_tokens
-from tests.test_docs import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STREAMS = 20
@@ -81,9 +80,7 @@ def test_other_parts_have_a_row_for_everything() -> None:
     assert len(in_order(seasons(), 2)) == 2 * len(drift.TESTS)
 
 
-def test_the_page_has_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page = import_module("drift_page")
+def test_the_page_has_the_figures() -> None:
     text = page._table_of_rows({"rows": [vars(row) for row in rows()]})
     scores = next(row for row in rows() if row.test == "scores")
     assert f"| summer, winter | scores | {100 * scores.false_alarms:.1f} % |" in text

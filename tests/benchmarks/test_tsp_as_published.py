@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+import tsp_as_published_page as page
 from torch import nn
 
 from benchmarks.tsp_as_published import (
@@ -26,7 +26,6 @@ from benchmarks.tsp_as_published import (
 from seqdefer.rejectors.draft_training import fit_once
 from seqdefer.rejectors.losses import get_psi, hand_off_grid, one_time_surrogate
 from seqdefer.types import Draft, Examples, HandOffTable, Sequences
-from tests.test_docs import ROOT
 
 TOTALS = torch.tensor([[0.0, 2.0, 4.0], [3.0, 1.0, 2.0], [5.0, 5.0, 1.0]])
 
@@ -111,9 +110,7 @@ def test_rows_have_names_of_their_own() -> None:
     assert {each for among in CHOICES.values() for each in among} <= set(names)
 
 
-def test_page_names_what_rows_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    page = import_module("tsp_as_published_page")
+def test_page_names_what_rows_change() -> None:
     assert page.row_words("thumb, tanh: large") == (
         "alpha_1 by the rule of thumb; tanh for ReLU (24,000 training instances)"
     )

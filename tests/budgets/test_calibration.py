@@ -176,6 +176,19 @@ def test_the_repr_is_a_line() -> None:
     )
 
 
+def test_a_curve_says_what_the_rejector_is_worth() -> None:
+    """A fit whose expert was no better, or whose rejector was no better than chance, ended without a word about it."""
+    ends = LossPoint(0.0, 4.0), LossPoint(1.0, 1.0)
+    good = LossCurve("errors", 30, "", (ends[0], LossPoint(0.2, 2.5), ends[1]))
+    assert good.worth() == (
+        "20 % of the tokens by the expert close 50 % of the gap between both models, at random 20 % (30 inputs)"
+    )
+    poor = replace(good, points=(ends[0], LossPoint(0.2, 3.7), ends[1]))
+    assert poor.worth().endswith("no better than chance; give more data, or use one of the models alone")
+    useless = replace(good, points=(ends[1], LossPoint(1.0, 1.5)))
+    assert useless.worth().startswith("deferring does not pay on these 30 inputs: the predictor alone loses 1, and")
+
+
 @pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan, math.inf, "0.2", None])
 def test_budgets_are_shares(budget: Any) -> None:
     with pytest.raises(OptionError, match="it is the share of tokens the expert writes, from 0 to 1"):

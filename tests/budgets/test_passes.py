@@ -14,7 +14,7 @@ from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.engine.pace import FixedPace
 from seqdefer.engine.speculative import run_all, speculative_loop
-from seqdefer.labels.trees import enumerate_trees
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.other_rules import ReadFirstRule
 from seqdefer.testing import ToyTask

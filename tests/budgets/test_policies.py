@@ -16,7 +16,8 @@ from seqdefer.engine.drafts import draft
 from seqdefer.evaluation.curves import Curve, Ends, curve_of, optimal_curve, optimal_once, optimal_whole
 from seqdefer.evaluation.oracle import all_outcomes
 from seqdefer.interfaces import TokenRejector
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.enumeration import enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors.confidence import ChowMean, ChowQuantile, ChowSum, Confidence, DraftConfidence
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.rejectors.token import LSTMRejector

@@ -198,6 +198,13 @@ def test_too_few_inputs_for_anything_name_the_least(options: dict[str, Any]) -> 
     promised("OneTimeModel", n=max(least, 2), **options)
 
 
+def test_too_few_inputs_name_how_many_to_give_where_some_choose_the_thresholds() -> None:
+    """Six inputs were refused for being fewer than six."""
+    with pytest.raises(OptionError, match=r"5 inputs are too few .* at least 6 beside the thresholds' own, 7 in all"):
+        promised("TokenwiseModel", n=6, guarantee="confident")
+    assert promised("TokenwiseModel", n=7, guarantee="confident")[1].inputs == 6
+
+
 def test_least_inputs_are_those_of_an_expert_who_writes_nothing() -> None:
     for rule in (Confident(0.9), Confident(0.9, "inputs", "hoeffding-bentkus")):
         for budget in (0.05, 0.2, 0.5):

@@ -112,6 +112,22 @@ def test_whole_deferral_saves_what_the_predictor_does_as_well() -> None:
     assert found.loss - found.expert_loss < 0.5
 
 
+def test_to_hand_off_all_that_one_can_may_save_enough() -> None:
+    """One-time deferral at its best places spends less than the expert alone: that was refused as if it were the expert
+    where no other setting could be promised."""
+    n, half = 600, LENGTH // 2
+    chance = torch.Generator().manual_seed(2)
+    scores = torch.stack([torch.zeros(n), 1 + torch.rand(n, generator=chance), torch.zeros(n)], 1)
+    deferred, loss = torch.zeros(n, LENGTH + 1), torch.ones(n, LENGTH + 1)
+    deferred[:, 0], deferred[:, half] = LENGTH, LENGTH - half
+    loss[:, -1] = MAX_LOSS  # the predictor is useless, the expert's second half is all that it takes
+    scored = ScoredHandOffs.of(scores, LENGTH, hand_offs=(0, half, LENGTH), rule="largest")
+    spending = HandOffSpending(scored, HandOffTable(loss, deferred))
+    found = promise_quality(spending, within=0.5, max_loss=MAX_LOSS, confidence=0.9, set_aside=1)
+    assert found.share == 0.5
+    assert found.loss == found.expert_loss
+
+
 @pytest.mark.parametrize("within", [0.0, -1.0, math.nan, math.inf])
 def test_within_is_a_loss(within: float) -> None:
     with pytest.raises(OptionError, match=r"within is .*; it is how much may be lost beside the expert alone"):

@@ -13,7 +13,8 @@ from toy_budgets import TOYS, each_toy, table_of
 from seqdefer.budgets.rollback_sweeps import sweep_rollbacks
 from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.errors import OptionError
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.enumeration import enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors.other_rules import ReadFirstRule
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Sequences

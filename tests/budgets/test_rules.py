@@ -36,7 +36,7 @@ from seqdefer.budgets.rules import (
 from seqdefer.budgets.token_sweeps import TokenSweep, sweep_thresholds
 from seqdefer.engine.interleaved import HandOff
 from seqdefer.errors import OptionError
-from seqdefer.labels.trees import enumerate_trees
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.rejectors.losses import hand_off_grid
 from seqdefer.testing import ToyTask
 from seqdefer.types import HandOffTable

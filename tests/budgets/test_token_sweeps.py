@@ -12,8 +12,9 @@ from toy_budgets import TOYS, each_toy, network, roll, table_of
 
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.token_sweeps import sweep_hindsight, sweep_thresholds
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.nodes import END
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.rejectors.token import LSTMRejector, MLPRejector
 from seqdefer.testing import ToyTask

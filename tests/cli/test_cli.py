@@ -199,3 +199,12 @@ def test_log_messages_look_like_warnings(capsys: Capture, monkeypatch: pytest.Mo
     logging.getLogger("seqdefer.engine.pace").warning("deferral is slower here than the expert alone")
     logging.getLogger("seqdefer.tasks.text.row_probe").info("rows cannot stand at their own positions")
     assert capsys.readouterr().err == "seqdefer: deferral is slower here than the expert alone\n"
+
+
+def test_warnings_look_alike_whatever_a_package_does_to_logging() -> None:
+    """absl, which rouge-score imports, adds a handler to the root logger where it finds none."""
+    code = (
+        "from seqdefer import cli; cli.main(['tasks']); import logging; logging.basicConfig(); logging.warning('slow')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "seqdefer: slow\n"

@@ -111,6 +111,9 @@ def test_a_file_of_inputs(folder: Path, tmp_path: Path, capsys: Capture) -> None
     written = DeferringModel.from_pretrained(folder).generate([13, 7932], 0.4)
     assert [row.get("output") for row in rows] == [*written.outputs, None]
     assert "exists already; remove it" in fails_with(capsys, "generate", folder, "--data", data, "--out", out)
+    (rows := tmp_path / "in.jsonl").write_text('{"number": "13"}\n{"number": "14"}\n')
+    command = ["generate", folder, "--data", rows, "--out", tmp_path / "none.jsonl", "--field", "nubmer"]
+    assert "none of the 2 inputs of" in fails_with(capsys, *command, "--quiet")  # was a success
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,28 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from command_line import Capture, fails_with, run
 
 from seqdefer.errors import CheckpointError, ContractError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.paper.labs import with_options
 from seqdefer.registry import load_task, load_task_file
 from seqdefer.storage.files import read_json, write_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = "scanned_digits"
 ONE = "111 222 343 444 555 666 779 888"
+
+
+@dataclass(frozen=True)
+class WithChoices:
+    choices: ClassVar = {"day_time": ("day", "night")}
+    day_time: str = "day"
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +99,28 @@ def test_names_that_cannot_be(name: str, message: str, tmp_path: Path, capsys: C
     assert not (tmp_path / "new").exists()
 
 
+def test_a_folder_is_no_task(tmp_path: Path, capsys: Capture) -> None:
+    """Bug: the installed tasks were listed, and for a folder of the name `sums` 'xsum' was meant."""
+    file = tmp_path / "mine" / "mine.py"
+    file.parent.mkdir()
+    assert "unknown task" in fails_with(capsys, "run", file.parent)
+    file.touch()
+    words = f"'{file.parent}' is a folder; name the file in it that has the task: {file}"
+    assert fails_with(capsys, "run", file.parent) == words
+
+
+def test_values_of_an_option_are_the_listed_ones(tmp_path: Path, capsys: Capture) -> None:
+    """Bug: `choices` were listed in the help, and any other value ran."""
+    text = f"from dataclasses import replace\nfrom {__name__} import WithChoices\nfrom seqdefer import TaskEntry\n"
+    text += "ENTRY = TaskEntry('mine', '', {'quick': WithChoices()}, lambda *_: None)\n"
+    (tmp_path / "listed_choices.py").write_text(text)
+    said = fails_with(capsys, "run", tmp_path / "listed_choices.py", "--day-time", "noon", "--out", tmp_path / "run")
+    assert said == "unknown --day-time 'noon'; available: day, night"
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(OptionError, match="unknown --day-time 'noon'"):
+        with_options(WithChoices(), {"day-time": "noon"}, "mine")
+
+
 def test_nothing_is_overwritten(home: Path, capsys: Capture) -> None:
     assert "is not empty; choose another folder with --out" in fails_with(capsys, "new-task", NAME, "--out", home)
 
@@ -98,7 +129,7 @@ def test_nothing_is_overwritten(home: Path, capsys: Capture) -> None:
     ("text", "kind", "message"),
     [
         ("x = 1\ny = z\n", ContractError, r"line 2 cannot be loaded: NameError"),
-        ("def f(:\n", ContractError, r"cannot be loaded: SyntaxError"),
+        ("def f(:\n", ContractError, r"line 1 cannot be loaded: SyntaxError: invalid syntax$"),
         ("x = 1\n", ContractError, r"has no ENTRY; add one"),
         ("ENTRY = 5\n", ContractError, r"has an ENTRY that is 5; add one"),
         ("from seqdefer import TaskEntry as ENTRY\n", ContractError, r"has an ENTRY that is <class"),

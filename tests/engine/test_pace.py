@@ -42,7 +42,7 @@ def warned(turns: Iterator[Turn], caplog: pytest.LogCaptureFixture, pace: Pace |
 def test_a_slow_loop_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     pace = Pace()
     (said,) = warned(turns(300), caplog, pace)
-    assert "10.7 instead of about 7.25 ms a token" in said  # 1000 / 8 of 0.02 + 0.05 + 0.016, and of 0.05 + 0.008
+    assert "10.72 instead of about 7.25 ms a token" in said  # 1000 / 8 of 0.02 + 0.05 + 0.016, and of 0.05 + 0.008
     assert "lower the budget" in said
     assert not warned(turns(300), caplog, pace)  # another loop with the same pace
     assert not warned(turns(200, written=40), caplog, pace)
@@ -104,6 +104,15 @@ def test_few_rows_run_ahead_as_far_as_many() -> None:
     # A step of 5 ms must gain more than turns of 70 ms (without their reading) that write 4 tokens of a row do: 0.286.
     assert not many.goes_on(0.28)
     assert many.goes_on(0.29)
+
+
+def test_a_turn_of_one_step_has_a_cost_of_steps() -> None:
+    """Its step reads what the expert answered."""
+    pace = Pace()
+    for turn in turns(30):
+        pace.note(replace(turn, steps=1, step_seconds=0.0, last_step_seconds=0.02))
+    assert not pace.goes_on(0.28)  # as above, but for one token in a turn and a step of 20 ms
+    assert pace.goes_on(0.29)
 
 
 def test_it_looks_on_where_that_costs_less_than_it_saves() -> None:

@@ -11,12 +11,13 @@ import torch
 from thresholds import interleaved
 
 from seqdefer.budgets.policies import Threshold
+from seqdefer.engine import speculative
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace, Pace
 from seqdefer.engine.speculative import collect, run_all, speculative_loop
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.testing import FunctionPredictor, ToyTask
-from seqdefer.testing.fakes import ToyExpert
+from seqdefer.testing.fakes import ToyExpert, ToyPredictor
 from seqdefer.types import Rollout
 
 TOYS = {
@@ -130,3 +131,51 @@ def test_a_failed_admission_adds_no_row() -> None:
         loop.turn()
     expected = roll_out(task.predictor, task.expert, examples.select(torch.arange(3)), policy, task.spec)
     same(collect(rows, task.spec), expected)
+
+
+class Clock:
+    """Tells a time that passes only where models work."""
+
+    def __init__(self) -> None:
+        self.seconds, self.steps = 0.0, 0
+
+    def perf_counter(self) -> float:
+        return self.seconds
+
+
+def steps_taken(
+    monkeypatch: pytest.MonkeyPatch, agreement: float, *, step: float, reading: float, length: int = 40
+) -> int:
+    """Return the predictor's steps for one row that is deferred everywhere. A pass takes 20 ms, and `reading` a
+    token."""
+    task, clock = ToyTask(n=1, length=length, ends=False), Clock()
+
+    class Stepping(ToyPredictor):
+        def append(self, state: Any, tokens: torch.Tensor) -> Any:
+            clock.seconds, clock.steps = clock.seconds + step, clock.steps + 1
+            return super().append(state, tokens)
+
+    class Reading(ToyExpert):
+        def read(self, state: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            clock.seconds += 0.02 + reading * tokens.shape[1]
+            return super().read(state, tokens)
+
+        def next(self, state: Any, rows: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            proposed = task.predictor.propose(state).tokens[rows]
+            return torch.where(proposed % 4 < 4 * agreement, proposed, (proposed + 1) % task.vocabulary), state
+
+    monkeypatch.setattr(speculative, "time", clock)
+    loop = speculative_loop(Stepping(task), Reading(task), Threshold(Confidence(), -9e9), task.spec)
+    run_all(loop, task.split("test"))
+    return clock.steps
+
+
+def test_no_step_is_taken_past_a_guess_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that reads the expert's answer was thought to take no time. So all steps seemed cheap where turns are
+    short, and the predictor ran ahead in vain."""
+    assert steps_taken(monkeypatch, 0.0, step=0.01, reading=0.0) < 46
+
+
+def test_no_step_is_taken_past_a_question_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expert reads too slowly to be asked twice in a pass, so a turn ends at the second question."""
+    assert steps_taken(monkeypatch, 1.0, step=0.001, reading=0.5) < 90

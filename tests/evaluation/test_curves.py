@@ -284,7 +284,7 @@ def test_intervals_over_runs_are_those_of_drawing_runs_and_instances() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(DataError, match="no decision of finite loss"):
+    with pytest.raises(DataError, match=r"no decision of finite loss; return finite numbers .*check_task"):
         optimal_curve([[1.0], [math.inf]], [[0], [0]])
     with pytest.raises(OptionError, match="unknown method 'oracel'; available: coin, oracle"):
         paired_bootstrap([simulated_run(np.random.default_rng(0), 3)], "oracel", "coin")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import WithExpert, completing
-from small_runs import FITTED, OPTIMAL, TINY, run_toy, run_weather
+from small_runs import FITTED, OPTIMAL, TINY, run_toy
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
 from seqdefer.evaluation import experiment
@@ -31,14 +31,6 @@ CHOW = {"ChowMean", "ChowSum", "ChowQuantile0.0", "ChowQuantile0.4", "ChowQuanti
 WHOLE = {"Random", "OptimalFree", "OptimalWhole", "WholeModelEmbed", *CHOW}
 ONCE = {"OptimalOneTime", "OneTimeModel", "OneTimeCost", "OneTimeScore"}
 TOKEN = {"OptimalToken", "MyopicToken", "TokenwiseModel", "TokenwiseScore"}
-
-
-@pytest.fixture(scope="module")
-def finished(record: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run from end to end. Tests must not change it."""
-    folder = tmp_path_factory.mktemp("finished")
-    run_weather(record, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from seqdefer.engine.interleaved import roll_out
 from seqdefer.evaluation.curves import optimal_curve
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.interfaces import Policy
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.enumeration import enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.testing import ToyTask
 from seqdefer.types import Proposal, Sequences
 

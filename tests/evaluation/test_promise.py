@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from small_runs import TINY
 from toy_pair import Toy, numbers
 
 from seqdefer.budgets.promises import Confident
+from seqdefer.budgets.spending import Spending, n_set_aside
+from seqdefer.evaluation import experiment
 from seqdefer.evaluation.promise import PROMISED_BUDGETS, check_promise
 from seqdefer.methods.deferral import UnjudgedTask, deferral_of
+from seqdefer.testing import ToyTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,3 +48,22 @@ def test_few_inputs_promise_nothing() -> None:
     examples = toy.served.codec.encode(numbers(19))
     spending = deferral_of(toy.rejector("OneTimeModel")).spending(UnjudgedTask(toy.served), examples)
     assert check_promise("OneTimeModel", spending) is None
+
+
+@pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeCost"])
+def test_a_run_fixes_the_thresholds_before_it_counts(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds of the report's token-level promise were quantiles of the scores of the inputs that then tested them,
+    and of those that calibration never saw."""
+    task, fitted = ToyTask(n=60, length=4), Toy.of(length=4).rejector(method)
+    found = list[Spending]()
+    monkeypatch.setattr(experiment, "check_promise", lambda name, spending: found.append(spending))
+    run = experiment.Experiment(task, TINY, tmp_path)
+    run.promise({method: fitted})
+    (spending,) = found
+    is_token_level = method == "TokenwiseModel"
+    assert spending.has_fixed_settings == is_token_level
+    n_test = len(run.splits.test.examples)
+    assert spending.inputs == n_test - (n_set_aside(n_test) if is_token_level else 0)
+    assert spending.expert_loss.max() > 0  # from the labels of the run

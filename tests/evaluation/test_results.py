@@ -147,7 +147,6 @@ def nested(levels: int) -> Any:
         (["format"], ..., "field 'format' is 'absent'"),
         (["task"], ..., "field 'task' is missing"),
         (["length"], "six", "field 'length' must be a whole number, not 'six'"),
-        (["length"], True, "field 'length' must be a number"),
         (["seeds"], {}, "field 'seeds' must be a list, not {}"),
         (["seeds", 0, "methods", "Random", "audc"], ..., "field 'seeds[0].methods.Random.audc' is missing"),
         (["seeds", 0, "methods", "Random", "curve", 1], [1], "'seeds[0].methods.Random.curve[1]' must have 2 values"),
@@ -156,18 +155,9 @@ def nested(levels: int) -> Any:
         (["provenance", "expert_calls"], 3, "field 'provenance.expert_calls' must be an object, not 3"),
         (["notes"], [1], "field 'notes[0]' must be a string, not 1"),
         (["length"], 0, "field 'length' is 0; it must be at least 1"),
-        (["length"], -6, "field 'length' is -6; it must be at least 1"),
-        (["length"], 10**400, "field 'length' is 1000"),
         (["seeds", 0, "methods", "Random", "audc"], 10**400, "field 'seeds[0].methods.Random.audc' is 1000"),
         (["seeds", 0, "methods", "Random", "curve", 1, 1], -1e100, "curve[1][1]' is -1e+100; every number must be"),
-        (
-            ["comparisons", 0, "low"],
-            1e308,
-            "field 'comparisons[0].low' is 1e+308; every number must be finite and below",
-        ),
-        (["provenance", "settings", "rate"], [1e308], "field 'provenance.settings.rate[0]' is 1e+308"),
         (["provenance", "settings", "rate"], nested(20), "is nested more than 20 levels deep"),
-        (["length"], nested(900), "field 'length' must be a whole number, not a list"),
     ],
 )
 def test_a_wrong_field_is_named_in_one_line(
@@ -195,20 +185,6 @@ def test_settings_may_have_twenty_levels(results: Results, tmp_path: Path) -> No
 def test_broken_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(DataError, match="is not valid JSON"):
-        load_results(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
-def test_json_without_a_bottom(text: str, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(DataError, match="is nested too deeply"):
-        load_results(tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "null"])
-def test_json_that_is_no_record(text: str, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(text)
-    with pytest.raises(DataError, match="field 'format' is 'absent'"):
         load_results(tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from oracles import WithExpert, completing
-from small_runs import FITS, FITTED, TINY, run_toy, run_weather
+from small_runs import FITS, FITTED, TINY, found_in, run_toy, run_weather
 from torch import Tensor
 
 from seqdefer.evaluation.experiment import Experiment
@@ -25,27 +24,13 @@ from seqdefer.types import Examples, Sequences
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def finished(record: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was not stopped. Tests must not change it."""
-    folder = tmp_path_factory.mktemp("finished")
-    run_weather(record, folder)
-    return folder
-
-
-def without_seconds(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    del found["provenance"]["seconds"]
-    return found
-
-
 def weights_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
 
 
 def test_a_second_run_from_nothing_is_the_same(finished: Path, record: Path, tmp_path: Path) -> None:
     run_weather(record, tmp_path)
-    assert without_seconds(tmp_path) == without_seconds(finished)
+    assert found_in(tmp_path) == found_in(finished)
     assert weights_of(tmp_path) == weights_of(finished)
 
 
@@ -61,7 +46,7 @@ def test_a_run_resumes_from_the_rejectors_it_finds(
     fits = {name: spy(module, name) for name, module in FITS.items()}
     run_weather(record, folder)
     assert [len(fits[name]) for name in ("fit_whole", "fit_once", "fit_cost", "fit_token")] == [1, 1, 0, 1]
-    assert without_seconds(folder) == without_seconds(finished)
+    assert found_in(folder) == found_in(finished)
     assert weights_of(folder) == weights_of(finished)
 
 
@@ -96,7 +81,7 @@ def test_an_interrupted_run_resumes(
     assert not (tmp_path / "results.json").exists()
     assert len(list(tmp_path.glob("rejectors/*/config.json"))) == finished_before
     run_weather(record, tmp_path)
-    assert without_seconds(tmp_path) == without_seconds(finished)
+    assert found_in(tmp_path) == found_in(finished)
     assert weights_of(tmp_path) == weights_of(finished)
 
 

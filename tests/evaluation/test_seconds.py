@@ -17,8 +17,9 @@ from small_runs import TINY
 from seqdefer.budgets.passes import CHUNK
 from seqdefer.budgets.sweeps import GridSweep, Sweep, switch_sweep
 from seqdefer.evaluation import seconds
+from seqdefer.evaluation.areas import seed_result
 from seqdefer.evaluation.curves import Ends, Run, curve_of, improvement, random_curve
-from seqdefer.evaluation.experiment import Experiment, seed_result
+from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import PairTiming, Results
 from seqdefer.evaluation.seconds import (
     TIMED_SHARES,

@@ -10,17 +10,14 @@ import pytest
 from oracles import WithExpert, completing
 from small_runs import TINY
 
-from seqdefer.engine.drafts import draft
 from seqdefer.environment import choose_device
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings, recipe_changes
-from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, INPUTS, Settings
+from seqdefer.hyperparameters import ATTENTION, COST_PERCEPTRON, INPUTS
 from seqdefer.methods.registry import all_methods
 from seqdefer.recipes import RECIPE_NAMES, LearningSettings, recipe_in_words
 from seqdefer.registry import find_tasks, load_task
-from seqdefer.rejectors.base import Sizes
-from seqdefer.rejectors.checkpoints import draft_networks
 from seqdefer.tasks.weather.task import ENTRY
 from seqdefer.testing import ToyTask
 
@@ -173,20 +170,6 @@ def test_presets_change_sizes_and_nothing_else(name: str, recipe: str) -> None:
     paper, quick = (experiment_settings(entry, one, recipe=recipe) for one in ("paper", "quick"))
     assert quick.seeds < paper.seeds
     assert replace(quick, seeds=paper.seeds, instances=paper.instances) == paper
-
-
-@pytest.mark.parametrize("name", ["weather", "xsum", "tsp"])
-@pytest.mark.parametrize("architecture", [None, "draft_mlp", "draft_transformer"])
-def test_settings_make_networks(name: str, architecture: str | None) -> None:
-    settings = experiment_settings(load_task(name), "paper", architecture)
-    drafted = draft(ToyTask(n=4).predictor, ToyTask(n=4).split("train"), ToyTask(n=4).spec)
-    for one in (settings.once, settings.cost):
-        assert network_of(one).score(drafted).shape == (4, 2)
-
-
-def network_of(settings: Settings) -> Any:
-    sizes = Sizes(2, 3, 5, True, settings.layers, settings.units, settings.dropout, (0, 5))
-    return draft_networks()[settings.architecture](sizes, "toy").eval()
 
 
 def test_unknown_architectures_and_recipes_are_named() -> None:

@@ -18,14 +18,11 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import SplitName, Task
 from seqdefer.labels import jobs
+from seqdefer.labels.enumeration import MAX_ENUMERATED_LENGTH
 from seqdefer.labels.hand_offs import hand_off_table
-from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.labelled import LabelledData, LearningData, TestData, require_learning_data
-from seqdefer.labels.trees import MAX_ENUMERATED_LENGTH, enumerate_trees
 from seqdefer.progress import Clock
-from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
-from tests.labels.test_exploration import by_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = ToyTask(n=40, length=3)
@@ -106,28 +103,6 @@ def test_expensive_models_enumerate_shorter_sequences(tmp_path: Path, role: str)
         task = ToyTask(n=1, length=length)
         getattr(task, role).max_tree_nodes = 2**6
         assert Splits(task, tmp_path, seeds=1, instances=1).searches is searches
-
-
-def test_whole_trees_are_stored(tmp_path: Path, spy: Callable[[Any, str], list[Any]]) -> None:
-    """Shards of three give the same trees, in another order."""
-    task = ToyTask(n=10, length=4)
-    task.expert.fingerprint = "toy expert"
-    made = split_toy(tmp_path, task, seeds=1, instances=7, labels=LabelStore(task, Store(tmp_path), shard_size=3))
-    parts = [made.train, made.test]
-    asked = [spy(task.expert, "start"), spy(task.predictor, "start")]
-    found = split_toy(tmp_path, task, seeds=1, instances=7, labels=LabelStore(task, Store(tmp_path)))
-    for part, again in zip(parts, [found.train, found.test], strict=True):
-        assert part.trees is not None
-        assert again.trees is not None
-        assert again.trees.is_complete
-        assert by_prefix(again.trees) == by_prefix(part.trees)
-        assert again.trees.calls == part.trees.calls
-    assert asked == [[], []]
-    for part in parts:
-        whole = enumerate_trees(task, part.examples)
-        assert part.trees is not None
-        assert by_prefix(part.trees) == by_prefix(whole)
-        assert part.trees.calls == whole.calls
 
 
 def test_expert_calls_count_what_was_labelled(tmp_path: Path) -> None:

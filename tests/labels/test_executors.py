@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from labelling_toy import ENTRY, GATE, HAND_OFFS, TREES, Gate, HeldToy, ToyOptions, files_in, label_toy, prepare
+from labelling_toy import ENTRY, GATE, Gate, HeldToy, ToyOptions, files_in, label_toy, prepare
 
 from seqdefer import environment
 from seqdefer.environment import THREADS_VARIABLE
@@ -36,11 +36,6 @@ needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX 
 
 
 Spy = Callable[[Any, str], list[Any]]
-
-
-def test_a_labelling_is_its_shards_and_a_manifest(toy_labels: dict[str, bytes]) -> None:
-    suffixes = [name.partition(".")[2] for name in toy_labels]
-    assert (suffixes.count("safetensors"), suffixes.count("json")) == (HAND_OFFS + TREES, 5)
 
 
 # -- equal files ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,24 +19,14 @@ from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import Calls
-from seqdefer.labels.jobs import LabelPart, unpack_trees
-from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.nodes import END, UNKNOWN
 from seqdefer.labels.trees import DecisionTrees, join_trees
 from seqdefer.rejectors.confidence import Confidence
-from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
 
 Spy = Callable[[Any, str], list[tuple[Any, ...]]]
 Prefix = tuple[int, ...]
 toys = toy_tasks(longest=14)
-
-
-def named(**sizes: Any) -> ToyTask:
-    """Return a toy task whose expert has a fingerprint, so that its labels are stored."""
-    task = ToyTask(**{"n": 7, "length": 14, **sizes})
-    task.expert.fingerprint = "toy expert"
-    return task
 
 
 def prefixes(trees: DecisionTrees) -> list[tuple[int, Prefix]]:
@@ -217,58 +206,3 @@ def test_fewer_than_two_rollouts_are_refused(rollouts: int) -> None:
         explore_trees(task, task.split("train"), rollouts)
     with pytest.raises(OptionError, match=f"--rollouts is {rollouts}; it must be at least 2"):
         ExperimentSettings(rollouts=rollouts)
-
-
-# -- stored -------------------------------------------------------------------------------------------------------
-
-
-def stored(task: ToyTask, folder: Path, rollouts: int, rows: int = 7, split: str = "train") -> DecisionTrees:
-    """Return the trees of the first `rows` examples, read from a store."""
-    part = LabelPart("trees", split, torch.arange(rows), rollouts)  # type: ignore[arg-type]
-    return unpack_trees(task, part, LabelStore(task, Store(folder)).read(part))
-
-
-def test_stored_trees_are_fresh_trees(tmp_path: Path, spy: Spy) -> None:
-    task = named()
-    task.predictor.batch_size = 3
-    fresh = explore_trees(task, task.split("train"), 4)
-    made = stored(task, tmp_path, 4)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 3
-    asked = spy(task.expert, "next")
-    found = stored(task, tmp_path, 4)
-    assert asked == []
-    assert by_prefix(fresh) == by_prefix(made) == by_prefix(found)
-    assert fresh.calls == made.calls == found.calls
-    assert found.is_closed
-    assert all(torch.equal(one, found.tensors()[name]) for name, one in made.tensors().items())
-
-
-def test_missing_shards_are_made(tmp_path: Path, spy: Spy) -> None:
-    """After an interrupted run, or with more examples than before."""
-    task = named()
-    task.predictor.batch_size = 3
-    expected = by_prefix(stored(task, tmp_path / "all", 4))
-    stored(task, tmp_path / "some", 4, rows=3)
-    assert len(list((tmp_path / "some").glob("*.safetensors"))) == 1
-    asked = spy(task.expert, "next")
-    assert by_prefix(stored(task, tmp_path / "some", 4)) == expected
-    assert len(list((tmp_path / "some").glob("*.safetensors"))) == 3
-    assert {int(example) for state, _ in asked for example in state.inputs} <= set(
-        task.split("train").inputs[3:].tolist()
-    )
-
-
-def test_other_rollouts_lengths_or_examples_are_not_reused(tmp_path: Path) -> None:
-    task = named()
-    ways: list[tuple[ToyTask, str, int]] = [
-        (task, "train", 3),
-        (task, "train", 4),
-        (task, "validation", 3),
-        (named(length=13), "train", 3),
-        (named(ends=False), "train", 3),
-    ]
-    for number, (which, split, rollouts) in enumerate(ways):
-        found = stored(which, tmp_path, rollouts, split=split)
-        fresh = explore_trees(which, which.split(split), rollouts)  # type: ignore[arg-type]
-        assert by_prefix(found) == by_prefix(fresh)
-        assert len(list(tmp_path.glob("*.safetensors"))) == number + 1

@@ -16,6 +16,7 @@ from torch import Tensor
 from seqdefer import __version__
 from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import Calls, hand_off_table
 from seqdefer.labels.inventory import take_inventory
@@ -23,8 +24,7 @@ from seqdefer.labels.jobs import MAX_SHARD_NODES, LabelKind, LabelPart, make_job
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.manifest import describe_options, labelling_name, read_manifest
 from seqdefer.labels.nodes import END
-from seqdefer.labels.trees import enumerate_trees
-from seqdefer.storage.shards import Store
+from seqdefer.storage.shards import DamagedShardWarning, Store
 from seqdefer.testing import ToyTask
 from seqdefer.testing.fakes import ToyExpert, ToyState
 from seqdefer.types import Examples
@@ -168,6 +168,49 @@ def test_shared_shards_are_made_once(tmp_path: Path, spy: Spy) -> None:
     assert [(one.found, one.made) for one in made] == [(0, 3), (0, 1), (0, 3)]
     assert sum(len(examples) for (examples,) in asked) == len(ROWS)
     assert sum(advanced) == 8 + 3 + 8
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_labels_of_an_expert_without_a_fingerprint_are_not_stored(tmp_path: Path) -> None:
+    task = toy()
+    task.expert.fingerprint = ""
+    read(task, LabelPart("hand-offs", "train", ROWS), tmp_path / "labels", 3)
+    assert not (tmp_path / "labels").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-9], lambda _: b"", lambda _: b"x" * 300])
+def test_damaged_labels_are_made_again(damage: Callable[[bytes], bytes], tmp_path: Path, spy: Spy) -> None:
+    labelled(toy(), tmp_path, 3)
+    expected, path = files_in(tmp_path), sorted(tmp_path.glob("*.safetensors"))[1]
+    path.write_bytes(damage(path.read_bytes()))
+    asked = spy((task := toy()).expert, "start")
+    with pytest.warns(DamagedShardWarning, match=f"{path.name} is damaged"):
+        read(task, LabelPart("hand-offs", "train", ROWS), tmp_path, 3)
+    assert files_in(tmp_path) == expected
+    assert 0 < sum(len(examples) for (examples,) in asked) <= 3
+
+
+def test_labelling_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spy: Spy) -> None:
+    labelled(toy(), tmp_path / "fresh", 3)
+    stopped = toy()
+    start, last = stopped.expert.start, stopped.split("train").ids[ROWS[6:]].tolist()
+
+    def interrupted(examples: Examples) -> ToyState:
+        if {*examples.ids.tolist()} & {*last}:
+            raise KeyboardInterrupt
+        return start(examples)
+
+    monkeypatch.setattr(stopped.expert, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        labelled(stopped, tmp_path / "stopped", 3)
+    assert len(files_in(tmp_path / "stopped")) == 2  # no partial file, and no manifest
+    asked = spy((task := toy()).expert, "start")
+    labelled(task, tmp_path / "stopped", 3)
+    assert {one for (examples,) in asked for one in examples.ids.tolist()} == {*last}
+    assert files_in(tmp_path / "stopped") == files_in(tmp_path / "fresh")
 
 
 # -- manifests -----------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from seqdefer.budgets.rules import NEAREST
 from seqdefer.budgets.token_sweeps import sweep_hindsight, sweep_thresholds
 from seqdefer.evaluation.oracle import beam_outcomes
 from seqdefer.interfaces import NextTokenExpert
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import draw_decisions, explore_trees, grow_along
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.methods.deferral import deferral_of
 from seqdefer.testing import ToyTask, check_expert
 from seqdefer.types import Examples

@@ -11,11 +11,12 @@ from oracles import WithExpert, completing, rows_of
 from toy_budgets import each_toy
 
 from seqdefer.errors import ContractError, OptionError
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import draw_decisions, grow_along
 from seqdefer.labels.jobs import LabelPart, make_jobs, run_job, unpack_trees
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.pair_statistics import can_read_first, compare_distributions
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask
 from seqdefer.types import PairStatistics, Sequences

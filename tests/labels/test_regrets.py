@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from oracles import toy_tasks
 
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.jobs import LabelPart, unpack_trees
 from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.nodes import UNKNOWN
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors.token_training import default_price
 from seqdefer.storage.shards import Store
 from seqdefer.testing import ToyTask

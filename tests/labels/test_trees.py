@@ -17,9 +17,10 @@ from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import ContractError, OptionError
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
 from seqdefer.interfaces import Task
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.hand_offs import Calls
 from seqdefer.labels.nodes import END
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.tasks.weather.task import WeatherTask

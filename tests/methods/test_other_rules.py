@@ -12,7 +12,8 @@ from small_runs import TINY
 from toy_pair import LetterCodec
 
 from seqdefer.errors import OptionError
-from seqdefer.evaluation.experiment import Experiment, to_compare
+from seqdefer.evaluation.areas import to_compare
+from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import TaskEntry
 from seqdefer.methods import bild

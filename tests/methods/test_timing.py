@@ -81,8 +81,25 @@ def test_the_table_says_what_is_slower_than_the_expert() -> None:
     assert lines["0.20"].split() == ["0.20", "0.250", "2", "2.75", "1.5", "10", "2.00"]
     assert lines["0.50"].split()[-1] == "slower"
     assert "slower" not in lines["0.20"]
+    slow = replace(timing, budgets=tuple(replace(one, seconds=250 * one.seconds, share=0.25) for one in timing.budgets))
+    console.print(bought_table(found, slow, curve))  # regression: 2.5e+03 did not fit, and was cut
+    lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
+    assert lines["0.20"].split()[5:] == ["2,500", "0.01", "slower"]
     console.print(bought_table(found, None, curve))  # a remote expert is not timed
     lines = {line.split()[0]: line for line in console.export_text().splitlines() if line.strip()}
     assert lines["0.20"].split() == ["0.20", "0.200", "2.2", "2.8"]
     assert "an expert that runs elsewhere is not timed" in " ".join(" ".join(lines.values()).split())
     assert bought_table(found, None, None) is None
+
+
+def test_a_small_terminal_holds_small_numbers() -> None:
+    """Bug: losses of seven characters beside short times cut "slower" to "slow…" and 0.0108 to "0.01…"."""
+    budgets = (BudgetTime(0.2, 0.2, 1.5, 0.003),)
+    timing = Timing("r", {"device": "cpu", "cores": "2"}, 16, 8, 0.00169, 0.0000108, budgets)
+    curve = LossCurve("error", 10, "r", (LossPoint(0.0, 0.012345), LossPoint(1.0, 0.0)))
+    found = Calibration(tuple(Setting(budget, 0.5, budget, budget, budget) for budget in BUDGETS), 10, "r")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(bought_table(found, timing, curve))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert "0.0108" in shown

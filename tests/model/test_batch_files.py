@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,23 @@ def test_a_line_that_cannot_be_read_gets_its_error(tmp_path: Path) -> None:
     assert [rows[0], rows[2]] == [{"line": 1, **expected[0]}, {"line": 3, **expected[1]}]
     assert set(rows[1]) == {"line", "error"}
     assert rows[3]["error"].startswith("in.jsonl, line 4: not JSON")
+
+
+def test_warnings_about_inputs_come_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is encoded twice, first to find lines that cannot be read, and warned about cut texts twice."""
+    model = toy_model()
+    encode = model.served.codec.encode
+
+    def warns(inputs: Any) -> Any:
+        warnings.warn("1 of 4 documents were truncated", UserWarning, stacklevel=2)
+        return encode(inputs)
+
+    monkeypatch.setattr(model.served.codec, "encode", warns)
+    data = write_inputs(tmp_path / "in.jsonl", numbers(4))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        write_file(model, data, tmp_path / "out.jsonl", threshold=0.0)
+    assert len(said) == 1
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

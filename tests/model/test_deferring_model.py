@@ -18,9 +18,9 @@ from seqdefer.engine.drafts import draft
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.hyperparameters import COST_PERCEPTRON, LSTM
 from seqdefer.interfaces import Codec
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.labelled import LearningData
-from seqdefer.labels.trees import enumerate_trees
 from seqdefer.methods.base import FitContext
 from seqdefer.methods.plans import scored_hand_offs
 from seqdefer.methods.registry import fittable_methods, get_method

@@ -20,6 +20,7 @@ from seqdefer.model import calibrated_pair, deferring_model
 from seqdefer.progress import Silent
 from seqdefer.registry import load_task
 from seqdefer.storage.files import read_json
+from seqdefer.tasks.text.codec import TextCodec
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -203,6 +204,58 @@ def test_metrics_that_make_no_sense() -> None:
         loaded(length=4).fit(PAIRS, metric=Metric(lambda *_: 37.0, "many"), progress=False)
 
 
+def test_a_metric_of_ones_own_compares_texts_without_the_space_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most decoder-only models begin with a space: `prediction == reference` was false for the best of experts."""
+    decode, seen = TextCodec.decode, list[tuple[str, str]]()
+    monkeypatch.setattr(TextCodec, "decode", lambda self, tokens: f" {decode(self, tokens)}")
+
+    def same(prediction: str, reference: str, text: str) -> float:
+        seen.append((prediction, reference))
+        return float(prediction == reference)
+
+    pairs = [(text, f"{reference} ") for text, reference in PAIRS]
+    loaded("gpt2", suffix=" w1", length=4).fit(pairs, metric=same, progress=False)
+    assert seen
+    assert all(text == text.strip() for texts in seen for text in texts)
+
+
+def test_objects_of_the_wrong_kind_are_named(checkpoints: Path, model: DeferringModel, tmp_path: Path) -> None:
+    """These ended in an AttributeError or a TypeError, some of them after the models were loaded."""
+    small, large = tiny("t5", 1, 1), tiny("t5", 2, 6)
+    for pair in ((small.state_dict(), large, tokenizer()), (tokenizer(), small, large)):
+        with pytest.raises(
+            OptionError, match=r"the predictor is a .*, not a loaded model; give a model of transformers"
+        ):
+            DeferringModel.from_pair(*pair)
+    with pytest.raises(OptionError, match=r"tokenizer is 'somewhere'; give a loaded one"):
+        DeferringModel.from_pair(small, large, "somewhere")
+    with pytest.raises(OptionError, match="suffix is 3, of type int; give a text"):
+        loaded(suffix=3)
+    with pytest.raises(OptionError, match="--length is '20'; give a number"):
+        loaded(length="20")
+    with pytest.raises(OptionError, match=r"cap is 20; give a Cap, such as Cap\(tokens=20\)"):
+        model.generate(TEXTS[:1], cap=20)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="not fitted yet"):
+        loaded().save_pretrained(tmp_path / "unfitted")
+    assert not (tmp_path / "unfitted").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_models_are_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match=r"cannot write into .*file.*; choose another folder with folder="):
+        DeferringModel.from_pair("nowhere/small", "nowhere/large").fit(PAIRS, folder=tmp_path / "file", progress=False)
+
+
+def test_a_folder_without_a_tokenizer_says_so(checkpoints: Path, tmp_path: Path) -> None:
+    """The message was about sentencepiece and tiktoken."""
+    tiny("t5", 1, 1).save_pretrained(tmp_path / "bare")
+    model = DeferringModel.from_pair(tmp_path / "bare", checkpoints / "expert", device="cpu")
+    with pytest.raises(
+        CheckpointError, match=r"bare holds no tokenizer; save it there, too: tokenizer.save_pretrained"
+    ):
+        model.fit(PAIRS, progress=False)
+
+
 # -- folders that travel -------------------------------------------------------------------------------------------
 
 
@@ -214,7 +267,7 @@ def test_a_moved_pair_is_pointed_at_anew(checkpoints: Path, tmp_path: Path) -> N
     model = DeferringModel.from_pair(here / "predictor", here / "expert", device="cpu")
     model.fit(PAIRS, folder=tmp_path / "model", length=5, progress=False)
     here.rename(tmp_path / "there")
-    with pytest.raises(OptionError, match="no folder"):
+    with pytest.raises(OptionError, match=r"the predictor .*here.*, which is not there; say where it is: --predictor"):
         DeferringModel.from_pretrained(tmp_path / "model")
     pair = {name: tmp_path / "there" / name for name in ("predictor", "expert")}
     moved = DeferringModel.from_pretrained(tmp_path / "model", **pair)
@@ -340,3 +393,28 @@ def test_frames_with_gaps_say_where() -> None:
         Given(train=gaps).corpus(Fields())
     with pytest.raises(DataError, match="row 1: there is no 'document'; the fields are: '0', '1'"):
         Given(train=frame([["a", "b"]])).corpus(Fields())
+
+
+def letter_tokenizer() -> Any:
+    """A tokenizer that keeps all white space, as byte-level ones do."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "w0123456789 \n\t"
+    names = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    tokens = Tokenizer(models.WordLevel({**names, **{one: 3 + n for n, one in enumerate(letters)}}, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokens.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
+def test_white_space_does_not_make_inputs_of_a_fit_new() -> None:
+    """Fits know documents that differ in white space alone for one, and guarantees took them for fresh ones."""
+    shorts = [(" ".join(text.split()[:3]), reference) for text, reference in PAIRS]
+    pair = tiny("gpt2", 1, 1), tiny("gpt2", 2, 6)
+    model = DeferringModel.from_pair(*pair, letter_tokenizer(), device="cpu", length=4, input_tokens=40)
+    model.fit(shorts, progress=False)
+    for change in (str, lambda text: f" {text}\n", lambda text: text.replace(" ", "  ")):
+        texts = [change(text) for text, _ in shorts]
+        with pytest.raises(OptionError, match=f"of {len(PAIRS)} inputs were used to fit this rejector"):
+            model.calibrate(texts, guarantee="expected", progress=False)

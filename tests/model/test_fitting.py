@@ -24,6 +24,7 @@ from small_runs import FITS
 from seqdefer import cli
 from seqdefer.errors import CheckpointError, InputError, OptionError
 from seqdefer.evaluation.settings import experiment_settings
+from seqdefer.interfaces import TaskEntry
 from seqdefer.labels import exploration, hand_offs
 from seqdefer.methods.registry import all_methods
 from seqdefer.model.deferring_model import DeferringModel
@@ -292,11 +293,18 @@ def test_tasks_and_methods_that_cannot_be(place: Path, tmp_path: Path, capsys: C
         fit_model(task, None, experiment_settings(task, "quick"), tmp_path)
 
 
-def test_a_task_without_a_codec_serves_nothing() -> None:
+def test_a_task_without_a_codec_serves_nothing(tmp_path: Path) -> None:
+    """Bug: `fit` said so only after it had labelled and fitted."""
     from seqdefer.testing import ToyTask
 
-    with pytest.raises(OptionError, match="task 'toy' cannot read inputs of your own: it has no codec"):
+    words = "task 'toy' cannot read inputs of your own: it has no codec"
+    with pytest.raises(OptionError, match=words):
         served_of(ToyTask())
+    options = TextOptions()  # any options do
+    entry = TaskEntry("toy", "", {"quick": options}, lambda *_: ToyTask(), serve=lambda *_: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(OptionError, match=words):
+        fit_model(entry, options, None, tmp_path / "model")
+    assert not list((tmp_path / "model").rglob("*.safetensors"))  # neither labels nor a rejector
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

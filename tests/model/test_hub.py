@@ -128,7 +128,7 @@ def test_what_is_a_folder_and_what_a_repository(tmp_path: Path, monkeypatch: pyt
         local_folder("models", revision="v1")
     with pytest.raises(OptionError, match="the repository is 'mine'; write OWNER/NAME"):
         upload(tmp_path, "mine", private=None, token=None, message="")
-    with pytest.raises(OptionError, match="put together by hand"):
+    with pytest.raises(OptionError, match="not fitted yet"):
         DeferringModel().save_pretrained(tmp_path / "x")
 
 

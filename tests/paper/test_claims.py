@@ -10,7 +10,7 @@ from itertools import permutations
 import made_up
 import pytest
 
-from seqdefer.paper.claims import CLAIMS, ONE_RUN, Claim, judge, verdict_of
+from seqdefer.paper.claims import CLAIMS, LITTLE_DATA, ONE_RUN, Claim, judge, verdict_of
 from seqdefer.paper.plan import STUDIES
 from seqdefer.paper.records import Contrast, Judgement, Row, Study, Verdict
 
@@ -225,6 +225,17 @@ def test_one_run_decides_nothing(claim: Claim) -> None:
     for rule in (ABOVE, BELOW):
         found = judged(claim, replace(study_of(claim, lambda *_, rule=rule: rule), seeds=1))
         assert {(one.verdict, one.reason) for one in found.values()} == {("undecided", ONE_RUN)}
+
+
+def test_little_data_is_the_reason_at_small_sizes() -> None:
+    """Bug: undecided claims of --preset quick got reasons that were found at the size of the paper."""
+    claim = get_claim("token-beats-one-time")
+    for preset, reason in (("quick", LITTLE_DATA), ("paper", claim.reason)):
+        found = judged(claim, replace(study_of(claim, lambda *_: ACROSS), preset=preset))
+        assert reason in {one.reason for one in found.values()}
+        assert (reason == LITTLE_DATA) is all(one.reason == LITTLE_DATA for one in found.values())
+        against = judged(claim, replace(study_of(claim, lambda *_: BELOW), preset=preset))
+        assert LITTLE_DATA not in {one.reason for one in against.values()}
 
 
 def test_a_reason_may_depend_on_the_recipe() -> None:

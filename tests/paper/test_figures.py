@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import made_up
@@ -17,10 +18,13 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs the extra 'figures'")
 
 from seqdefer.paper.records import Study
-from seqdefer.paper.render.figures import LogScale, draw_studies, figure_files, figure_style
-from seqdefer.paper.render.tables import rows_of_task
+from seqdefer.paper.render.figures import draw_studies, figure_files
+from seqdefer.paper.render.panels import figure_style
+from seqdefer.paper.render.rows import rows_of_task
+from seqdefer.paper.render.sweep_figures import LogScale
 
 HOSTILE = "a_b|<x>&%$y$"
+BY_SIZE: dict[str, Any] = {"sizes": (5, 30, 51), "times": (0.0, 0.83, 2.0, 16.0)}
 each_study = pytest.mark.parametrize("name", made_up.STUDIES)
 
 
@@ -143,7 +147,7 @@ def test_sweeps_explain_their_marks() -> None:
 @pytest.mark.parametrize("is_rule", [True, False])
 def test_alphas_by_size_are_lines_over_sizes(is_rule: bool) -> None:
     """One line for each alpha_1, as in the paper, and for the recipe's own."""
-    study = made_up.alpha_by_size(["tsp"], is_rule=is_rule)
+    study = made_up.alpha(["tsp"], **BY_SIZE, is_rule=is_rule)
     with figure_style():
         (axes,) = draw_studies([study]).axes
     sizes = tuple(sorted({row.varied["hand_offs"] for row in study.rows}))
@@ -154,18 +158,18 @@ def test_alphas_by_size_are_lines_over_sizes(is_rule: bool) -> None:
         by_alpha.setdefault(row.varied["alpha"], []).append(row.improvement_mean)
     assert sorted(drawn) == sorted(tuple(means) for means in by_alpha.values())
     own = "rule of thumb" if is_rule else "the recipe's alpha"
-    times = ["0 times the mean gain", "1 times the mean gain", "16 times the mean gain"]
+    times = ["0 times the mean gain", "2 times the mean gain", "16 times the mean gain"]
     assert legend_of(study) == [*times, own, "chosen by validation data"], "nothing that is not drawn"
 
 
 def test_a_rule_among_the_plans_multiples_is_drawn_once() -> None:
     """One recipe has alpha_1 = 0 as a multiple of the plan, the other as its own: its line was drawn twice."""
-    ours = made_up.alpha_by_size(["tsp"], is_rule=True)
+    ours = made_up.alpha(["tsp"], **BY_SIZE, is_rule=True)
     zero = [
         replace(row, varied={**row.varied, "times": 0.0, "alpha": 0.0}) for row in ours.rows if row.varied["is_own"]
     ]
     others = [row for row in ours.rows if row.varied["times"] > 0 and not row.varied["is_own"]]
-    published = replace(made_up.alpha_by_size(["tsp"], is_rule=False), recipe="published")
+    published = replace(made_up.alpha(["tsp"], **BY_SIZE, is_rule=False), recipe="published")
     with figure_style():
         _, axes = draw_studies([published, replace(ours, rows=(*others, *zero))]).axes
     sizes = {row.varied["hand_offs"] for row in ours.rows}

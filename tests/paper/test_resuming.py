@@ -7,8 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from toy_studies import (
     DRAWN,
     RECIPES,
-    SEEDS,
     TINY,
     Finished,
     cells_of,
@@ -27,14 +25,9 @@ from toy_studies import (
 )
 
 from seqdefer.paper.records import Judgements, Row, Study, load_judgements, load_study
-from seqdefer.paper.reproduce import Choices, LeftOutWarning, Made, reproduce
-from seqdefer.recipes import IN_WORDS
-from seqdefer.storage.shards import DamagedShardWarning
-from tests.evaluation.test_experiment import FITTED
+from seqdefer.paper.reproduce import Choices, LeftOutWarning, reproduce
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
-
-LABELLING = ("label hand-offs", "label decisions")
 
 
 @pytest.fixture
@@ -48,25 +41,6 @@ def cells(copied: Path) -> Path:
 # -- interruptions --------------------------------------------------------------------------------------------------
 
 
-class InterruptsEachStage:
-    """A meter that raises KeyboardInterrupt once in every stage."""
-
-    def __init__(self) -> None:
-        self.seen = set[str]()
-
-    @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        def advance(steps: int) -> None:
-            if name not in self.seen:
-                self.seen.add(name)
-                raise KeyboardInterrupt
-
-        yield advance
-
-
-ONE_TASK = replace(TINY, tasks=("spell",))
-
-
 def rows_in(made: Mapping[str, Mapping[str, Study]]) -> dict[tuple[str, str], list[Row]]:
     """Return the rows of one task, by study and recipe."""
     return {
@@ -74,35 +48,6 @@ def rows_in(made: Mapping[str, Mapping[str, Study]]) -> dict[tuple[str, str], li
         for name, by_recipe in made.items()
         for recipe, study in by_recipe.items()
     }
-
-
-def test_interrupted_in_each_stage(finished: Finished, tmp_path: Path) -> None:
-    meter, made = InterruptsEachStage(), Made()
-    while not made:
-        before = len(meter.seen)
-        with suppress(KeyboardInterrupt):
-            made = reproduce("all", tmp_path, ONE_TASK, meter=meter)
-        assert made or len(meter.seen) == before + 1
-    labels = {f"{what} ({part})" for what in LABELLING for part in ("train", "validation", "test")}
-    fits = {f"fit {method} (seed {seed})" for method in FITTED for seed in range(SEEDS)}
-    sweeps = {f"sweep thresholds (seed {seed})" for seed in range(SEEDS)}
-    bootstraps = {f"bootstrap (spell, {words})" for words in IN_WORDS.values()}
-    assert meter.seen == labels | fits | sweeps | bootstraps
-    assert rows_in(made) == rows_in(finished.made)
-
-
-def test_interrupted_between_studies(cells: Path, finished: Finished) -> None:
-    def stop(studies: Any, paths: list[Path]) -> None:
-        if studies[0].name == "table-handoffs":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        reproduce("all", cells, TINY, written=stop)
-    for recipe in RECIPES:
-        assert (cells / recipe / "table-handoffs.json").is_file()
-        assert not (cells / recipe / "figure-alpha.json").exists()
-    reproduce("all", cells, TINY)
-    assert same_but_for_drawings(cells, finished)
 
 
 KILLED = """
@@ -216,14 +161,6 @@ def test_more_seeds_reuse_the_cells_of_fewer(
         for one, two, three in zip(fewer[recipe].rows, two_seeds.rows, more[recipe].rows, strict=True):
             assert two.improvements == three.improvements[:2]
             assert one.improvements == three.improvements[:1]
-
-
-def test_damaged_cells_are_measured_again(copied: Path, finished: Finished) -> None:
-    for place, path in enumerate(sorted(cells_of(copied))[::3]):
-        path.write_bytes(path.read_bytes()[: 10 * (place % 7)])
-    with pytest.warns(DamagedShardWarning, match="is damaged: .*; it is removed and made again"):
-        assert reproduce("all", copied, TINY) == finished.made
-    assert final_files(copied) == final_files(finished.folder)
 
 
 # -- one folder, several commands ----------------------------------------------------------------------------------

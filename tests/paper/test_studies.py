@@ -29,8 +29,9 @@ from toy_studies import (
 
 from seqdefer.budgets.sweeps import Sweep
 from seqdefer.engine.drafts import draft
+from seqdefer.evaluation.areas import granularity_of
 from seqdefer.evaluation.curves import Ends, Run, paired_bootstrap
-from seqdefer.evaluation.experiment import Experiment, granularity_of
+from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.results import Results
 from seqdefer.evaluation.splits import Splits
 from seqdefer.interfaces import Task
@@ -49,6 +50,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
 
 each_task = pytest.mark.parametrize("name", ["spell", "solve"])
 each_recipe = pytest.mark.parametrize("recipe", RECIPES)
+both_once = pytest.mark.parametrize(("name", "recipe"), [("spell", "published"), ("solve", "ours")])
 USUAL_SIZE = {("spell", "ours"): 4, ("solve", "ours"): 5, ("spell", "published"): 3, ("solve", "published"): 3}
 
 # -- against separate experiments ----------------------------------------------------------------------------------
@@ -131,8 +133,7 @@ def assert_same_contrasts(study: Study, apart: SeparateRuns) -> None:
     assert contrasts == [apart.contrast(one.first, one.second) for one in contrasts]
 
 
-@each_recipe
-@each_task
+@both_once
 def test_hand_offs_equal_separate_experiments(name: str, recipe: str, finished: Finished, tmp_path: Path) -> None:
     study, apart = finished.made["table-handoffs"][recipe], SeparateRuns(name, recipe, tmp_path)
     rows = rows_of(study, name)
@@ -146,8 +147,7 @@ def test_hand_offs_equal_separate_experiments(name: str, recipe: str, finished: 
     assert_same_contrasts(study, apart)
 
 
-@each_recipe
-@each_task
+@both_once
 def test_alphas_equal_separate_experiments(name: str, recipe: str, finished: Finished, tmp_path: Path) -> None:
     """Figures agree at all sizes of J; contrasts are of the recipe's alpha_1 with all others at the recipe's size."""
     study, apart = finished.made["figure-alpha"][recipe], SeparateRuns(name, recipe, tmp_path)
@@ -168,8 +168,7 @@ def test_alphas_equal_separate_experiments(name: str, recipe: str, finished: Fin
     assert contrasts == [apart.contrast(usual, other) for other in others]
 
 
-@each_recipe
-@each_task
+@both_once
 def test_psis_equal_separate_experiments(name: str, recipe: str, finished: Finished, tmp_path: Path) -> None:
     study, apart = finished.made["table-psi"][recipe], SeparateRuns(name, recipe, tmp_path)
     rows = rows_of(study, name)

@@ -16,9 +16,10 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.evaluation.splits import Splits
 from seqdefer.hyperparameters import Strategy
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import draw_decisions, explore_trees
 from seqdefer.labels.inventory import take_inventory
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors.token_training import WARM_UP, fit_token
 from seqdefer.testing import ToyTask
 from seqdefer.types import Examples, Sequences

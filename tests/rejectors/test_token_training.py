@@ -19,9 +19,10 @@ from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import OptionError
 from seqdefer.evaluation.curves import Ends, curve_of, improvement, random_curve
 from seqdefer.interfaces import SplitName, TokenRejector
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import explore_trees
 from seqdefer.labels.hand_offs import hand_off_table
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.rejectors import token_training
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.confidence import Confidence

@@ -257,6 +257,22 @@ def test_cancelled_calls_free_their_slots(server: Misbehaving) -> None:
     assert (sorted(both), last) == (["a", "b"], "Once")  # concurrent calls arrive in any order
 
 
+def test_a_call_that_is_given_up_logs_its_reason(server: Misbehaving, caplog: pytest.LogCaptureFixture) -> None:
+    """A caller whose time is over while the call waits to retry heard of a timeout only, never of status 500."""
+    begun = threading.Event()
+
+    async def sleep(_: float) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    server.behaviours = [status(500, "out of memory")]
+    asked = EndpointClient(Endpoint(server.url, "large"), sleep=sleep)
+    waiting = asked.submit(asked.complete([EndpointRequest("Once", 1)]))
+    until(begun.is_set)
+    waiting.cancel()
+    until(lambda: caplog.messages == [f"{server.url} was not asked again in time: status 500, 'out of memory'"])
+
+
 def test_connections_are_reused_and_threads_share_a_client(server: Misbehaving) -> None:
     asked, ports = client(server, at_once=2), list[int]()
 

@@ -10,8 +10,8 @@ import pytest
 
 from seqdefer.errors import MissingExtraError, OptionError
 from seqdefer.evaluation.results import Results
+from seqdefer.report.drawn_curves import default_names, extent, mean_curves
 from seqdefer.report.figure import CARD_FILE, plot_curves, write_card
-from seqdefer.report.svg import default_names, extent, mean_curves
 
 pytest.importorskip("matplotlib", reason="needs the extra 'figures'")
 

@@ -25,16 +25,11 @@ from seqdefer.evaluation.results import (
     Units,
     summarise,
 )
+from seqdefer.report.drawn_curves import STEPS, default_names, mean_curves
 from seqdefer.report.html import render_report, write_report
 from seqdefer.report.panels import Panel
 from seqdefer.report.style import HEADROOM
-from seqdefer.report.svg import (
-    STEPS,
-    curves_svg,
-    default_names,
-    mean_curves,
-    write_plots,
-)
+from seqdefer.report.svg import curves_svg, write_plots
 from seqdefer.report.terminal import results_table
 from seqdefer.tasks.common.token_drawing import TokenDrawing, TokenExample, draw_tokens
 

@@ -18,21 +18,11 @@ from seqdefer.evaluation.results import (
     Units,
     summarise,
 )
+from seqdefer.report.drawn_curves import STEPS, default_names, extent, mean_curves, sample
 from seqdefer.report.html import render_report
 from seqdefer.report.markup import number
 from seqdefer.report.style import BLOCKS
-from seqdefer.report.svg import (
-    STEPS,
-    curves_svg,
-    default_names,
-    extent,
-    fit_axes,
-    mean_curves,
-    sample,
-    tick_labels,
-    ticks,
-    write_plots,
-)
+from seqdefer.report.svg import curves_svg, fit_axes, tick_labels, ticks, write_plots
 
 
 def test_sampling_sorts_interpolates_and_is_level_past_the_end() -> None:

@@ -30,7 +30,7 @@ from seqdefer.budgets.quality import QualityPromise
 from seqdefer.errors import OptionError
 from seqdefer.model.served_log import ServedLog
 from seqdefer.server.app import create_app
-from seqdefer.server.request import CAPPED_PROMISE
+from seqdefer.server.request import BROKEN_PROMISE
 from seqdefer.server.transcriptions import TranscriptionRequest
 
 pytest.importorskip("openai", reason="needs openai: pip install openai")
@@ -106,10 +106,10 @@ def test_nothing_is_promised_under_a_cap(tmp_path: Path) -> None:
         for budget in ({}, {"budget": 0.5}):
             capped = ask(server, inputs_of(2), **budget, cap={"tokens": 9}).json()["deferral"]
             assert "promise" not in capped
-            assert CAPPED_PROMISE in capped["remarks"]
+            assert BROKEN_PROMISE in capped["remarks"]
             free = server.post(COMPLETE, {"model": "toy", "inputs": inputs_of(2), "deferral": budget or None}).json()
             assert free["deferral"]["promise"]
-            assert CAPPED_PROMISE not in free["deferral"].get("remarks", [])
+            assert BROKEN_PROMISE not in free["deferral"].get("remarks", [])
         assert server.get("/v1/deferral").json()["promise"] is not None
     with running(model, caps=(cap,)) as server:
         assert server.get("/v1/deferral").json()["promise"] is None

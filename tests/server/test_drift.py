@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servers import LENGTH, NumberCodec, inputs_of, metric, running, toy_model, until, with_parts
+from servers import COMPLETE, LENGTH, NumberCodec, inputs_of, metric, running, toy_model, until, with_parts
 from toy_pair import Toy, numbers
 
 from seqdefer.budgets.drift import DELTA
@@ -20,8 +20,11 @@ from seqdefer.budgets.promises import budget_rule
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import NEAREST
 from seqdefer.budgets.served import ServedInput, served_spending
+from seqdefer.budgets.spending import n_set_aside
 from seqdefer.errors import DataError, InputError, OptionError
+from seqdefer.labels.labelled import input_names
 from seqdefer.model.deferring_model import DeferringModel
+from seqdefer.model.folders import LearnedFrom, Pairing
 from seqdefer.model.served_log import ServedLog, read_served
 from seqdefer.storage.records import to_plain
 
@@ -150,6 +153,7 @@ def test_texts_are_not_logged(tmp_path: Path) -> None:
     assert "123456789" not in line
     assert set(json.loads(line)) == {
         "format", "time", "rejector", "budget", "threshold", "written", "deferred", "scores", "draft", "hand_offs",
+            "is_learned",
     }  # fmt: skip
 
 
@@ -291,6 +295,32 @@ def test_a_promise_from_a_log_counts_what_could_have_been_written() -> None:
     model = Toy.of(length=8).model("OneTimeModel")
     for rule in (NEAREST, budget_rule("expected")):
         assert model.calibrate_from_log(rows, rule).mean_length == 5  # 4 and 6: as long as they were, not could be
+
+
+def test_a_promise_from_a_log_does_not_count_inputs_of_the_fit(tmp_path: Path) -> None:
+    """They were counted, with a remark that a log cannot tell."""
+    model, path = with_parts(toy_model("OneTimeModel")), tmp_path / "served.jsonl"
+    inputs = inputs_of(60)
+    names = input_names(model.served.codec.encode(inputs[:20]))
+    model.learned_from = LearnedFrom(tuple(names), model.rejector.fingerprint)
+    with running(model, served_log=ServedLog(path, 1)) as server:
+        for first in (0, 10, 20):
+            body = {"model": "toy", "inputs": inputs[first : first + 10]}
+            assert server.post(COMPLETE, body).status_code == 200
+        for one in inputs[30:]:
+            server.complete(one, 0.5)
+        until(lambda: len(path.read_text().splitlines()) == 60)
+    rows, _ = read_served(path, model.rejector.fingerprint, most=1000)
+    assert [row.is_learned for row in rows] == [True] * 20 + [False] * 40
+    promise = model.calibrate_from_log(rows, budget_rule("expected")).promise
+    assert promise is not None
+    assert promise.inputs == 40 - n_set_aside(40)
+    assert model.calibrate_from_log(rows).inputs == 60  # a measurement refuses nothing
+    with pytest.raises(OptionError, match=r"20 of 20 inputs were used to fit this rejector; a guarantee needs"):
+        model.calibrate_from_log(rows[:20], budget_rule("expected"))
+    model.learned_from, model.pairing = None, Pairing("toy", {}, "", "")
+    with pytest.raises(OptionError, match="fitted before the inputs of a fit were recorded"):
+        model.calibrate_from_log(rows, budget_rule("expected"))
 
 
 # -- quality -------------------------------------------------------------------------------------------------------

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import socket
+import struct
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +29,7 @@ from servers import (
 )
 
 from seqdefer.server.http import Limits
-from seqdefer.server.logs import logs_on_stderr
+from seqdefer.server.logs import LATE_WRITE, logs_on_stderr
 
 
 @contextmanager
@@ -128,6 +132,33 @@ def test_level_and_warnings() -> None:
     assert [one["level"] for one in records(stream)] == ["warning", "error"]  # warnings of libraries are kept
     assert records(stream)[1]["message"] == "line\nbreak x"
     assert not logging.getLogger("seqdefer").level
+
+
+def test_clients_that_leave_are_no_news() -> None:
+    """asyncio warned of every stream whose client left while the tokens of a turn were written."""
+    told = list[str]()
+
+    async def write(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.to_thread(left.wait, 60)
+        for _ in range(20):
+            writer.transport.write(b"token")
+        done.set()
+
+    async def leave() -> None:
+        async with await asyncio.start_server(write, "127.0.0.1") as serving:
+            with socket.create_connection(serving.sockets[0].getsockname()) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+                await asyncio.sleep(0.1)
+            left.set()
+            await done.wait()
+
+    left, done = threading.Event(), asyncio.Event()
+    with logged() as stream:
+        logging.getLogger("asyncio").addFilter(notice := lambda record: told.append(record.getMessage()) is None)
+        asyncio.run(leave())
+        logging.getLogger("asyncio").removeFilter(notice)
+    assert LATE_WRITE in told
+    assert stream.getvalue() == ""
 
 
 def test_invalid_http_is_logged(server: RunningServer) -> None:

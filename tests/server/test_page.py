@@ -29,6 +29,7 @@ from servers import (
 
 from seqdefer.budgets.caps import Cap
 from seqdefer.budgets.prices import Prices, Rates
+from seqdefer.budgets.quality import QualityPromise
 from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.server import request
 
@@ -336,6 +337,35 @@ def test_the_promise_and_what_was_served_are_drawn(browser: Browser) -> None:
         assert "what 1 input spent since the server started" in browser.js(
             "document.querySelector('#promise-note').textContent"
         )
+
+
+def test_a_promised_quality_is_the_default(browser: Browser) -> None:
+    """Regression: the page asked for its share as a budget, rounded to a percent, which is another setting."""
+    model = toy_model()
+    assert model.calibration is not None
+    threshold = model.calibration.for_budget(0.6).threshold
+    quality = QualityPromise(threshold, 0.083, 2.0, 1.5, 60, 1.0, 0.9, "loss", model.rejector.fingerprint)
+    promised, rounded = model.generate(["7932"], threshold=threshold), model.generate(["7932"], 0.08)
+    assert promised.sources != rounded.sources
+    with running(model, quality=quality) as server:
+        browser.open(server)
+        assert browser.text("#budget-shown") == "8.3 %"
+        assert browser.text("#spent") == f"Default: {quality.in_words()}."
+        browser.find("#text").send_keys("7932")
+        assert '"input":"7932"}' in browser.text("#as-curl")
+        assert 'model="toy",' in browser.text("#as-python")
+        browser.run()
+        assert browser.authors == promised.sources[0]
+        assert "budget default, expected 8.3 %" in browser.text("#stats")
+        assert "at the default setting" in browser.text("#average")
+        browser.slide(8)
+        browser.run()
+        assert browser.authors == rounded.sources[0]
+        first, second = browser.driver.find_elements("css selector", ".lines button")
+        assert (first.text, second.text) == ("default", "8 %")
+        first.click()
+        assert browser.authors == promised.sources[0]
+        assert browser.text("#budget-shown") == "8.3 %"
 
 
 @pytest.mark.parametrize("percent", [0, 50, 100])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from servers import LENGTH, NumberCodec, running, toy_model, with_parts
+from servers import LENGTH, FaultyExpert, NumberCodec, running, toy_model, with_parts
 from toy_pair import Toy, numbers
+
+from seqdefer.budgets.quality import QualityPromise
+from seqdefer.server.request import BROKEN_PROMISE
 
 pytest.importorskip("openai", reason="needs openai: pip install openai")
 
@@ -38,3 +41,30 @@ def test_a_measurement_promises_nothing() -> None:
     with running(toy_model()) as server:
         assert "promise" not in server.complete("13", 0.5).deferral
         assert server.get("/v1/deferral").json()["promise"] is None
+
+
+def test_nothing_is_promised_about_texts_that_are_cut_or_left_to_the_predictor() -> None:
+    """`stop` and a smaller `max_tokens` change shares and losses, and an expert that fails gives no quality."""
+    model = Toy.of(length=LENGTH).model("TokenwiseModel")
+    model.calibrate(numbers(60), guarantee="expected")
+    quality = QualityPromise(0.0, 0.4, 2.0, 1.5, 60, 1.0, 0.9, "loss", model.rejector.fingerprint)
+    expert = FaultyExpert(model.served.expert, None)
+    with running(with_parts(model, codec=NumberCodec(), expert=expert), quality=quality) as server:
+        for name in ("toy", "toy@0.50"):
+            asked = {"model": name, "prompt": "13"}
+            for cut in ({"stop": ["9 9 9"]}, {"max_tokens": LENGTH - 1}):
+                deferral = server.post("/v1/completions", {**asked, **cut}).json()["deferral"]
+                assert "promise" not in deferral
+                assert deferral["remarks"] == [BROKEN_PROMISE]
+            for whole in ({}, {"max_tokens": LENGTH}):
+                assert server.post("/v1/completions", {**asked, **whole}).json()["deferral"]["promise"]
+        expert.fault = fail
+        degraded = server.complete("13", 1.0).deferral
+        assert degraded["degraded"]
+        assert "promise" not in degraded
+        *_, last = server.complete("13", 1.0, stream=True)
+        assert "promise" not in last.deferral
+
+
+def fail() -> None:
+    raise ConnectionError

@@ -293,6 +293,11 @@ def test_command_serves_a_folder(tmp_path: Path) -> None:
         (["--log-format", "xml"], "unknown log format 'xml'; available: human, json"),
         (["--log-level", "all"], "unknown log level 'all'"),
         (["--grace-seconds", "-1"], "grace seconds is -1"),
+        (["--budget", "20"], "budget is 20.0; it is the share of tokens the expert writes, from 0 to 1: 0.2 is 20 %"),
+        (["--cap-money", "0.1"], "a cap in money needs prices; give --prices FILE"),
+        (["--cap-tokens", "3", "--within", "1"], "leave out --within, or the cap of the server"),
+        (["--cap-passes", "3", "--guarantee", "expected"], "leave out --guarantee, or the cap of the server"),
+        (["--cap-tokens", "3", "--served-log", "served.jsonl"], "leave out --served-log, or the cap of the server"),
     ],
 )
 def test_invalid_arguments(tmp_path: Path, capsys: Capture, arguments: list[str], message: str) -> None:

@@ -169,7 +169,7 @@ def noise(n: int = 8_000) -> Any:
         (lambda: as_file(noise(), "FLAC")[:2_000] + bytes(5_000), 400, "is damaged"),
         (lambda: as_file(noise(100)), 400, "at least 0.1 s"),
         (lambda: b"", 400, "is empty"),
-        (lambda: as_file(noise(20_000)), 413, "lasts 1.2 s; cut it into clips of at most 1 s"),
+        (lambda: as_file(noise(20_000)), 413, "lasts 1.25 s; cut it into clips of at most 1 s"),
         (lambda: b"ID3\x04 nothing but noise", 415, "is not a WAV or FLAC file"),
         (lambda: as_file(noise(), "OGG", "VORBIS"), 415, "is not a WAV or FLAC file"),
     ],
@@ -222,8 +222,10 @@ def test_other_models_are_unknown(speech_server: RunningServer) -> None:
          "multipart/form-data; boundary=x", 400, "file is a text"),
         (2 * b"--x\r\ncontent-disposition: form-data; name=file; filename=a\r\n\r\n1\r\n" + b"--x--\r\n",
          "multipart/form-data; boundary=x", 400, "Too many files"),
+        (b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\ntoy\r\n--x--\r\n",
+         "multipart/form-data; boundary=x; charset=undefined", 400, "cannot be read"),
     ],
-    ids=["json", "urlencoded", "nothing", "no boundary", "no parts", "no fields", "text", "two files"],
+    ids=["json", "urlencoded", "nothing", "no boundary", "no parts", "no fields", "text", "two files", "charset"],
 )  # fmt: skip
 def test_other_bodies_are_refused(
     speech_server: RunningServer, content: bytes, kind: str | None, status: int, message: str
@@ -240,7 +242,8 @@ def test_uploads_may_be_larger_than_other_bodies() -> None:
         (file,) = sounds(1)
         assert len(file) > 30_000
         assert upload(server, file).status_code == 200
-        assert check_error(upload(server, file + bytes(10_000)), 413)["code"] == "body_too_large"
+        message = "the body is larger than 40000 bytes; cut the sound into clips, or send it as FLAC"
+        assert check_error(upload(server, file + bytes(10_000)), 413, message)["code"] == "body_too_large"
         body = {"model": "toy", "input": "x" * 2_000}
         assert check_error(server.post("/v1/deferral/complete", body), 413)["code"] == "body_too_large"
 

@@ -122,57 +122,36 @@ def hand_offs(tasks: Sequence[str] = ("tsp", "xsum")) -> Study:
     return make_study("table-handoffs", tasks, rows)
 
 
-def alpha(tasks: Sequence[str] = tuple(TASKS)) -> Study:
+def alpha(
+    tasks: Sequence[str] = tuple(TASKS),
+    *,
+    sizes: Sequence[int] = (51,),
+    times: Sequence[float] = (0.0, 0.0625, 0.25, 0.5, 0.83, 1.0, 2.0, 4.0, 16.0),
+    is_rule: bool = True,
+) -> Study:
+    """Cross sizes of J with multiples of alpha_1; 0.83 is the recipe's own, the rule of thumb or another."""
     chance = random.Random(2)
-    rows = []
-    for task in tasks:
-        for times in (0.0, 0.0625, 0.25, 0.5, 0.83, 1.0, 2.0, 4.0, 16.0):
-            rows.append(
-                make_row(
-                    task,
-                    "OneTimeModel",
-                    10 - abs(times - 1),
-                    chance,
-                    varied={
-                        "hand_offs": 51,
-                        "times": times,
-                        "alpha": 3.1 * times,
-                        "alpha_token": 0.062 * times,
-                        "is_rule": times == 0.83,
-                        "is_own": times == 0.83,
-                    },
-                    validation=10 - abs(times - 2),
-                    is_default=times == 0.83,
-                    is_chosen=times == 2,
-                )
-            )
-    return make_study("figure-alpha", tasks, rows)
-
-
-def alpha_by_size(tasks: Sequence[str] = ("tsp",), *, is_rule: bool = True) -> Study:
-    """Cross three sizes of J with three multiples and the recipe's own alpha_1, the rule of thumb or another."""
-    chance = random.Random(5)
     rows = [
         make_row(
             task,
             "OneTimeModel",
-            9 - abs(times - 1) - size / 20,
+            10 - abs(one - 1) - size / 20,
             chance,
             varied={
                 "hand_offs": size,
-                "times": times,
-                "alpha": 3.1 * times,
-                "alpha_token": 0.062 * times,
-                "is_rule": is_rule and times == 0.83,
-                "is_own": times == 0.83,
+                "times": one,
+                "alpha": 3.1 * one,
+                "alpha_token": 0.062 * one,
+                "is_rule": is_rule and one == 0.83,
+                "is_own": one == 0.83,
             },
-            validation=times,
-            is_default=(size, times) == (51, 0.83),
-            is_chosen=(size, times) == (30, 1.0),
+            validation=10 - abs(one - 2),
+            is_default=(size, one) == (51, 0.83),
+            is_chosen=(size, one) == (sizes[-1], 2),
         )
         for task in tasks
-        for size in (5, 30, 51)
-        for times in (0.0, 0.83, 1.0, 16.0)
+        for size in sizes
+        for one in times
     ]
     return make_study("figure-alpha", tasks, rows)
 

@@ -106,6 +106,34 @@ class StandardisesTheBatch(ToyPredictor):
         return super().start(inputs - inputs.min())
 
 
+class CentresTheBatch(ToyPredictor):
+    """Bug: the message spoke of `select` alone."""
+
+    def propose(self, state: ToyState) -> Proposal:
+        proposal = super().propose(state)
+        return replace(proposal, features=proposal.features - proposal.features.mean(0))
+
+
+class Ledger:
+    """A state that is neither a tensor nor a record."""
+
+
+class WithoutSelect(ToyPredictor):
+    """Bug: the check, a run and a server ended with AttributeError: 'Ledger' object has no attribute 'select'."""
+
+    def start(self, inputs: Tensor) -> Any:
+        return Ledger(), super().start(inputs)[1]
+
+    def propose(self, state: Any) -> Proposal:
+        return super().propose(ToyState.before(EXAMPLES.inputs))
+
+
+class SmallVocabulary(ToyPredictor):
+    def __init__(self, task: ToyTask) -> None:
+        super().__init__(task)
+        self.vocabulary_size = 2
+
+
 BROKEN_PREDICTORS = [
     (r"Nameless.fingerprint is ''; use a string", Nameless),
     (r"start returned a ToyState; return a pair", StateOnly),
@@ -125,6 +153,9 @@ BROKEN_PREDICTORS = [
     (r"Moody.propose called twice: uncertainty: 2.0 is not 1.0; make it depend on the state only", Moody),
     (r"Sorted.select of rows \[7, .*: tokens: .*; select every part", Sorted),
     (r"select of rows .* shape \(8,\) is not \(9,\)", WithoutRepeats),
+    (r"CentresTheBatch.select of rows .*: features: .*, and compute each row from itself alone", CentresTheBatch),
+    (r"state of WithoutSelect, a Ledger, has no select; .* or write WithoutSelect.select", WithoutSelect),
+    (r"tokens holds \[[234]\], but vocabulary_size is 2; use tokens from 0 on below it", SmallVocabulary),
     (r"InPlace.append changed the state it was given: .*; states are values", InPlace),
     (r"SelectsInPlace.select changed the state it was given: .*; states are values", SelectsInPlace),
     (r"AppendsTheBatch: append after select is not select after append", AppendsTheBatch),

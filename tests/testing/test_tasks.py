@@ -150,9 +150,26 @@ def without_spec() -> Task:
     return task
 
 
+def without(part: str) -> Task:
+    task = toy_with()
+    setattr(task, part, None)
+    return task
+
+
 def random_split() -> Task:
     counter = itertools.count()
     return other_split(ids=lambda examples: examples.ids + 100 * next(counter))
+
+
+def other_inputs_each_time() -> Task:
+    """Bug: only ids were compared between two calls."""
+    counter = itertools.count()
+    return other_split(inputs=lambda examples: examples.inputs + next(counter))
+
+
+def divides_by_the_worst() -> Task:
+    """Bug: rows in another order have the same worst row, and `deterministic` of the expert was blamed."""
+    return other_loss("sequence_loss", lambda loss, _: loss / loss.max().clamp(min=1e-9))
 
 
 class ReplansAtThree(Expert):
@@ -183,6 +200,13 @@ BROKEN_TASKS = [
     (r"id 0 of split 'train' .* is also in split 'train'", lambda: other_split(ids=lambda some: 0 * some.ids)),
     (r"id 0 of split 'validation' .* is also in split 'train'", lambda: splits(lambda self, name: EXAMPLES)),
     (r"split 'train' .* differs between two calls; split with a fixed seed", random_split),
+    (r"split 'train' .* differs between two calls; split with a fixed", other_inputs_each_time),
+    (r"check_task got <class '.*ToyTask'>; pass an instance", lambda: ToyTask),
+    (r"Broken.predictor is None; use an instance of a class that inherits Predictor", lambda: without("predictor")),
+    (r"Broken.expert is None; use an instance of a class that inherits Expert", lambda: without("expert")),
+    (r"Broken.codec is a str; use an instance of a class that inherits Codec", lambda: toy_with(codec="words")),
+    (r"sequence_loss is [\d.]+, more than max_loss, 0.01; raise", lambda: toy_with(max_loss=0.01)),
+    (r"sequence_loss of rows \[\d\]: .*; compute each row from itself", divides_by_the_worst),
     (r"sequence_loss has shape \(4, 1\)", lambda: other_loss("sequence_loss", lambda loss, _: loss[:, None])),
     (r"sequence_loss is -.*; it must be 0 or more", lambda: other_loss("sequence_loss", lambda loss, _: -1 - loss)),
     (r"sequence_loss holds \[nan\]", lambda: other_loss("sequence_loss", lambda loss, _: loss * torch.nan)),

@@ -52,7 +52,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class TaskSource:
-    """How a worker loads the task. The default is one thread: more may round sums differently."""
+    """The task as a worker loads it. The default is one thread: more may round sums differently."""
 
     entry: TaskEntry
     options: Any

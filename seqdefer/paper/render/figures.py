@@ -4,75 +4,45 @@
     Path("table-handoffs.pdf").write_bytes(files[".pdf"])
 
 One hue per granularity, as in `report.html`; markers and dashes repeat it for grey print and colour-blind readers.
-pyplot is not used: it keeps figures in a global list and looks for a display. The fonts come with matplotlib.
 """
 
 from __future__ import annotations
 
 import io
-import math
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from seqdefer.errors import import_extra, look_up
+from seqdefer.errors import look_up
 from seqdefer.evaluation.results import FREE, Block
 from seqdefer.paper.records import Line, Row, Study
-from seqdefer.paper.render.tables import (
-    MULTIPLE,
-    PSI_NAMES,
-    measured_parts,
-    measured_tasks,
-    methods_by_block,
-    network_of,
-    rows_of_task,
+from seqdefer.paper.render.panels import (
+    IMPROVEMENT,
+    Look,
+    figure_style,
+    is_leftmost,
+    key,
+    legend_below,
+    make_panels,
+    panels_of_parts,
+    paper_key,
+    whole_ticks,
+    wrapped,
 )
+from seqdefer.paper.render.rows import PSI_NAMES, measured_tasks, methods_by_block, network_of, rows_of_task
+from seqdefer.paper.render.sweep_figures import draw_alphas, draw_hand_offs
 from seqdefer.recipes import IN_WORDS
-from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, RULE, SOFT
+from seqdefer.report.style import BLOCKS, DASHES, INK, LIGHT, REFERENCE_DASHES, SOFT
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-Look = Mapping[str, Any]
-
-TEXT_WIDTH, COLUMN_WIDTH = 6.9, 3.35  # inches, of a two-column paper
-PANELS_PER_ROW = 3
 PAPER_METHODS = ("OneTimeModel", "TokenwiseModel")
-IMPROVEMENT = "% improvement over Random"
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BLOCK_MARKERS: Mapping[Block, str] = {"whole": "s", "once": "o", "token": "^"}
 BLOCK_DASHES: Mapping[Block, str] = {"whole": DASHES[3], "once": DASHES[1], "token": DASHES[0]}
 PAPER_DOT: Look = {"markerfacecolor": "white", "linestyle": "none"}
 RECIPE_LOOKS: Mapping[str, Look] = {"published": {"alpha": 0.45, "linestyle": "none"}, "ours": {"linestyle": "none"}}
 ROW_HEIGHT = 0.24  # inches, room for the marks of a row above each other
 DOT_OFFSETS = (-0.27, 0.0, 0.27)  # in rows, so that the marks of a row do not hide each other; the paper's is last
-PAPER_LOOK: Look = {"markerfacecolor": "white", "linestyle": (0, (3, 2)), "linewidth": 0.9, "markersize": 3.2}
-RING: Look = {"color": INK, "marker": "o", "markerfacecolor": "none", "markersize": 9, "linestyle": "none"}
-RULE_OF_THUMB, RECIPES_OWN = "rule of thumb", "the recipe's alpha"
-ODD_LOOKS: Mapping[str, Look] = {
-    RULE_OF_THUMB: {"color": INK, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "marker": "."},
-    RECIPES_OWN: {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1.0, "marker": "."},
-}
-STYLE: dict[str, Any] = {
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # matplotlib draws the first; browsers use the others
-    "font.size": 8, "text.color": INK, "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "axes.titlesize": 8, "axes.titleweight": "bold", "axes.titlecolor": INK,
-    "axes.labelsize": 8, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "axes.linewidth": 0.6,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": RULE, "grid.linewidth": 0.6,
-    "xtick.color": SOFT, "xtick.labelsize": 7.5, "xtick.major.width": 0.6,
-    "ytick.color": SOFT, "ytick.labelsize": 7.5, "ytick.major.width": 0.6,
-    "legend.fontsize": 7.5, "legend.frameon": False, "legend.handlelength": 2.6,
-    "lines.linewidth": 1.4, "lines.markersize": 4, "errorbar.capsize": 1.5, "figure.constrained_layout.w_pad": 0.05,
-    "pdf.fonttype": 42,  # TrueType: journals reject Type 3
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "seqdefer",  # the ids of clips and markers are random otherwise
-}  # fmt: skip
 # Without the date and the version, equal figures have equal bytes.
 METADATA: Mapping[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "Creator": "seqdefer", "Producer": "matplotlib"},
@@ -94,27 +64,12 @@ def draw_studies(studies: Sequence[Study]) -> Figure:
     drawings = {
         "table1": _draw_table1,
         "figure-curves": _draw_curves,
-        "table-handoffs": _draw_hand_offs,
-        "figure-alpha": _draw_alphas,
+        "table-handoffs": draw_hand_offs,
+        "figure-alpha": draw_alphas,
         "table-psi": _draw_psis,
         "table-ablation": _draw_ablation,
     }
     return look_up("study", studies[0].name, drawings)(studies)
-
-
-def require_matplotlib() -> None:
-    """Raise MissingExtraError where matplotlib is missing; call it before long work that ends in figures."""
-    import_extra("matplotlib", "figures", "a figure for print", "go without figures: --no-figures")
-
-
-@contextmanager
-def figure_style() -> Iterator[None]:
-    """Apply our style in place of the user's matplotlib settings, until the figure is saved."""
-    require_matplotlib()
-    from matplotlib import style
-
-    with style.context(["default", STYLE]):
-        yield
 
 
 def _save(figure: Figure, kind: str) -> bytes:
@@ -122,78 +77,6 @@ def _save(figure: Figure, kind: str) -> bytes:
     # Constrained layout leaves slightly too little room for long labels; a tight box never cuts them.
     figure.savefig(buffer, format=kind, metadata=dict(METADATA[kind]), bbox_inches="tight", pad_inches=0.03)
     return buffer.getvalue()
-
-
-# --- panels, legends, looks ------------------------------------------------------------------------------------------
-
-
-def _panels(
-    titles: Sequence[str], height: float, n_columns: int = 0, *, share_rows: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """Make a panel for each title, `height` inches per row of panels. A single panel fills one column of the paper."""
-    from matplotlib.figure import Figure
-
-    n_columns = n_columns or min(len(titles), PANELS_PER_ROW)
-    n_rows = -(-len(titles) // n_columns)
-    size = (COLUMN_WIDTH if n_columns == 1 else TEXT_WIDTH, height * n_rows)
-    figure = Figure(figsize=size, layout="constrained")
-    cells = list(figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_rows).flat)
-    for empty in cells[len(titles) :]:
-        empty.set_axis_off()
-    for title, axes in zip(titles, cells, strict=False):
-        axes.set_title(title, loc="left")
-    return figure, cells[: len(titles)]
-
-
-def _panels_of_parts(studies: Sequence[Study], height: float) -> tuple[Figure, list[tuple[Study, str, Axes]]]:
-    """Make a panel for each recipe and task, a row of panels for each recipe where they fit into one."""
-    parts = measured_parts(studies)
-    n_tasks = max(len(measured_tasks([study])) for study in studies)
-    titles = [f"{task}, {IN_WORDS[study.recipe]}" for study, task in parts]
-    figure, panels = _panels(titles, height, n_tasks if 1 < n_tasks <= PANELS_PER_ROW else 0)
-    return figure, [(study, task, axes) for (study, task), axes in zip(parts, panels, strict=True)]
-
-
-def _is_leftmost(axes: Axes) -> bool:
-    place = axes.get_subplotspec()
-    return place is not None and place.is_first_col()
-
-
-def _whole_ticks(axes: Axes) -> None:
-    """Place x ticks at integers only, for tokens and hand-off points."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7, steps=(1, 2, 5, 10)))
-
-
-def _wrapped(text: str, width: int = 32) -> str:
-    return "\n".join(textwrap.wrap(text, width))
-
-
-def _key(label: str, **look: Any) -> Line2D:
-    """Return an entry of the legend."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], **{"color": SOFT, **look, "label": label})
-
-
-def _paper_key(studies: Iterable[Study], **look: Any) -> list[Line2D]:
-    return [_key("the paper", **look)] if any(row.paper for study in studies for row in study.rows) else []
-
-
-def _legend_below(figure: Figure, keys: Sequence[Line2D]) -> None:
-    most = 2 if figure.get_figwidth() < TEXT_WIDTH else 4
-    figure.legend(handles=list(keys), loc="outside lower center", ncols=min(len(keys), most))
-
-
-def _shade(block: Block, rank: int) -> str:
-    """Return the colour of a method by its rank in its block; past three shades they repeat, paler."""
-    from matplotlib.colors import to_hex, to_rgb
-
-    shades = LIGHT[block]
-    strength = 0.5 ** min(rank // len(shades), 2)
-    red, green, blue = (1 - strength * (1 - part) for part in to_rgb(shades[rank % len(shades)]))
-    return to_hex((red, green, blue))
 
 
 # --- dots: a row for each method -------------------------------------------------------------------------------------
@@ -244,7 +127,7 @@ def _dot_plot(
     rows = [(title, label) for title, labels in titled.items() for label in ("", *labels)]
     heights = {place: height for height, place in enumerate(rows)}
     tasks = measured_tasks(studies)
-    figure, panels = _panels(tasks, ROW_HEIGHT * len(rows) + 1.0, share_rows=True)
+    figure, panels = make_panels(tasks, ROW_HEIGHT * len(rows) + 1.0, share_rows=True)
     has_bars = any(row.improvement_std for study in studies for row in study.rows)
     for task, axes in zip(tasks, panels, strict=True):
         means, papers = list[float](), dict[int, tuple[float, Look]]()
@@ -267,13 +150,13 @@ def _dot_plot(
             axes.axvline(0, color=SOFT, linewidth=0.8)
         axes.set_xlabel(IMPROVEMENT + "\n± 1 standard deviation" * has_bars)
         axes.tick_params(axis="y", length=0)
-        if _is_leftmost(axes):  # the others share its rows
+        if is_leftmost(axes):  # the others share its rows
             axes.set_ylim(len(rows) - 0.4, -0.6)
             axes.set_yticks(range(len(rows)), [label or title for title, label in rows])
             for (_, label), text in zip(rows, axes.get_yticklabels(), strict=True):
                 text.set(fontweight="normal" if label else "bold", color=INK)
-    keys = [_key(IN_WORDS[study.recipe], marker="o", **RECIPE_LOOKS[study.recipe]) for study in studies]
-    _legend_below(figure, [*keys, *_paper_key(studies, marker="o", **PAPER_DOT)])
+    keys = [key(IN_WORDS[study.recipe], marker="o", **RECIPE_LOOKS[study.recipe]) for study in studies]
+    legend_below(figure, [*keys, *paper_key(studies, marker="o", **PAPER_DOT)])
     return figure
 
 
@@ -281,17 +164,17 @@ def _dot_plot(
 
 
 def _draw_curves(studies: Sequence[Study]) -> Figure:
-    figure, panels = _panels_of_parts(studies, 3.4)
+    figure, panels = panels_of_parts(studies, 3.4)
     for study, task, axes in panels:
         for line, look in _curves_shown(study, task):
             axes.plot(line.deferred, line.mean, label=line.method, **look)
             if line.granularity != "reference" and any(line.std):
                 low, high = zip(*((m - s, m + s) for m, s in zip(line.mean, line.std, strict=True)), strict=True)
                 axes.fill_between(line.deferred, low, high, color=look["color"], alpha=0.14, linewidth=0)
-        axes.set_xlabel(_wrapped(f"deferred {study.tasks[task].deferred_unit}"))
-        axes.set_ylabel(_wrapped(study.tasks[task].loss_unit))
+        axes.set_xlabel(wrapped(f"deferred {study.tasks[task].deferred_unit}"))
+        axes.set_ylabel(wrapped(study.tasks[task].loss_unit))
         axes.margins(x=0)
-        _whole_ticks(axes)
+        whole_ticks(axes)
         # The curves meet at both ends: only below them there is always room.
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4)
     return figure
@@ -317,141 +200,3 @@ def _curve_look(block: Block, *, is_first: bool) -> Look:
     # The patterns are in pixels of a line of 1.6; matplotlib counts in widths of the line.
     dashes = (0, tuple(float(part) / (1.6 * width) for part in pattern.split())) if pattern else "solid"
     return {"color": LIGHT[block][0 if is_first or is_reference else 2], "linestyle": dashes, "linewidth": width}
-
-
-# --- sweeps: % improvement along the number of hand-off points, or along alpha_1 -------------------------------------
-
-
-@dataclass(frozen=True)
-class LogScale:
-    """A logarithmic axis with a place for zero, to the left of the decades."""
-
-    low: float  # exponent of the least value above zero
-    high: float
-    has_zero: bool
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> LogScale:
-        exponents = [math.log10(value) for value in values if value > 0] or [0.0]
-        return cls(min(exponents), max(exponents), 0 in values)
-
-    def place(self, value: float) -> float:
-        return math.log10(value) if value > 0 else self.low - 0.25 * max(self.high - self.low, 1)
-
-    def ticks(self) -> tuple[list[float], list[str]]:
-        whole = range(math.ceil(self.low - 0.01), math.floor(self.high + 0.01) + 1)
-        zero = [self.place(0)] if self.has_zero else []
-        return zero + list(map(float, whole)), ["0"] * len(zero) + [f"{10.0**exponent:g}" for exponent in whole]
-
-
-def _draw_hand_offs(studies: Sequence[Study]) -> Figure:
-    looks = {
-        method: {"color": _shade(block, rank), "marker": MARKERS[rank % len(MARKERS)]}
-        for block, methods in methods_by_block(row for study in reversed(studies) for row in study.rows).items()
-        for rank, method in enumerate(methods)
-    }
-    figure, panels = _panels_of_parts(studies, 2.5)
-    for study, task, axes in panels:
-        rows = _by_size(rows_of_task(study, task))
-        _draw_over_sizes(axes, {method: [row for row in rows if row.method == method] for method in looks}, looks)
-    keys = [_key(method, **look) for method, look in looks.items()] + _paper_key(studies, marker="o", **PAPER_LOOK)
-    _legend_below(figure, keys + _choice_key(studies))
-    return figure
-
-
-def _draw_alphas(studies: Sequence[Study]) -> Figure:
-    """Draw lines over |J|, one for each alpha_1, as the paper does; over alpha_1 where J has one size.
-
-    Lines over |J| have no bars: those of ten lines would hide them. The table has the standard deviations."""
-    figure, panels = _panels_of_parts(studies, 2.9)
-    times = sorted({one for study in studies for row in study.rows if isinstance(one := _alpha_name(row), float)})
-    looks: dict[str | float, Look] = {one: _alpha_look(rank, len(times)) for rank, one in enumerate(times)}
-    looks.update(ODD_LOOKS)
-    drawn: dict[str | float, Look] = {}
-    for study, task, axes in panels:
-        rows = _by_size(rows_of_task(study, task))
-        if len({row.varied["hand_offs"] for row in rows}) > 1:
-            lines = {name: [row for row in rows if _alpha_name(row) == name] for name in looks}
-            _draw_over_sizes(axes, lines, looks, has_bars=False)
-            drawn.update({name: looks[name] for name, its_rows in lines.items() if its_rows})
-        else:
-            drawn.update(_draw_over_alphas(axes, sorted(rows, key=lambda row: row.varied["times"])))
-    keys = [_key(f"{one:g} {MULTIPLE}", **looks[one]) for one in times if one in drawn]
-    keys += [_key(name, **look) for name, look in drawn.items() if isinstance(name, str)]
-    _legend_below(figure, keys + _choice_key(studies))
-    return figure
-
-
-def _alpha_name(row: Row) -> str | float:
-    """Return what names alpha_1 in the legend: a multiple of the plan, the rule of thumb, or the recipe's own."""
-    if row.varied["is_own"]:
-        return RULE_OF_THUMB if row.varied["is_rule"] else RECIPES_OWN
-    return float(round(row.varied["times"], 6))
-
-
-def _by_size(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row.varied["hand_offs"])
-
-
-def _choice_key(studies: Iterable[Study]) -> list[Line2D]:
-    is_chosen = any(row.is_chosen for study in studies for row in study.rows)
-    return [_key("chosen by validation data", **RING)] if is_chosen else []
-
-
-def _alpha_look(rank: int, count: int) -> Look:
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    return {
-        "color": to_hex(colormaps["viridis"](0.9 * rank / max(count - 1, 1))),
-        "marker": MARKERS[rank % len(MARKERS)],
-    }
-
-
-def _draw_over_sizes(
-    axes: Axes, lines: Mapping[Any, Sequence[Row]], looks: Mapping[Any, Look], *, has_bars: bool = True
-) -> None:
-    sizes = [row.varied["hand_offs"] for rows in lines.values() for row in rows]
-    for rank, (name, rows) in enumerate(lines.items()):
-        # The bars of one |J| stand side by side.
-        shift = 0.008 * (max(sizes) - min(sizes)) * (rank - len(lines) / 2) if has_bars else 0
-        _draw_sweep(axes, [(row.varied["hand_offs"] + shift, row) for row in rows], looks[name], has_bars=has_bars)
-    axes.set_xlabel("|J|, hand-off points allowed")
-    _whole_ticks(axes)
-    _finish_sweep(axes)
-
-
-def _draw_over_alphas(axes: Axes, rows: Sequence[Row]) -> dict[str | float, Look]:
-    """Draw a line over alpha_1 and return what the legend must explain."""
-    scale, look = LogScale.of([row.varied["times"] for row in rows]), {"color": _shade("once", 0), "marker": "o"}
-    places = [(scale.place(row.varied["times"]), row) for row in rows]
-    _draw_sweep(axes, [(x, row) for x, row in places if not row.varied["times"]], look)  # no line from zero
-    _draw_sweep(axes, [(x, row) for x, row in places if row.varied["times"]], look)
-    drawn: dict[str | float, Look] = {"OneTimeModel": look}
-    for row in rows:
-        if row.is_default or row.varied["is_rule"]:
-            name = RULE_OF_THUMB if row.varied["is_rule"] else RECIPES_OWN
-            drawn[name] = ODD_LOOKS[name]
-            axes.axvline(scale.place(row.varied["times"]), color=INK, linestyle=ODD_LOOKS[name]["linestyle"])
-    axes.set_xticks(*scale.ticks())
-    axes.set_xlabel(f"α₁, {MULTIPLE}")
-    _finish_sweep(axes)
-    return drawn
-
-
-def _finish_sweep(axes: Axes) -> None:
-    axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
-    if _is_leftmost(axes):
-        axes.set_ylabel(_wrapped(IMPROVEMENT, 14))
-
-
-def _draw_sweep(axes: Axes, places: Sequence[tuple[float, Row]], look: Look, *, has_bars: bool = True) -> None:
-    """Draw our means with bars of one standard deviation, the paper's, and a ring around the variant chosen."""
-    means, stds = [row.improvement_mean for _, row in places], [row.improvement_std for _, row in places]
-    axes.errorbar([x for x, _ in places], means, yerr=stds if has_bars and any(stds) else None, elinewidth=0.7, **look)
-    papers = [(x, row.paper.improvement) for x, row in places if row.paper]
-    if papers:
-        axes.plot(*zip(*papers, strict=True), **look, **PAPER_LOOK)
-    chosen = [(x, row.improvement_mean) for x, row in places if row.is_chosen]
-    if chosen:
-        axes.plot(*zip(*chosen, strict=True), **RING)

@@ -9,6 +9,7 @@ Equal records give equal bytes. Only grids hold rounded numbers.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from seqdefer.paper.records import Judgements, Line, Row, Study, save
 from seqdefer.paper.render.figures import figure_files
+from seqdefer.paper.render.grids import Cell, Grid, some_columns, split_groups
 from seqdefer.paper.render.latex import latex_of
-from seqdefer.paper.render.tables import Cell, Grid, layout_studies, layout_verdicts, split_groups
+from seqdefer.paper.render.tables import layout_studies, layout_verdicts
 from seqdefer.storage.files import write_bytes, write_text
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 VERDICTS = "verdicts"
 MAX_NAME_LENGTH = 24  # longer names wrap in the terminal
+MIN_VERDICTS_WIDTH = 120  # of a terminal that can hold the differences behind them
 
 
 def write_studies(studies: Sequence[Study], folder: Path, *, figures: bool = True) -> list[Path]:
@@ -148,12 +151,19 @@ def markdown_row(cells: Iterable[str]) -> str:
 
 
 def tables_of(records: Sequence[Study] | Judgements, width: int = 80) -> list[Table]:
-    """Return tables for a console of `width` characters. A wider grid is split into a table per group of columns."""
+    """Return tables for a console of `width` characters. A wider grid is split into a table per group of columns;
+    verdicts leave their differences to the file."""
     from rich.console import Console
 
+    if isinstance(records, Judgements):
+        grid = layout_verdicts(records)
+        if width < MIN_VERDICTS_WIDTH:
+            where = f"Differences and likely reasons: {VERDICTS}.md."
+            grid = dataclasses.replace(some_columns(grid, range(4)), caption=f"{grid.caption} {where}")
+        return [_rich_table(grid)]
     ruler = Console(width=10_000)
     tables: list[Table] = []
-    for grid in [layout_verdicts(records)] if isinstance(records, Judgements) else layout_studies(records):
+    for grid in layout_studies(records):
         whole = _rich_table(grid)
         fits = ruler.measure(whole).maximum <= width
         tables += [whole] if fits else map(_rich_table, split_groups(grid))

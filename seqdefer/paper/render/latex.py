@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from seqdefer.paper.render.tables import Cell, Grid
+from seqdefer.paper.render.grids import Cell, Grid
 
 COLUMN_CHARACTERS, PAGE_CHARACTERS = 56, 112  # of a two-column paper, in small print
 

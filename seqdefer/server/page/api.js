@@ -65,13 +65,15 @@ export async function specification() {
   return response.json();
 }
 
-export const requestBody = (model, input, budget) => ({ model, input, deferral: { budget } });
+// A budget of null is that of requests that name none.
+export const requestBody = (model, input, budget) => ({ model, input, ...(budget === null ? {} : { deferral: { budget } }) });
 
 export const isSound = (input) => input?.file instanceof Blob;
 
 function formOf(model, { file, name }, budget) {
   const form = new FormData();
-  for (const [field, value] of Object.entries({ model, "deferral[budget]": budget, stream: true })) form.append(field, value);
+  const chosen = budget === null ? {} : { "deferral[budget]": budget };
+  for (const [field, value] of Object.entries({ model, ...chosen, stream: true })) form.append(field, value);
   form.append("file", file, name);
   return form;
 }

@@ -8,7 +8,7 @@ const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp:
 
 export class CurveView {
   constructor(container, model, onMove) {
-    Object.assign(this, { container, model, onMove, budget: 0 });
+    Object.assign(this, { container, model, onMove, budget: 0, setting: model.settings[0] });
     this.hasLosses = model.curve !== null;
     this.range = this.hasLosses ? rangeOf(model.curve.points.map((point) => point.loss)) : [0, 1];
     new ResizeObserver(() => this.#drawAll()).observe(container);
@@ -23,8 +23,9 @@ export class CurveView {
     return `Loss (${this.model.curve.unit}) by share of tokens written by the expert, over ${this.model.curve.inputs} inputs. Lower is better.`;
   }
 
-  moveTo(budget) {
-    this.budget = budget;
+  // `setting` is what decides: that of the budget, or of a promised quality, which lies between budgets.
+  moveTo(budget, setting) {
+    Object.assign(this, { budget, setting });
     this.#placePoint();
   }
 
@@ -75,7 +76,7 @@ export class CurveView {
 
   #placePoint() {
     if (!this.picture) return;
-    const setting = this.model.settings[Math.round(100 * this.budget)];
+    const { setting } = this;
     const across = this.hasLosses ? setting.share : setting.budget;
     const value = this.hasLosses ? lossAt(this.model.curve.points, setting.share) : setting.share;
     const [x, y] = [this.#x(across), this.#y(value)];

@@ -1,6 +1,6 @@
 // The page: connects the budget, the input, the runs and the server.
 
-import { RequestError, complete, describe, useKey } from "./api.js";
+import { RequestError, complete, describe, hasKey, useKey } from "./api.js";
 import { CurveView } from "./curve.js";
 import { byId, make, percent, plural, recall, remember } from "./dom.js";
 import { TextInput, TourInput } from "./inputs.js";
@@ -30,7 +30,7 @@ class Page {
     this.list = new TokenList({ ...parts, onPoint: (token) => this.input.point(token) });
     this.introduce();
     this.listen();
-    this.setBudget(Math.round(100 * model.budget) / 100);
+    this.setBudget(model.quality ? null : Math.round(100 * model.budget) / 100);
   }
 
   introduce() {
@@ -72,27 +72,36 @@ class Page {
     for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", () => copy(button));
   }
 
-  get budget() {
-    return byId("budget").value / 100;
-  }
-
   get prices() {
     if (this.model.currency !== null) return null;
     const value = (author) => Math.max(0, byId(`price-${author}`).valueAsNumber || 0);
     return { predictor: value("predictor"), expert: value("expert") };
   }
 
+  // null: the setting of the promised quality, which is that of no budget. The page begins there, and runs it until the
+  // user sets a budget.
   setBudget(budget) {
-    const setting = this.model.settings[Math.round(100 * budget)];
-    byId("budget").value = Math.round(100 * budget);
-    byId("budget").setAttribute("aria-valuetext", percent(budget, 0));
-    byId("budget-shown").textContent = percent(budget, 0);
+    const { quality, settings } = this.model;
+    const place = Math.round(100 * this.shareOf(budget));
+    const shown = budget === null ? percent(quality.share) : percent(budget, 0);
+    this.budget = budget;
+    byId("budget").value = place;
+    byId("budget").setAttribute("aria-valuetext", shown);
+    byId("budget-shown").textContent = shown;
+    byId("spent").textContent = budget === null ? `Default: ${quality.words}.` : this.spentAt(budget, settings[place]);
+    this.curve.moveTo(place / 100, budget === null ? { budget: quality.share, share: quality.share } : settings[place]);
+    this.changed();
+  }
+
+  shareOf(budget) {
+    return budget ?? this.model.quality.share;
+  }
+
+  spentAt(budget, setting) {
     const [low, high] = [setting.low, setting.high].map((share) => (100 * share).toFixed(1));
     const spent = `spends ${percent(setting.share)} [${low}, ${high}] of the tokens`;
     const isMet = this.model.promise !== null || Math.abs(setting.share - budget) <= TOLERANCE;
-    byId("spent").textContent = isMet ? `On average, this ${spent}.` : `This budget cannot be met. On average, the nearest ${spent}.`;
-    this.curve.moveTo(budget);
-    this.changed();
+    return isMet ? `On average, this ${spent}.` : `This budget cannot be met. On average, the nearest ${spent}.`;
   }
 
   changed() {
@@ -127,7 +136,7 @@ class Page {
 
   // The slider stays where the user left it; of several runs, show the one nearest to it.
   showNearest(runs) {
-    const distance = (run) => Math.abs(run.budget - this.budget);
+    const distance = (run) => Math.abs(this.shareOf(run.budget) - this.shareOf(this.budget));
     this.show(runs.reduce((best, run) => (distance(run) < distance(best) ? run : best)));
   }
 
@@ -259,7 +268,7 @@ async function connect(then, key) {
     then(await describe());
   } catch (error) {
     if (!(error instanceof RequestError)) throw error;
-    if (error.status === 401) askForKey(error.message, then);
+    if (error.status === 401) askForKey(hasKey() || key !== undefined ? error.message : "", then);
     else showError(`${error.message} Reload the page to try again.`);
   }
 }

@@ -6,6 +6,9 @@ import { smallTour } from "./tour.js";
 
 const MAX_RUNS = 20;
 
+// null: the setting of a promised quality, which requests get that name no budget.
+export const nameOf = (budget) => (budget === null ? "default" : percent(budget, 0));
+
 export function newRun(input, budget) {
   // The key identifies the input. It is made once, because a long input takes longer than a token.
   return { input, key: JSON.stringify(input), budget, tokens: [], facts: {}, deferral: null, end: "running" };
@@ -35,7 +38,7 @@ export function statsOf(run, prices, alone) {
   return [
     ...facts,
     ["by the expert", `${byExpert} of ${written}`, plural(switches, "switch")],
-    ["share", percent(share), `budget ${percent(run.budget, 0)}${expected}`],
+    ["share", percent(share), `budget ${nameOf(run.budget)}${expected}`],
     ...(prices ? [["estimated saving", saved === null ? "none" : percent(saved, 0).replace("-", "−"), costs]] : moneyOf(run)),
   ];
 }
@@ -67,7 +70,8 @@ export function summaryOf(run) {
 // A budget is a promise about many inputs; one of them may spend much more or nothing.
 export function averageNote(run) {
   const { written, byExpert, share } = countOf(run);
-  const spent = `this one spent ${percent(share)} (${byExpert} of ${plural(written, "token")}) at a budget of ${percent(run.budget, 0)}`;
+  const at = run.budget === null ? "the default setting" : `a budget of ${percent(run.budget, 0)}`;
+  const spent = `this one spent ${percent(share)} (${byExpert} of ${plural(written, "token")}) at ${at}`;
   return `This is one input: ${spent}. Budgets hold on average over many inputs.`;
 }
 
@@ -112,7 +116,7 @@ export class History {
 
   #line(run) {
     const { written, byExpert } = countOf(run);
-    const button = make("button", { type: "button", textContent: percent(run.budget, 0), title: "Show this run again" });
+    const button = make("button", { type: "button", textContent: nameOf(run.budget), title: "Show this run again" });
     button.addEventListener("click", () => this.onPick(run));
     const facts = Object.entries(run.facts).map(([name, value]) => `${name} ${short(value)} · `);
     const end = run.end === "done" ? "" : ` · ${run.end}`;

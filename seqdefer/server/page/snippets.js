@@ -4,7 +4,7 @@ import { API, requestBody, hasKey, isSound } from "./api.js";
 
 const shellQuoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-const named = (model, budget) => `${model}@${budget.toFixed(2)}`;
+const named = (model, budget) => (budget === null ? model : `${model}@${budget.toFixed(2)}`);
 const isUpload = (input) => input === null || isSound(input); // null: nothing is recorded or chosen yet
 const fileOf = (input) => input?.name ?? "clip.wav";
 

@@ -30,7 +30,7 @@ class _Prefix(NamedTuple):
 
 
 class _Completion(NamedTuple):
-    """What the expert makes of a prefix."""
+    """The expert's completion of a prefix."""
 
     tokens: tuple[int, ...]
     loss: float

@@ -18,6 +18,8 @@ def check_ranges(options: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Reject numbers out of range, which would end the run later with an obscure error."""
     for name, (low, high) in ranges.items():
         value = getattr(options, name)
+        if not isinstance(value, int | float):
+            raise OptionError(f"--{name.replace('_', '-')} is {value!r:.60}; give a number")
         if not low <= value <= high:
             bound = f"at least {low}" if value < low else f"at most {high}"
             raise OptionError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")

@@ -1,7 +1,6 @@
-"""Clips of sound: read WAV and FLAC into mono samples at 16,000 Hz, write FLAC, measure the level.
+"""Clips of sound: read WAV and FLAC into mono samples at 16,000 Hz, write FLAC.
 
     samples = read_clip(Path("hello.wav"))  # float32 (n,), between -1 and 1
-    signal_levels(samples)                  # dB, one number per 20 ms
 
 Files of other rates are resampled (soxr), channels are averaged. The format is recognised by the content, and only the
 decoders of WAV and FLAC ever see a file. Size and length are checked before anything is decoded.
@@ -28,9 +27,8 @@ SAMPLE_RATE = 16_000  # Hz, as Whisper hears
 MIN_SECONDS, MAX_SECONDS = 0.1, 30.0  # Whisper's window is 30 s
 MAX_FILE_MIB = 64  # 30 s of 8 channels at 48,000 Hz and 32 bits have 44
 MIN_RATE, MAX_RATE, MAX_CHANNELS = 4_000, 192_000, 8
-MAX_AMPLITUDE = 2.0**15  # samples lie between -1 and 1; some programs store 16-bit numbers as floats
-LEVEL_WINDOW = SAMPLE_RATE // 50  # 20 ms, the time between two states of Whisper's encoder
-MIN_LEVEL = -100.0  # dB, below the noise of 16-bit samples
+MAX_AMPLITUDE = 8.0  # floats may exceed 1 a little; 16-bit numbers stored as floats would be cut to noise
+MIN_RANGE = 2.0**-15  # between the largest and the smallest sample: less is silence once rounded to 16 bits
 
 Samples = NDArray[np.float32]
 _CONVERT = "convert it, for example with: ffmpeg -i IN -ac 1 -ar 16000 OUT.flac"
@@ -42,13 +40,8 @@ def read_clip(source: Path | bytes | BinaryIO, name: str | None = None, *, max_s
     """Return the samples of a clip at 16,000 Hz. `name` stands for bytes and uploads in errors."""
     name = _name(source, name)
     with _opened(source, name, max_seconds) as sound:
-        mono, rate = _decode(sound, name), int(sound.samplerate)
-    if not len(mono):
-        raise DataError(f"{name} has no samples; give a clip with speech")
-    if len(mono) < MIN_SECONDS * rate:
-        raise DataError(f"{name} lasts {len(mono) / rate:.3f} s; give at least {MIN_SECONDS} s")
-    if mono.max() == mono.min():
-        raise DataError(f"{name} is silent: all samples are {mono[0]:g}; give a clip with speech")
+        mono, rate = _decode(sound), int(sound.samplerate)
+    check_samples(mono, rate, name)
     return resample(mono, rate)
 
 
@@ -84,17 +77,24 @@ def to_flac(samples: Samples) -> bytes:
     return file.getvalue()
 
 
-def signal_levels(samples: Samples) -> Samples:
-    """Return the root mean square of each 20 ms, in dB of full scale, at least -100. float32 (ceil(n / 320),)"""
-    n_windows = -(-len(samples) // LEVEL_WINDOW)
-    padded = np.zeros(n_windows * LEVEL_WINDOW)
-    padded[: len(samples)] = samples
-    sizes = np.full(n_windows, LEVEL_WINDOW)
-    if n_windows:
-        sizes[-1] -= len(padded) - len(samples)  # the last window may be shorter
-    power = (padded.reshape(n_windows, LEVEL_WINDOW) ** 2).sum(1) / sizes
-    levels: Samples = (10 * np.log10(np.maximum(power, 10 ** (MIN_LEVEL / 10)))).astype(np.float32)
-    return levels
+def check_samples(samples: Samples, rate: int, name: str) -> None:
+    """Refuse samples that are too few, not numbers, too large or silent."""
+    if not len(samples):
+        raise DataError(f"{name} has no samples; give a clip with speech")
+    if len(samples) < MIN_SECONDS * rate:
+        raise DataError(f"{name} lasts {in_seconds(len(samples) / rate)}; give at least {MIN_SECONDS} s")
+    if not np.isfinite(samples).all():
+        raise DataError(f"{name} has samples that are not numbers (NaN or infinite); record or convert it again")
+    lowest, highest = float(samples.min()), float(samples.max())
+    if (loudest := max(-lowest, highest)) > MAX_AMPLITUDE:
+        raise DataError(f"{name} has a sample of {loudest:g}; samples lie between -1 and 1: convert it again")
+    if highest - lowest <= MIN_RANGE:
+        raise DataError(f"{name} is silent: its samples are all about the same; give a clip with speech")
+
+
+def in_seconds(length: float) -> str:
+    """Return a length for a message, to the sample: 30.00006 s are more than 30 s."""
+    return f"{length:,.7g} s"
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -107,36 +107,35 @@ def _name(source: Path | bytes | BinaryIO, name: str | None) -> str:
 @contextmanager
 def _opened(source: Path | bytes | BinaryIO, name: str, max_seconds: float) -> Iterator[Any]:
     """Open a clip as a `soundfile.SoundFile` whose size, format and header were checked."""
-    with _binary_file(source, name) as file:
+    with _reading_errors(name), _binary_file(source, name) as file:
         check_size(file.seek(0, os.SEEK_END), MAX_FILE_MIB, name, _cut(max_seconds))
         file.seek(0)
         _check_format(file.read(12), name)
         file.seek(0)
         # A number, because soundfile would take the format from the name of a file.
         handle = file.fileno() if isinstance(source, Path) else file
-        with _decoding_errors(name), _package("soundfile").SoundFile(handle, closefd=False) as sound:
+        with _package("soundfile").SoundFile(handle, closefd=False) as sound:
             _check_header(sound, name, max_seconds)
             yield sound
 
 
 def _binary_file(source: Path | bytes | BinaryIO, name: str) -> BinaryIO:
-    if isinstance(source, Path) and source.is_fifo():  # its length is unknown, and opening it would wait
-        raise DataError(f"cannot read {name}: it is a pipe; give a file")
-    try:
-        if isinstance(source, Path):
-            return source.open("rb", buffering=0)
+    if not isinstance(source, Path):
         return io.BytesIO(source if isinstance(source, bytes) else source.read(MAX_FILE_MIB * 2**20 + 1))
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise DataError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if source.is_fifo():  # its length is unknown, and opening it would wait
+        raise DataError(f"cannot read {name}: it is a pipe; give a file")
+    return source.open("rb", buffering=0)
 
 
 @contextmanager
-def _decoding_errors(name: str) -> Iterator[None]:
+def _reading_errors(name: str) -> Iterator[None]:
     try:
         yield
     except _package("soundfile").LibsndfileError as error:
         reason = error.error_string.removeprefix("Error : ").strip(" .")
         raise DataError(f"{name} is damaged: {reason}; record or convert it again") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise DataError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _check_format(magic: bytes, name: str) -> None:
@@ -156,23 +155,19 @@ def _check_header(sound: Any, name: str, max_seconds: float) -> None:
     if frames >= _UNKNOWN_LENGTH:
         raise DataError(f"{name} does not say how long it is; {_CONVERT}")
     if frames > max_seconds * rate:
-        raise TooLongError(f"{name} lasts {frames / rate:,.1f} s; {_cut(max_seconds)}")
+        raise TooLongError(f"{name} lasts {in_seconds(frames / rate)}; {_cut(max_seconds)}")
 
 
 def _cut(max_seconds: float) -> str:
     return f"cut it into clips of at most {max_seconds:g} s"
 
 
-def _decode(sound: Any, name: str) -> Samples:
+def _decode(sound: Any) -> Samples:
     """Return the average of all channels. float32 (frames,)"""
-    parts: list[Samples] = []
-    for block in sound.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True):
-        if not np.isfinite(block).all():
-            raise DataError(f"{name} has samples that are not numbers (NaN or infinite); record or convert it again")
-        if np.abs(block).max(initial=0) > MAX_AMPLITUDE:
-            loudest = np.abs(block).max()
-            raise DataError(f"{name} has a sample of {loudest:g}; samples lie between -1 and 1: convert it again")
-        parts.append(block.mean(axis=1))
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are refused afterwards
+        # `frames` is for what cannot seek (GSM).
+        blocks = sound.blocks(_BLOCK_FRAMES, frames=sound.frames, dtype="float32", always_2d=True)
+        parts = [block.mean(axis=1) for block in blocks]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seqdefer.errors import DataError, InputError
 from seqdefer.interfaces import Codec
-from seqdefer.tasks.speech.audio import SAMPLE_RATE, read_clip
+from seqdefer.tasks.speech.audio import SAMPLE_RATE, check_samples, in_seconds, read_clip
 from seqdefer.tasks.speech.network import SAMPLES_PER_STATE, SpeechNetwork
 from seqdefer.tasks.speech.waveforms import stack_waveforms, to_samples
 from seqdefer.tasks.text.codec import END_SIGN
@@ -62,11 +62,12 @@ class SpeechCodec(Codec):
         return to_samples(read_clip(content, name, max_seconds=self.max_seconds))
 
     def _checked(self, samples: Any, name: str) -> Any:
-        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating) or not np.isfinite(samples).all():
-            raise DataError(f"{name} is {samples.dtype} {samples.shape}; give finite floats (n,) between -1 and 1")
-        seconds = len(samples) / 16_000
-        if not 0 < seconds <= self.max_seconds:
-            raise DataError(f"{name} lasts {seconds:,.1f} s; give samples of at most {self.max_seconds:g} s")
+        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
+            raise DataError(f"{name} is {samples.dtype} {samples.shape}; give floats (n,) between -1 and 1")
+        seconds = len(samples) / SAMPLE_RATE
+        if seconds > self.max_seconds:
+            raise DataError(f"{name} lasts {in_seconds(seconds)}; give samples of at most {self.max_seconds:g} s")
+        check_samples(samples, SAMPLE_RATE, name)
         return samples
 
     def schema(self) -> dict[str, Any]:

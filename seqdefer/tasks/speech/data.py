@@ -16,7 +16,7 @@ so no sentence is in two parts, whoever reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -25,13 +25,14 @@ from typing import Any
 from seqdefer.errors import DataError
 from seqdefer.interfaces import SplitName
 from seqdefer.storage.files import fingerprint, write_text
-from seqdefer.storage.user_files import check_filled, check_id, join_quoted, parse_record, quote, read_lines
+from seqdefer.storage.user_files import check_filled, check_id, join_quoted, join_some, parse_record, quote, read_lines
 from seqdefer.tasks.common.splits import DealtSplits, ItemPool, count_nouns, deal_splits
 from seqdefer.tasks.speech.audio import Samples, read_clip, read_seconds
 
 MANIFEST = "manifest.jsonl"  # in the folder of a corpus that we write
 AUDIO_FIELDS = ("audio_filepath", "audio", "file", "path", "file_name")  # NeMo, Hugging Face, Common Voice
 TEXT_FIELDS = ("text", "sentence", "transcript", "transcription")
+Normalize = Callable[[str], str]
 _KIND = "a manifest: one JSON object a line with the fields 'audio_filepath' and 'text'"
 
 
@@ -96,15 +97,23 @@ def _pool(corpus: SpeechCorpus) -> ItemPool[Clip]:
 # -- manifests -----------------------------------------------------------------------------------------------------
 
 
-def read_manifest(path: Path) -> SpeechCorpus:
-    """Read a manifest, plain or gzip, or the one in a folder that a command of seqdefer wrote."""
+def read_manifest(path: Path, normalize: Normalize | None = None) -> SpeechCorpus:
+    """Read a manifest, plain or gzip, or the one in a folder that a command of seqdefer wrote.
+
+    With `normalize`, texts that it leaves without words are refused: they have no error rate."""
     path = path / MANIFEST if path.is_dir() else path
-    clips, is_synthetic = [], False
+    clips, wordless, is_synthetic = [], dict[int, str](), False
     for number, line in read_lines(path, kind=_KIND):
         place = f"{path.name}, line {number}"
         record = parse_record(line, place)
         clips.append(_clip(record, path.parent, place, number))
         is_synthetic |= record.get("synthetic") is True
+        if normalize is not None and not has_words(clips[-1].text, normalize):
+            wordless[number] = clips[-1].text
+    if wordless:
+        lines, first = join_some(map(str, wordless)), quote(next(iter(wordless.values())))
+        place = f"{path.name}, line{'s' * (len(wordless) > 1)} {lines}"
+        raise DataError(f"{place}: no words in the text ({first}); correct it, or remove the line")
     return without_repeats(SpeechCorpus(path.name, clips, is_synthetic))
 
 
@@ -120,6 +129,10 @@ def without_repeats(corpus: SpeechCorpus) -> SpeechCorpus:
         different.setdefault(one.digest(), one)
     dropped = len(corpus) - len(different)
     return replace(corpus, clips=list(different.values()), repeated=corpus.repeated + dropped)
+
+
+def has_words(text: str, normalize: Normalize) -> bool:
+    return any(letter.isalnum() for letter in normalize(text))
 
 
 def _clip(record: Mapping[str, Any], folder: Path, place: str, number: int) -> Clip:

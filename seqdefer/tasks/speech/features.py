@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import unknown
-from seqdefer.tasks.speech.audio import LEVEL_WINDOW, MIN_LEVEL, SAMPLE_RATE
+from seqdefer.tasks.speech.audio import SAMPLE_RATE
 from seqdefer.tasks.speech.network import SAMPLES_PER_STATE
 from seqdefer.tasks.speech.waveforms import NO_SAMPLE, SCALE, n_samples
 from seqdefer.tasks.text.facts import ProposedTokens, TokenFacts
@@ -39,6 +39,7 @@ FACTS = {
     "level": "signal level there, in dB",
     "position": "number of tokens before it",
 }
+MIN_LEVEL = -100.0  # dB, below the noise of 16-bit samples
 HEARD = SAMPLE_RATE // 5  # samples around a place whose level is measured: 200 ms
 QUANTILES = (0.9, 0.5, 0.1)
 MIN_LOG_PROB = -1e4  # finite even where no other token is allowed
@@ -126,10 +127,8 @@ def reading_table(tokenizer: Any, n_tokens: int) -> Tensor:
 
 def _texts(tokenizer: Any, n_tokens: int) -> list[str]:
     """Return the tokens as text, special ones as nothing."""
-    special, names = (
-        set(tokenizer.all_special_ids),
-        tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer))))),
-    )
+    special = set(tokenizer.all_special_ids)
+    names = tokenizer.convert_ids_to_tokens(list(range(min(n_tokens, len(tokenizer)))))
     return [
         "" if number in special else str(tokenizer.convert_tokens_to_string([name]))
         for number, name in enumerate(names)
@@ -149,7 +148,7 @@ def level_at(inputs: Tensor, places: Tensor) -> Tensor:
 def _level_quantiles(row: Tensor) -> Tensor:
     """Return the quantiles of the levels of all whole windows of 20 ms of one waveform (W,). (3,)"""
     samples = row[row != NO_SAMPLE].float() / SCALE
-    windows = samples[: len(samples) // LEVEL_WINDOW * LEVEL_WINDOW].view(-1, LEVEL_WINDOW)
+    windows = samples[: len(samples) // SAMPLES_PER_STATE * SAMPLES_PER_STATE].view(-1, SAMPLES_PER_STATE)
     windows = windows if len(windows) else samples[None]
     return _decibels(windows.square().mean(1)).quantile(torch.tensor(QUANTILES, device=row.device))
 

@@ -21,7 +21,6 @@ from seqdefer.tasks.text.loading import load_checkpoint
 from seqdefer.tasks.text.models import TextModel, transformers
 
 TASK = "transcribe"
-EXTRACTOR_FILE = "preprocessor_config.json"
 LIKE = "choose one like openai/whisper-tiny"
 
 
@@ -94,8 +93,11 @@ def prompt_of(rules: Any, language: str, name: str) -> tuple[int, ...]:
     if start is None:
         raise CheckpointError(f"{name} does not name the token that its decoder starts with; {LIKE}")
     after = () if last is None else (last,)
-    languages = getattr(rules, "lang_to_id", None)
-    if not getattr(rules, "is_multilingual", False) or not languages:  # whisper-tiny.en
+    is_multilingual, languages = getattr(rules, "is_multilingual", None), getattr(rules, "lang_to_id", None) or {}
+    if is_multilingual is None or (is_multilingual and not languages):
+        advice = "copy the generation_config.json of the model that it was trained from"
+        raise CheckpointError(f"{name} does not name its languages (is_multilingual, lang_to_id); {advice}")
+    if not is_multilingual:  # whisper-tiny.en
         if language != "en":
             raise OptionError(
                 f"{name} writes English only, and --language is {language!r}; choose a multilingual model"

@@ -23,11 +23,13 @@ from seqdefer.errors import DataError
 from seqdefer.progress import Meter, Silent
 from seqdefer.storage.files import read_json, write_json
 from seqdefer.storage.user_files import check_filled, join_quoted, looks_like_file
-from seqdefer.tasks.speech.audio import read_seconds
+from seqdefer.tasks.speech.audio import SAMPLE_RATE, read_clip
 from seqdefer.tasks.speech.data import (
     MANIFEST,
     TEXT_FIELDS,
+    Normalize,
     SpeechCorpus,
+    has_words,
     read_manifest,
     write_manifest,
 )
@@ -40,16 +42,25 @@ _SUMMARY = "dataset.json"
 
 
 def read_speech(
-    source: str, *, split: str = "train", cache: Path | None = None, meter: Meter | None = None
+    source: str,
+    *,
+    split: str = "train",
+    normalize: Normalize | None = None,
+    cache: Path | None = None,
+    meter: Meter | None = None,
 ) -> SpeechCorpus:
     """Read a manifest, plain or gzip, or a dataset of the Hub: NAME[:CONFIG][/SPLIT].
 
-    `split` applies to a dataset without one. Datasets are stored in the directory `cache`."""
+    `split` applies to a dataset without one. Datasets are stored in the directory `cache`. Texts that `normalize`
+    leaves without words are refused in a manifest, and left out of a dataset."""
     if not source:
         raise DataError("the name of the data is empty; give a manifest or a dataset of the Hub")
     if looks_like_file(Path(source)):
-        return read_manifest(Path(source))
-    return fetch_clips(parse_dataset_name(source, split), (cache or cache_directory()) / "speech", meter or Silent())
+        return read_manifest(Path(source), normalize)
+    wanted, folder = parse_dataset_name(source, split), (cache or cache_directory()) / "speech"
+    corpus = fetch_clips(wanted, folder, meter or Silent())
+    clips = [one for one in corpus.clips if normalize is None or has_words(one.text, normalize)]
+    return replace(corpus, clips=clips, unusable=corpus.unusable + len(corpus) - len(clips))
 
 
 def fetch_clips(wanted: DatasetName, cache: Path, meter: Meter, max_rows: int = MAX_ROWS) -> SpeechCorpus:
@@ -83,7 +94,7 @@ def _store_rows(rows: Iterator[tuple[Any, bytes | None, Any]], folder: Path) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, content, text) in enumerate(rows):
         try:
-            seconds = read_seconds(content or b"", f"row {number}")
+            samples = read_clip(content or b"", f"row {number}")
             check_filled(text, "text", f"row {number}")
         except DataError as error:
             yield {"unusable": str(error)}
@@ -95,7 +106,7 @@ def _store_rows(rows: Iterator[tuple[Any, bytes | None, Any]], folder: Path) -> 
             "id": str(number if name is None else name),
             "audio_filepath": file,
             "text": text,
-            "duration": round(seconds, 3),
+            "duration": round(len(samples) / SAMPLE_RATE, 3),
         }
 
 

@@ -29,13 +29,13 @@ from seqdefer.storage.files import fingerprint
 from seqdefer.tasks.common.edit_distance import character_error_rates, word_error_rates
 from seqdefer.tasks.common.token_drawing import TokenExample, draw_tokens, drawings_of
 from seqdefer.tasks.speech.alignment import Alignments
-from seqdefer.tasks.speech.audio import to_flac
+from seqdefer.tasks.speech.audio import in_seconds, to_flac
 from seqdefer.tasks.speech.codec import SpeechCodec
 from seqdefer.tasks.speech.data import Clip, split_clips
 from seqdefer.tasks.speech.features import SpeechFacts
 from seqdefer.tasks.speech.models import load_speech_model
 from seqdefer.tasks.speech.network import SpeechNetwork
-from seqdefer.tasks.speech.normalization import normalizer, read_spellings
+from seqdefer.tasks.speech.normalization import WITHOUT_SPACES, normalizer
 from seqdefer.tasks.speech.options import SpeechOptions
 from seqdefer.tasks.speech.sources import read_speech
 from seqdefer.tasks.speech.waveforms import stack_waveforms, to_samples, to_waveform
@@ -79,23 +79,24 @@ class SpeechTask(Task):
         *,
         source: str = "",
         is_synthetic: bool = False,
-        spellings: Mapping[str, str] | None = None,
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.options, self.source = options, source
         self.predictor, self.expert = pair.predictor, pair.expert
         self.codec = SpeechCodec(pair, options.language)
         self.spec = SequenceSpec(options.length, pair.predictor.end)
-        self.token_rule = f"unavoidable edits in {options.error_rate}"
-        unit = {"words": "word", "characters": "character"}[options.error_rate]
-        self.loss_unit = f"{unit} error rate, %{', synthetic speech' if is_synthetic else ''}"
+        kind = {"words": "word", "characters": "character"}[options.error_rate]
+        self.loss_unit = f"{kind} error rate, %{', synthetic speech' if is_synthetic else ''}"
         self.is_synthetic = is_synthetic
         # An example's id is its index here. The test comes first, so that its labels stay when train grows.
         self.clips = [one for part in reversed(PARTS) for one in parts[part]]
+        spellings = getattr(pair.expert.model.tokenizer, "english_spelling_normalizer", None)
         self.normalize = lru_cache(KEPT_TEXTS)(normalizer(options.language, spellings))
         self._text = lru_cache(KEPT_TEXTS)(self.codec.text)
-        self.references = [_normalized(self.normalize, one) for one in self.clips]
-        self.alignments = Alignments([one.text for one in self.clips], options.error_rate)
+        self.references = [self.normalize(one.text) for one in self.clips]
+        unit = "characters" if options.language in WITHOUT_SPACES else options.error_rate  # as normalised
+        self.token_rule = f"unavoidable edits in {unit}"
+        self.alignments = Alignments([one.text for one in self.clips], unit)
         self.parts: dict[SplitName, Examples] = {}
         first = 0
         for part in reversed(PARTS):
@@ -109,7 +110,7 @@ class SpeechTask(Task):
         rows = []
         for one in clips:
             if one.duration > self.codec.max_seconds:
-                heard = f"{one.audio} lasts {one.duration:.1f} s; the models hear {self.codec.max_seconds:g} s"
+                heard = f"{one.audio} lasts {in_seconds(one.duration)}; the models hear {self.codec.max_seconds:g} s"
                 raise DataError(f"{heard}: cut it into clips")
             rows.append(to_samples(one.read()))
             progress(1)
@@ -180,13 +181,6 @@ class SpeechTask(Task):
         return draw_tokens(drawn, legend=[f"{END_SIGN} the end of a text"])
 
 
-def _normalized(normalize: Callable[[str], str], clip: Clip) -> str:
-    text = normalize(clip.text)
-    if not any(letter.isalnum() for letter in text):
-        raise DataError(f"the text of clip {clip.id} has no words: {clip.text!r:.60}; correct it, or remove the clip")
-    return text
-
-
 # -- preparing -----------------------------------------------------------------------------------------------------
 
 
@@ -196,8 +190,9 @@ def prepare(options: SpeechOptions, folder: Path, device: torch.device, meter: M
     if options.train != usual.train and options.test == usual.test:  # report on the user's own clips
         options = replace(options, test=None)
     with _naming_what_to_do():
-        train = read_speech(options.train, split="train", meter=meter)
-        test = None if options.test is None else read_speech(options.test, split="test", meter=meter)
+        how: dict[str, Any] = {"normalize": normalizer(options.language), "meter": meter}
+        train = read_speech(options.train, split="train", **how)
+        test = None if options.test is None else read_speech(options.test, split="test", **how)
         counts: dict[SplitName, int] = {
             "train": options.train_clips,
             "validation": options.validation_clips,
@@ -212,7 +207,6 @@ def prepare(options: SpeechOptions, folder: Path, device: torch.device, meter: M
             splits.parts,
             source=splits.source,
             is_synthetic=train.synthetic or (test is not None and test.synthetic),
-            spellings=read_spellings(Path(options.expert)),
             progress=advance,
         )
 

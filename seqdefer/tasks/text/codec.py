@@ -110,6 +110,10 @@ class TextCodec(Codec):
             raise InputError(f"the model's chat template rejects these messages: {error}; change them") from error
         return Rendered(rendered)
 
+    def words(self, examples: Examples) -> list[str]:
+        rows = ([one for one in row if one != PADDING] for row in examples.inputs.tolist())
+        return [" ".join(self.decode(row).split()) for row in rows]
+
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": r"\S"}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from seqdefer.errors import DataError, OptionError, unknown
+from seqdefer.errors import DataError, OptionError
 from seqdefer.tasks.common.metrics import Metric
 from seqdefer.tasks.text.data import Corpus, Document, Fields, corpus_of
 from seqdefer.tasks.text.hub import cached_commit
@@ -41,7 +41,15 @@ class Given:
         """Return objects by the names of options; a function becomes a metric."""
         known = {field.name for field in fields(cls)}
         for name in objects.keys() - known:
-            raise unknown("option that can be an object", name, known)
+            what = f"{name} is {objects[name]!r:.60}, of type {type(objects[name]).__name__}"
+            raise OptionError(f"{what}; give a text or a number: objects can be {', '.join(sorted(known))}")
+        for role in ("predictor", "expert"):
+            model = objects.get(role)
+            if model is not None and not hasattr(model, "get_output_embeddings"):
+                raise OptionError(
+                    f"the {role} is a {type(model).__name__}, not a loaded model; give a model of transformers, the "
+                    "name of one on the Hub, or a folder"
+                )
         metric = objects.get("metric")
         if metric is not None and not isinstance(metric, Metric):
             objects = {**objects, "metric": Metric(metric)}

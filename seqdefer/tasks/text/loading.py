@@ -23,6 +23,7 @@ from seqdefer.tasks.text.models import TextModel, text_model, transformers
 REVISION_SIGN = "@"  # between the name of a repository on the Hub and a branch, tag or commit
 DTYPES = ("float32", "bfloat16", "float16")
 CHECKPOINT_FILES = "config.json, model.safetensors, and tokenizer.json with tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")  # one of them, at least
 Family = Callable[[Any, Any, str], Any]  # the package, a configuration and a name -> an auto class
 CONVERSION = "if you trust it, load it with transformers and save it again with save_pretrained"
 
@@ -85,6 +86,8 @@ def _check_folder(folder: Path) -> None:
         if pickled:
             raise CheckpointError(f"{folder} has only pickled weights ({pickled[0]}), which can run code; {CONVERSION}")
         raise CheckpointError(f"{folder} holds no weights; a checkpoint is a folder with {CHECKPOINT_FILES}")
+    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):  # some would be made up
+        raise CheckpointError(f"{folder} holds no tokenizer; save it there, too: tokenizer.save_pretrained(...)")
 
 
 def text_family(library: Any, config: Any, name: str) -> Any:

@@ -86,7 +86,7 @@ class _Writer(ABC):
     @property
     def examples_at_once(self) -> int:
         """Return 1 on a CPU where rows of several documents need copies, which are slower to make than to attend to."""
-        makes_copies = self.device.type == "cpu" and not getattr(self.model.network, "attends_by_document", False)
+        makes_copies = self.device.type == "cpu" and not self.model.network.attends_by_document
         return 1 if makes_copies else max(1, min(self.rows_at_once // EXPECTED_BRANCHES, self.max_examples))
 
     @cached_property

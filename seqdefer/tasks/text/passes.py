@@ -52,19 +52,30 @@ class KeyValueCache:
         """Return S, the length of the longest input."""
         return self.source[0][0].shape[2] if self.source else self.base
 
-    def take(self, rows: Tensor | slice, n_read: int) -> KeyValueCache:
+    def take(self, rows: Tensor | slice, n_read: int, *, shares: bool = False) -> KeyValueCache:
         """Return `rows` (repeats allowed) after their first `n_read` tokens. A slice copies nothing, and no rows that
-        share a document copy it."""
+        share a document copy it. With `shares`, rows of different documents copy none either: a copy would save a
+        decoder that needs keys and values row by row from making one in every pass."""
         width = self.base + n_read
         own = tuple((keys[:, :, :width][rows], values[:, :, :width][rows]) for keys, values in self.own)
         mask = None if self.mask is None else self.mask[rows]
         n = len(rows) if isinstance(rows, Tensor) else rows.stop - rows.start
         if not self.source or _is_one(self.source[0][0]):
             return KeyValueCache(own, _expanded(self.source, n), mask, self.base)
-        if self.documents is None and (isinstance(rows, slice) or len(rows.unique()) == n):
+        if not shares and self.documents is None and (isinstance(rows, slice) or len(rows.unique()) == n):
             source = tuple((keys[rows], values[rows]) for keys, values in self.source)
             return KeyValueCache(own, source, mask, self.base)
         return KeyValueCache(own, self.source, mask, self.base, self._documents()[rows])
+
+    @staticmethod
+    def pooled(parts: Sequence[KeyValueCache]) -> list[KeyValueCache]:
+        """Return the parts with one source for all of them: to join their rows later takes no further copy of it."""
+        source, documents = _joined_sources(parts)
+        if _is_one(source[0][0]):
+            return list(parts)
+        documents = torch.arange(len(source[0][0]), device=source[0][0].device) if documents is None else documents
+        places = documents.split([len(part) for part in parts])
+        return [replace(part, source=source, documents=some) for part, some in zip(parts, places, strict=True)]
 
     def shared_layers(self, *, even_one: bool) -> list[SharedLayer]:
         """Return the source as layers that rows share, where they do. Rows of one document share its memory anyway."""
@@ -197,6 +208,7 @@ class Network(ABC):
 
     padding: int = PADDING
     n_noted: int = 0  # numbers that `watching` adds to hidden states
+    attends_by_document = False  # whether the decoder needs no copy of a document for each row: see `DocumentRows`
 
     def __init__(self, model: Any) -> None:
         self.lock = threading.RLock()
@@ -335,7 +347,6 @@ class EncoderDecoder(Network):
     one token or more."""
 
     reads_ids = True  # as `prefill_unseen` expects
-    attends_by_document = False  # whether the decoder needs no copy of a document for each row: see `DocumentRows`
 
     def __init__(self, model: Any, prompt: Sequence[int], encoder_cache: EncoderCache) -> None:
         super().__init__(model)

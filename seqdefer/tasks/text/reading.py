@@ -133,6 +133,11 @@ class Reader:
         self.network, self.to_proposal, self.batch, self.keeps_logits = network, to_proposal, batch, keeps_logits
         self._tokens_per_pass = INPUT_TOKENS_PER_PASS["cpu" if network.device.type == "cpu" else "gpu"]
 
+    @property
+    def _shares(self) -> bool:
+        """Whether caches keep all documents of a source. A GPU would attend to those that no row needs, too."""
+        return self.network.attends_by_document and self.network.device.type == "cpu"
+
     @torch.no_grad()
     def catch_up(self, reading: Reading, rows: Tensor | None = None) -> Reading:
         """Return the reading after `rows` (default: all) have read all their tokens."""
@@ -144,6 +149,7 @@ class Reader:
         new: list[_NewBlock] = []
         for group in group_by_length(rows[n_read == UNREAD], reading.lengths, self._tokens_per_pass):
             new += self.batch.map(group, partial(self._prefill, reading))
+        new = _pooled(new) if self._shares and len(new) > 1 else new
         new += self.batch.map(behind, partial(self._extend, reading))
         return _with_blocks(reading, new) if new else reading
 
@@ -167,7 +173,7 @@ class Reader:
         return self._new_block(reading, rows, torch.arange(len(rows)), run)
 
     def _extend(self, reading: Reading, rows: Tensor, *, says_all: bool = False) -> _NewBlock:
-        cache, index, n_read = _cache_of(reading, rows)
+        cache, index, n_read = _cache_of(reading, rows, shares=self._shares)
         there = rows.to(reading.tokens.device)
         tokens = reading.tokens[there, n_read:]
         if len(cache) > len(rows):  # unused rows read zeros
@@ -186,12 +192,17 @@ class Reader:
         return _NewBlock(rows, index, block, named[index.to(named.device)])
 
 
+def _pooled(new: list[_NewBlock]) -> list[_NewBlock]:
+    caches = KeyValueCache.pooled([each.block.cache for each in new])
+    return [replace(each, block=replace(each.block, cache=cache)) for each, cache in zip(new, caches, strict=True)]
+
+
 def _by_block(reading: Reading, rows: Tensor) -> Tensor:
     """Sort rows by their blocks, and keep their order within a block."""
     return rows[(reading.where[rows] * torch.tensor([2**32, 1])).sum(1).argsort()]
 
 
-def _cache_of(reading: Reading, rows: Tensor) -> tuple[KeyValueCache, Tensor, int]:
+def _cache_of(reading: Reading, rows: Tensor, *, shares: bool) -> tuple[KeyValueCache, Tensor, int]:
     """Return a cache that holds `rows` (sorted by block), their places in it, and how many tokens it has read."""
     where, blocks = reading.where[rows], reading.blocks
     numbers = where[:, 0].unique().tolist()
@@ -204,7 +215,8 @@ def _cache_of(reading: Reading, rows: Tensor) -> tuple[KeyValueCache, Tensor, in
     parts = []
     for number in numbers:
         index = where[where[:, 0] == number, 1]
-        parts.append(blocks[number].cache.take(_slice_or_index(index, reading.tokens.device), n_read))
+        taken = _slice_or_index(index, reading.tokens.device)
+        parts.append(blocks[number].cache.take(taken, n_read, shares=shares))
     return KeyValueCache.join(parts), torch.arange(len(rows)), n_read
 
 

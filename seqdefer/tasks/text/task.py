@@ -136,16 +136,15 @@ class TextTask(Task):
         keys = torch.cat([examples.ids[:, None].to(sequences.tokens), masked_tokens(sequences)], 1)
         distinct, copies = keys.unique(dim=0, return_inverse=True)
         rows = distinct.tolist()
-        texts = self.tokenizer.batch_decode(
-            [[token for token in row[1:] if token != PADDING] for row in rows], skip_special_tokens=True
-        )
+        # As outputs are decoded; without the space that begins what a decoder-only model writes.
+        texts = [self.codec.decode([token for token in row[1:] if token != PADDING]).strip() for row in rows]
         measured = measure(texts, [row[0] for row in rows])
         return measured.to(sequences.tokens.device)[copies]
 
     def _metric_losses(self, texts: Sequence[str], rows: Sequence[int]) -> Tensor:
         assert self.metric is not None
         documents = [self.documents[row] for row in rows]
-        references, inputs = [one.summary for one in documents], [one.document for one in documents]
+        references, inputs = [one.summary.strip() for one in documents], [one.document for one in documents]
         return torch.tensor(self.metric.losses(texts, references, inputs), dtype=torch.float64)
 
     def token_loss(self, examples: Examples, prefixes: Sequences, tokens: Tensor) -> Tensor:

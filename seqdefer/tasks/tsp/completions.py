@@ -1,4 +1,4 @@
-"""What solvers of tours have in common: they complete prefixes of a draft, one instance at a time.
+"""The interface of the solvers of tours: they complete prefixes of a draft, one instance at a time.
 
     solved = LocalSearch().hand_offs(cities, draft, kept)    # (N, 2), (N,), (J,)
     solved.tours                                             # (J, N)

@@ -32,7 +32,7 @@ from seqdefer.registry import EXPERTS, OWN, by_name, find_plugins, package_of
 from seqdefer.tasks.tsp.completions import Floats, HandOffs, Ints, Stop, TourSolver
 from seqdefer.tasks.tsp.exact import TIME_LIMIT
 from seqdefer.tasks.tsp.reading import MIN_CITIES
-from seqdefer.tasks.tsp.search import EFFORT, LocalSearch
+from seqdefer.tasks.tsp.search import EFFORT, LocalSearch, load_compiled
 from seqdefer.tasks.tsp.solvers import PACKAGES, Gurobi, Highs, load
 from seqdefer.types import Examples, Sequences, SequenceSpec
 
@@ -128,11 +128,12 @@ def make_expert(
         raise OptionError(f"n_threads is {n_threads}; it must be at least 1")
     if (plugin := look_up("expert", name, _experts())) is not None:
         return _make_plugin(name, plugin)
-    load(PACKAGES[name], name)
+    load_compiled()
     solver: TourSolver
     if name == "search":
         solver = LocalSearch(effort=EFFORT if effort is None else effort, seed=seed)
     else:
+        load(PACKAGES[name], name)
         exact = Gurobi if name == "gurobi" else Highs
         solver = exact(time_limit=TIME_LIMIT if time_limit is None else time_limit)
     return TourExpert(solver, n_threads=n_threads)
@@ -140,7 +141,7 @@ def make_expert(
 
 def _experts() -> dict[str, EntryPoint | None]:
     """Return the experts by name: the entry point of a plug-in, None for a built-in."""
-    found: list[tuple[str, str, EntryPoint | None]] = [(name, OWN, None) for name in PACKAGES]
+    found: list[tuple[str, str, EntryPoint | None]] = [(name, OWN, None) for name in (*PACKAGES, "search")]
     for key, point in find_plugins(EXPERTS).items():
         if key.startswith("tsp."):
             found.append((key.removeprefix("tsp."), package_of(point), point))

@@ -8,7 +8,7 @@ checkpoint is unfinished work to go on with, unlike what `storage/made_once.py` 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.errors import CheckpointError, OptionError
+from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.storage.files import fingerprint, read_tensors, write_tensors
 from seqdefer.tasks.common.options import check_ranges, option
 from seqdefer.tasks.tsp.pointer import MAX_HIDDEN, EncodedCities, PointerNet
@@ -97,7 +98,7 @@ class PointerTraining:
         self.steps = math.ceil(len(cities) / options.batch_size)  # of an epoch
         self.epoch = 0
 
-    def run_epoch(self, progress: Callable[[int], None] = lambda _: None) -> float:
+    def run_epoch(self, progress: Progress = NO_PROGRESS) -> float:
         """Train one epoch; return the mean length of the sampled tours."""
         seed = int(fingerprint(self.options.seed, self.epoch), 16) % 2**63
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -161,7 +162,7 @@ def train(
     options: TrainingOptions,
     device: torch.device,
     folder: Path,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> PointerNet:
     """Train on `cities` (n, N, 2), resuming from `folder`. `progress` is called with numbers of instances."""
     training, path = PointerTraining(cities, options, device), folder / "training.safetensors"

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from seqdefer.errors import missing_extra
+from seqdefer.errors import import_extra
 from seqdefer.tasks.tsp.completions import Floats, HandOffs, Ints, Stop, TourSolver
 
 EFFORT = 3  # perturbations per remaining city
@@ -31,8 +31,7 @@ class LocalSearch(TourSolver):
         self.fingerprint = f"tsp-search-1 effort={effort} seed={seed}"
 
     def prepare(self) -> None:
-        compiled = _compiled()
-        if not compiled.hand_offs.signatures:
+        if not load_compiled().hand_offs.signatures:
             self.hand_offs(np.zeros((4, 2)), np.arange(4), np.zeros(1, np.int64))
 
     def hand_offs(self, cities: Floats, draft: Ints, kept: Ints, *, stop: Stop | None = None) -> HandOffs:
@@ -40,15 +39,11 @@ class LocalSearch(TourSolver):
         cities, draft = np.require(cities, np.float64, ["C", "W"]), np.require(draft, np.int64, ["C", "W"])
         kept, tours = np.require(kept, np.int64, ["C", "W"]), np.empty((len(kept), len(draft)), np.int64)
         stop = np.zeros(1, np.bool_) if stop is None else stop
-        runs = _compiled().hand_offs(cities, draft, kept, int(self.effort), int(self.seed), N_EXACT, stop, tours)
+        runs = load_compiled().hand_offs(cities, draft, kept, int(self.effort), int(self.seed), N_EXACT, stop, tours)
         return HandOffs(tours, runs)
 
 
-def _compiled() -> ModuleType:
-    try:
-        from seqdefer.tasks.tsp import compiled
-    except ImportError as error:
-        if error.name is None or error.name.split(".")[0] not in {"numba", "llvmlite"}:
-            raise
-        raise missing_extra("numba", "tsp", "the local search for tours") from error
-    return compiled
+def load_compiled() -> ModuleType:
+    """Import the compiled functions, and numba with them."""
+    module: ModuleType = import_extra("seqdefer.tasks.tsp.compiled", "tsp", "an expert for tours")
+    return module

@@ -3,8 +3,8 @@
 `seqdefer.tasks.tsp.exact` has the algorithm. Both solvers use one thread, because rows are solved in parallel. Neither
 package is imported before it is needed.
 
-    solution = Gurobi().complete(cities, prefix)   # cities (N, 2), prefix (kept,)
-    solution.tour, solution.is_optimal
+    solved = Gurobi().hand_offs(cities, draft, kept)    # (N, 2), (N,), (J,)
+    solved.tours                                        # (J, N)
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ import numpy as np
 
 from seqdefer.errors import InputError, OptionError, import_extra
 from seqdefer.tasks.tsp.completions import Floats, Ints
-from seqdefer.tasks.tsp.exact import (
+from seqdefer.tasks.tsp.exact import ExactSolver, canonical, walk
+from seqdefer.tasks.tsp.programs import (
     LENGTH_TOLERANCE,
     Constraint,
     Deadline,
-    ExactSolver,
     Geometry,
     Program,
     Relaxation,
     RelaxedSolution,
-    canonical,
-    walk,
 )
 
 EXTRA = "tsp"
-PACKAGES = {"gurobi": "gurobipy", "highs": "highspy", "search": "numba"}  # required by each expert
+PACKAGES = {"gurobi": "gurobipy", "highs": "highspy"}  # required by each expert
 SIZE_LIMIT_EXCEEDED = 10010  # Gurobi's error code for a model too large for the licence
 LP_TOLERANCE = 1e-9  # tight, because the bounds decide which edges are removed
 
@@ -43,7 +41,7 @@ def load(package: str, expert: str) -> Any:
 
 
 def _alternatives(expert: str) -> str:
-    others = [name for name in PACKAGES if name != expert]
+    others = [name for name in (*PACKAGES, "search") if name != expert]
     return f"use another expert: {', '.join(others)}"
 
 

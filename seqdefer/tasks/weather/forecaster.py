@@ -7,7 +7,7 @@ dropout masks, fixed and shared by all examples, so proposals are deterministic 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from seqdefer.interfaces import Predictor
-from seqdefer.progress import Meter
+from seqdefer.progress import NO_PROGRESS, Meter, Progress
 from seqdefer.storage.files import fingerprint
 from seqdefer.storage.made_once import network_made_once
 from seqdefer.types import BatchRecord, Examples, Proposal
@@ -77,7 +77,7 @@ def train_forecaster(
     examples: Examples,
     options: ForecasterOptions,
     device: torch.device,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> Forecaster:
     """Fit by least squares, teacher forcing and a one-cycle learning rate. Mean and scale come from `examples`."""
     torch.manual_seed(options.seed)

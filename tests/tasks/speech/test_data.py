@@ -14,8 +14,10 @@ import pytest
 from seqdefer.errors import DataError, OptionError
 from seqdefer.tasks.speech.audio import write_clip
 from seqdefer.tasks.speech.data import MANIFEST, Clip, SpeechCorpus, read_manifest, split_clips, write_manifest
+from seqdefer.tasks.speech.normalization import normalizer
 
 pytest.importorskip("soundfile")
+pytest.importorskip("transformers")
 
 COUNTS = {"train": 6, "validation": 2, "test": 3}
 
@@ -120,8 +122,22 @@ def test_a_bad_line_is_named(record: Any, message: str, manifest: Callable[..., 
 
 def test_a_long_clip_is_refused(manifest: Callable[..., Path], tmp_path: Path) -> None:
     write_noise(tmp_path / "long.flac", 31.0)
-    with pytest.raises(DataError, match=r"line 1: .*long.flac lasts 31.0 s; cut it into clips of at most 30 s"):
+    with pytest.raises(DataError, match=r"line 1: .*long.flac lasts 31 s; cut it into clips of at most 30 s"):
         read_manifest(manifest({"audio_filepath": "long.flac", "text": "x"}))
+
+
+def test_all_texts_without_words_are_named(manifest: Callable[..., Path]) -> None:
+    """Regression: the first was named, by its id alone, once the models were loaded."""
+    texts = ["hello", "um", "...", "well", *["[noise]"] * 12]
+    path = manifest(*({"audio_filepath": "clips/a.flac", "text": text} for text in texts))
+    lines = "2, 3, 5, 6, 7, 8, 9, 10, 11, 12 and 4 more"
+    with pytest.raises(
+        DataError, match=rf"^corpus.jsonl, lines {lines}: no words in the text \('um'\); correct it, or"
+    ):
+        read_manifest(path, normalizer("en"))
+    assert len(read_manifest(manifest({"audio_filepath": "clips/a.flac", "text": "um"}))) == 1, "a word of its own"
+    with pytest.raises(DataError, match=r"line 1: no words in the text \('\?'\)"):
+        read_manifest(manifest({"audio_filepath": "clips/a.flac", "text": "?"}), normalizer("fr"))
 
 
 def test_an_empty_manifest(manifest: Callable[..., Path]) -> None:

@@ -15,10 +15,13 @@ pytest.importorskip("soundfile", reason="needs the extra 'speech'")
 
 from tiny_whisper import LENGTH, save_place, tiny_whisper, write_corpus
 
+from seqdefer.budgets.token_sweeps import sweep_thresholds
 from seqdefer.engine.drafts import draft
 from seqdefer.labels.exploration import draw_decisions, grow_along
 from seqdefer.labels.hand_offs import hand_off_table
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.progress import Silent
+from seqdefer.rejectors.confidence import Confidence
 from seqdefer.tasks.speech.options import SpeechOptions
 from seqdefer.tasks.speech.task import SpeechTask, _source_bytes, prepare
 from seqdefer.tasks.text.passes import KeyValueCache
@@ -81,6 +84,16 @@ def test_labels_hold_the_keys_of_one_batch(task: SpeechTask, monkeypatch: pytest
     assert 0 < largest(monkeypatch, lambda: grow_along(task, examples, decisions)) <= limit
     drafted = draft(task.predictor, examples, task.spec)
     assert 0 < largest(monkeypatch, lambda: hand_off_table(task, examples, drafted)) <= limit
+
+
+@pytest.mark.usefixtures("new_objects")
+def test_sweeps_hold_the_keys_of_one_batch(task: SpeechTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each level kept copies for rows of different clips. 10 clips took 6 GB with whisper-base."""
+    task.predictor.batch_size = task.expert.batch_size = 8 * BATCH
+    examples = task.split("train")
+    limit = len(examples) * sum(_source_bytes(one.model.model) for one in (task.predictor, task.expert))
+    trees = DecisionTrees(task, examples)
+    assert 0 < largest(monkeypatch, lambda: sweep_thresholds(Confidence(), trees)) <= limit
 
 
 def test_bytes_of_a_clip_are_those_of_a_pass(task: SpeechTask) -> None:

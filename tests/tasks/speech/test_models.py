@@ -100,6 +100,15 @@ def test_prompts_name_language_and_task() -> None:
         prompt_of(rules, "xx", "tiny")
 
 
+@pytest.mark.parametrize("name", ["is_multilingual", "lang_to_id"])
+def test_a_generation_config_that_names_no_languages_is_refused(name: str) -> None:
+    """Regression: a model without `generation_config.json` passed for one of English alone, and wrote its prompt."""
+    rules = tiny_whisper(1, 0).generation_config
+    delattr(rules, name)
+    with pytest.raises(CheckpointError, match=r"mine does not name its languages .* generation_config\.json"):
+        prompt_of(rules, "en", "mine")
+
+
 @torch.no_grad()
 def slow(pair: TextPair, one: torch.Tensor, decisions: list[bool]) -> list[int]:
     """Run the interleaved loop for one clip, without a cache and with rules of its own."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from seqdefer.errors import CheckpointError, MissingExtraError
-from seqdefer.tasks.speech.normalization import SPELLINGS, normalizer, read_spellings
+from seqdefer.errors import MissingExtraError
+from seqdefer.tasks.speech.normalization import normalizer
 
 pytest.importorskip("transformers")
 
@@ -57,16 +57,6 @@ def test_other_languages_equal_another_package() -> None:
     for text in [*ODD, "Où est l'œuvre? Straße 12, žluťoučký kůň."]:
         assert normalizer("de")(text) == " ".join(basic()(text).split())
         assert normalizer("zh")(text) == " ".join(basic(split_letters=True)(text).split())
-
-
-def test_spellings_of_a_checkpoint(tmp_path: Path) -> None:
-    assert read_spellings(tmp_path) == {}
-    (tmp_path / SPELLINGS).write_text('{"colour": "color"}', encoding="utf-8")
-    assert read_spellings(tmp_path) == {"colour": "color"}
-    for content, message in (("{", "cannot read"), ("[1]", "does not map"), ('{"a": 1}', "does not map")):
-        (tmp_path / SPELLINGS).write_text(content, encoding="utf-8")
-        with pytest.raises(CheckpointError, match=message):
-            read_spellings(tmp_path)
 
 
 def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from seqdefer.errors import DataError, MissingExtraError
 from seqdefer.progress import Silent
 from seqdefer.tasks.speech.data import MANIFEST
+from seqdefer.tasks.speech.normalization import normalizer
 from seqdefer.tasks.speech.sources import fetch_clips, read_speech
 from seqdefer.tasks.text.hub import parse_dataset_name
 
@@ -53,17 +54,18 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def columns() -> dict[str, list[Any]]:
     contents = [encoded(0.5), encoded(0.75, "WAV"), encoded(31.0), encoded(0.5), b"ID3 an MP3", b""]
+    contents += [encoded(0.5), encoded(0.5, "WAV").replace(b"data", bytes(4)), encoded(0.5)[:5_000]]
     return {
-        "id": ["a", "b", "c", "d", "e", "f"],
+        "id": ["a", "b", "c", "d", "e", "f", "g", "h", "i"],
         "audio": [{"bytes": content, "path": "x.flac"} for content in contents],
-        "text": ["HELLO THERE", "GOOD BYE", "LONG", " ", "MP3", "NOTHING"],
-        "speaker_id": [1, 2, 3, 4, 5, 6],
+        "text": ["HELLO THERE", "GOOD BYE", "LONG", " ", "MP3", "NOTHING", "... [noise]", "NO DATA", "CUT"],
+        "speaker_id": list(range(9)),
     }
 
 
 def test_a_dataset_is_fetched_once(hub: Any, tmp_path: Path) -> None:
     calls = hub(columns())
-    corpus = read_speech(NAME, cache=tmp_path)
+    corpus = read_speech(NAME, normalize=normalizer("en"), cache=tmp_path)
     assert calls == [("owner/speech", "clean", "validation", True)]  # one split, and without running code of a dataset
     assert [(one.id, one.text, one.duration) for one in corpus.clips] == [
         ("a", "HELLO THERE", 0.5),
@@ -71,8 +73,8 @@ def test_a_dataset_is_fetched_once(hub: Any, tmp_path: Path) -> None:
     ]
     assert [one.audio.suffix for one in corpus.clips] == [".flac", ".wav"]
     assert len(corpus.clips[0].read()) == 8000
-    assert corpus.describe() == f"2 clips (0.0 minutes) of {NAME} ({corpus.fingerprint}), left out: 4 unusable"
-    assert read_speech(NAME, cache=tmp_path) == corpus
+    assert corpus.describe() == f"2 clips (0.0 minutes) of {NAME} ({corpus.fingerprint}), left out: 7 unusable"
+    assert read_speech(NAME, normalize=normalizer("en"), cache=tmp_path) == corpus
     assert len(calls) == 1
 
 
@@ -96,13 +98,13 @@ def test_an_interrupted_fetch_leaves_no_manifest(hub: Any, tmp_path: Path) -> No
         read_speech(NAME, cache=tmp_path, meter=Impatient())
     assert list(tmp_path.rglob("*.flac"))
     assert not list(tmp_path.rglob(MANIFEST))
-    assert len(read_speech(NAME, cache=tmp_path)) == 2
+    assert len(read_speech(NAME, normalize=normalizer("en"), cache=tmp_path)) == 2
 
 
 def test_datasets_without_clips(hub: Any, tmp_path: Path) -> None:
     rows = columns()
-    hub({name: values[2:] for name, values in rows.items()})
-    with pytest.raises(DataError, match=rf"{NAME} has no clip that can be used; of the first, row 0 lasts 31.0 s; .*; "
+    hub({name: values[2:6] for name, values in rows.items()})
+    with pytest.raises(DataError, match=rf"{NAME} has no clip that can be used; of the first, row 0 lasts 31 s; .*; "
                        "give a manifest instead"):  # fmt: skip
         read_speech(NAME, cache=tmp_path)
     hub({"audio": rows["audio"], "words": rows["text"]})

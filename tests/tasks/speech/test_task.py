@@ -18,13 +18,15 @@ pytest.importorskip("soundfile", reason="needs the extra 'speech'")
 from text_runs import Capture, refused, unknown_host
 from tiny_models import tiny
 from tiny_models import tokenizer as words_tokenizer
-from tiny_whisper import LENGTH, generated, save_place, tokenizer, write_corpus
+from tiny_whisper import LENGTH, generated, save_place, tiny_speech_pair, tokenizer, write_corpus
 
 from seqdefer import cli
 from seqdefer.errors import DataError, InputError, OptionError
 from seqdefer.evaluation.settings import choose_settings
+from seqdefer.interfaces import SplitName
 from seqdefer.progress import Silent
 from seqdefer.tasks.speech.audio import read_clip, write_clip
+from seqdefer.tasks.speech.data import Clip
 from seqdefer.tasks.speech.options import SpeechOptions
 from seqdefer.tasks.speech.task import ENTRY, SpeechTask, prepare
 from seqdefer.testing import check_task
@@ -95,6 +97,28 @@ def test_token_losses_add_up_to_the_edits_of_the_text(task: SpeechTask) -> None:
     texts = [tokenizer().decode(row, skip_special_tokens=True) for row in written]
     assert torch.equal(total, task.alignments.whole(texts, examples.ids.tolist()).float())
     assert total.max() > 0
+
+
+def test_tokens_of_languages_without_spaces_lose_characters(place: Path) -> None:
+    """Regression: the error rate counted characters, and the token loss took the whole text for one word."""
+    clips: dict[SplitName, list[Clip]] = {
+        "train": [],
+        "validation": [],
+        "test": [Clip("1", place / "3.flac", "東京です", 1.0)],
+    }
+    task = SpeechTask(options_of(place, language="ja"), tiny_speech_pair(), clips)
+    assert task.token_rule == "unavoidable edits in characters"
+    assert task.alignments.whole(["東京だ"], [0]).tolist() == [2]
+
+
+def test_spellings_come_with_the_expert_s_tokenizer(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: they were read from a folder, so models of the Hub had none."""
+    spelling = {"colour": "color"}
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.english_spelling_normalizer", spelling, raising=False)
+    task = prepare(options_of(place), tmp_path, CPU, Silent())
+    assert task.normalize("Colour!") == "color"
 
 
 def test_prefixes_may_have_no_columns(task: SpeechTask) -> None:
@@ -192,9 +216,12 @@ def test_inputs_may_be_files_bytes_base64_or_samples(task: SpeechTask, place: Pa
     [
         ("/etc/hostname", "input 1 of 1 is not the base64 code of a WAV or FLAC file"),
         (7, "input 1 of 1 is a int; give a Path"),
-        (np.zeros((2, 5), dtype=np.float32), "give finite floats"),
-        (np.full(100, np.nan), "give finite floats"),
-        (np.zeros(20_000), r"lasts 1\.2 s; give samples of at most 1 s"),
+        (np.zeros((2, 5), dtype=np.float32), "give floats"),
+        (np.full(2_000, np.nan), "samples that are not numbers"),
+        (np.zeros(2_000), "is silent"),  # regression: files were checked, samples were not
+        (np.linspace(-9e3, 9e3, 2_000), "has a sample of 9000; samples lie between -1 and 1"),
+        (np.zeros(0), "has no samples"),
+        (np.zeros(20_000), r"lasts 1\.25 s; give samples of at most 1 s"),
         (b"nothing", "is not a WAV or FLAC file"),
     ],
 )
@@ -216,12 +243,12 @@ def spoiled(place: Path, folder: Path, line: dict[str, Any], name: str = "bad.js
         ("silence", "is silent"),
         ("nan", "not numbers"),
         ("corrupt", "is damaged"),
-        ("long", "lasts 31.0 s; cut it"),
+        ("long", "lasts 31 s; cut it"),
         ("text", "is empty"),
-        ("no words", "has no words"),
+        ("no words", r"bad\.jsonl, line 24: no words in the text"),
         ("no file", "cannot read"),
         ("no field", "there is no 'audio_filepath'"),
-        ("too long for the model", r"bad\.wav lasts 2\.0 s; the models hear 1 s"),
+        ("too long for the model", r"bad\.wav lasts 2 s; the models hear 1 s"),
     ],
 )
 def test_bad_clips_end_in_one_line(kind: str, what: str, place: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -250,6 +277,7 @@ def test_bad_clips_end_in_one_line(kind: str, what: str, place: Path, tmp_path: 
     models = ["--predictor", place / "predictor", "--expert", place / "expert"]
     message = refused(capsys, "run", "speech", *models, "--train", manifest, *sizes, "--out", tmp_path / "out")
     assert re.search(what, message), message
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_models_end_in_one_line(place: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -268,6 +296,7 @@ def test_other_models_end_in_one_line(place: Path, tmp_path: Path, capsys: Captu
     ):
         message = refused(capsys, "run", "speech", "--predictor", place / "predictor", "--expert", expert, *data)
         assert what in message
+        assert not (tmp_path / "out").exists()
 
 
 def test_too_many_tokens_end_in_one_line(place: Path) -> None:

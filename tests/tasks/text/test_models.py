@@ -12,9 +12,10 @@ import torch
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import HandOff
 from seqdefer.errors import DataError
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.hand_offs import hand_off_table
 from seqdefer.labels.nodes import END
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.testing import check_expert, check_predictor
 from seqdefer.types import Examples
 

@@ -23,8 +23,9 @@ from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.engine.pace import FixedPace
 from seqdefer.engine.speculative import run_all, speculative_loop
+from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.exploration import explore_trees
-from seqdefer.labels.trees import DecisionTrees, enumerate_trees
+from seqdefer.labels.trees import DecisionTrees
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.confidence import Confidence
 from seqdefer.remote.client import Endpoint, EndpointClient, EndpointError

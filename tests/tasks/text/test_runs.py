@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from seqdefer.evaluation.experiment import REFERENCES, granularity_of
+from seqdefer.evaluation.areas import REFERENCES, granularity_of
 from seqdefer.evaluation.results import load_results
 from seqdefer.labels import exploration, hand_offs
 from seqdefer.methods.registry import usual_methods

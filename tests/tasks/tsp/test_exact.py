@@ -1,24 +1,16 @@
-"""The parts of the exact experts that need no solver: tours, subtours and local search."""
+"""The parts of the exact experts that need no solver: tours and subtours."""
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 import numpy as np
 import pytest
+from tours import random_instance
 
-from seqdefer.tasks.tsp.exact import Geometry, align, canonical, nearest_neighbours, walk
-from seqdefer.tasks.tsp.improve import improve
+from seqdefer.tasks.tsp.exact import align, canonical, walk
+from seqdefer.tasks.tsp.programs import Geometry
 from seqdefer.tasks.tsp.subtours import violated
-
-
-def random_cities(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(n, 2))
-
-
-def path_length(path: np.ndarray, distances: np.ndarray) -> float:
-    return float(distances[path[:-1], path[1:]].sum())
-
 
 # -- tours ---------------------------------------------------------------------------------------------------------
 
@@ -39,7 +31,7 @@ def test_align() -> None:
 
 
 def test_walk_follows_the_edges() -> None:
-    geometry = Geometry(random_cities(7))
+    geometry = Geometry(random_instance(7)[0])
     tour = np.array([4, 0, 2, 6, 1, 5, 3])
     chosen = geometry.edges[tour, np.roll(tour, -1)]
     assert walk(geometry, chosen, tour[:3]).tolist() == tour.tolist()
@@ -47,50 +39,8 @@ def test_walk_follows_the_edges() -> None:
     assert align(walk(geometry, chosen, tour[:1]), tour) is not None
 
 
-def test_nearest_neighbours_by_hand() -> None:
-    distances = Geometry(np.array([[0.0, 0], [5, 0], [1, 0], [3, 0]])).distances
-    assert nearest_neighbours(np.array([0]), distances).tolist() == [2, 3, 1]
-    assert nearest_neighbours(np.array([0, 2]), distances).tolist() == [3, 1]
-
-
 def test_geometry_of_equal_cities() -> None:
     assert not Geometry(np.ones((5, 2))).distances.any()
-
-
-# -- moves ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 30])
-def test_improve_keeps_ends_and_cities(n: int) -> None:
-    distances = Geometry(random_cities(n + 1)).distances
-    path = np.arange(n + 1)
-    better = improve(path, distances)
-    assert (better[0], better[-1]) == (0, n)
-    assert sorted(better.tolist()) == path.tolist()
-    assert path_length(better, distances) <= path_length(path, distances)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_improve_ends_where_no_move_helps(seed: int) -> None:
-    distances = Geometry(random_cities(12, seed)).distances
-    path = improve(np.append(np.arange(12), 0), distances)  # a closed tour
-    best = path_length(path, distances) - 1e-8
-    for i, j in combinations(range(1, 12), 2):
-        turned = np.concatenate([path[:i], path[i : j + 1][::-1], path[j + 1 :]])
-        assert path_length(turned, distances) > best
-        for part in (path[i:j], path[i:j][::-1]) if j - i <= 3 else ():
-            rest = np.delete(path, range(i, j))
-            for place in range(1, len(rest)):
-                assert path_length(np.insert(rest, place, part), distances) > best
-
-
-def test_improve_finds_the_best_of_four_cities() -> None:
-    for seed in range(10):
-        distances = Geometry(random_cities(6, seed)).distances
-        found = path_length(improve(np.arange(6), distances), distances)
-        every = [path_length(np.array([0, *order, 5]), distances) for order in permutations(range(1, 5))]
-        assert found == pytest.approx(min(every), rel=0.1)
-        assert found <= path_length(np.arange(6), distances)
 
 
 # -- subtours ------------------------------------------------------------------------------------------------------

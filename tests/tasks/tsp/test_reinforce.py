@@ -349,6 +349,3 @@ def shown_in(training: PointerTraining, epochs: int) -> Iterator[Tensor]:
 def test_options_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"--{next(iter(wrong)).replace('_', '-')} is "):
         replace(TrainingOptions(), **wrong)
-
-
-# -- the command ---------------------------------------------------------------------------------------------------

@@ -1,134 +1,105 @@
-"""Gurobi and HiGHS return shortest completions: against brute force and against the plain model of all edges."""
+"""Gurobi and HiGHS return shortest completions: against brute force and against the plain model of all edges.
+
+What holds of every solver of tours is tested of the local search, too."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from functools import cache
-from itertools import permutations
 
 import numpy as np
 import pytest
+from tours import Floats, Ints, check_tours, lengths_of, near_draft, random_instance, shortest
 
 from seqdefer.errors import InputError, OptionError
 from seqdefer.tasks.tsp import solvers
-from seqdefer.tasks.tsp.exact import Constraint, ExactSolver, HandOffs, Solution, canonical
+from seqdefer.tasks.tsp.completions import HandOffs, Stop, TourSolver
+from seqdefer.tasks.tsp.programs import Constraint
+from seqdefer.tasks.tsp.search import LocalSearch
 from seqdefer.tasks.tsp.solvers import Gurobi, Highs, solve_cold
 
-PACKAGES = {Gurobi: "gurobipy", Highs: "highspy"}
+Kind = type[Gurobi] | type[Highs] | type[LocalSearch]
+PACKAGES: dict[Kind, str] = {Gurobi: "gurobipy", Highs: "highspy", LocalSearch: "numba"}
 NOTHING = np.zeros(0, dtype=np.int64)
-each_solver = pytest.mark.parametrize("kind", [Gurobi, Highs])
+each_solver = pytest.mark.parametrize("kind", PACKAGES)
+each_exact = pytest.mark.parametrize("kind", [Gurobi, Highs])
 
 
-def make(kind: type[ExactSolver], **options: float) -> ExactSolver:
-    pytest.importorskip(PACKAGES[kind], reason="needs the extra tsp")
-    return kind(**options)
+def make(kind: Kind, **options: float) -> TourSolver:
+    for package in (PACKAGES[kind], "numba"):
+        pytest.importorskip(package, reason="needs the extra tsp")
+    return kind(**options)  # type: ignore[arg-type]
 
 
-def random_cities(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(n, 2))
+class NoSearch(LocalSearch):
+    """A search that finds nothing: every proof begins from the draft, so the programs do all the work."""
+
+    def hand_offs(self, cities: Floats, draft: Ints, kept: Ints, *, stop: Stop | None = None) -> HandOffs:
+        return HandOffs(np.tile(draft, (len(kept), 1)), 0)
 
 
-def random_draft(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(1000 + seed).permutation(n)
-
-
-def near_draft(cities: np.ndarray) -> np.ndarray:
-    """Return a nearest-neighbour tour from the last city, as good as a weak predictor's."""
-    left, draft = set(range(len(cities) - 1)), [len(cities) - 1]
-    while left:
-        draft.append(min(left, key=lambda city: float(np.linalg.norm(cities[city] - cities[draft[-1]]))))
-        left.remove(draft[-1])
-    return np.array(draft)
-
-
-def length_of(cities: np.ndarray, tours: np.ndarray) -> np.ndarray:
-    """Return lengths of tours (..., N)."""
-    return np.linalg.norm(cities[tours] - cities[np.roll(tours, -1, -1)], axis=-1).sum(-1)
-
-
-@cache
-def orders(n: int) -> np.ndarray:
-    return np.array(list(permutations(range(n))), dtype=np.int64)
-
-
-def shortest(cities: np.ndarray, prefix: np.ndarray) -> float:
-    """Return the shortest length over all orders of the other cities."""
-    prefix = prefix if len(prefix) else np.array([0])
-    left = np.setdiff1d(np.arange(len(cities)), prefix)
-    others = left[orders(len(left))]
-    tours = np.hstack([np.tile(prefix, (len(others), 1)), others])
-    return float(length_of(cities, tours).min())
-
-
-def check_tour(solution: Solution, cities: np.ndarray, prefix: np.ndarray) -> None:
-    assert sorted(solution.tour.tolist()) == list(range(len(cities)))
-    assert solution.tour[: len(prefix)].tolist() == prefix.tolist()
-    assert solution.length == pytest.approx(float(length_of(cities, solution.tour)))
-    assert solution.bound <= solution.length
+def complete(solver: TourSolver, cities: Floats, prefix: Ints) -> Ints:
+    return solver.hand_offs(cities, solver.fill(cities, prefix), np.array([len(prefix)])).tours[0]
 
 
 # -- right ---------------------------------------------------------------------------------------------------------
 
 
-@each_solver
-@pytest.mark.parametrize("n_enumerate", [0, 4])
+@each_exact
 @pytest.mark.parametrize("n", [4, 5, 7, 8, 9])
-def test_brute_force_for_every_prefix(kind: type[ExactSolver], n: int, n_enumerate: int) -> None:
-    cities, draft, solver = random_cities(n), random_draft(n), make(kind, n_enumerate=n_enumerate)
-    best = np.array([shortest(cities, draft[:kept]) for kept in range(n + 1)])
-    for kept in range(n + 1):
-        solution = solver.complete(cities, draft[:kept])
-        check_tour(solution, cities, draft[:kept])
-        assert solution.is_optimal
-        assert solution.length == pytest.approx(best[kept])
-    handed = solver.hand_offs(cities, draft, np.arange(n + 1))
-    assert length_of(cities, handed.tours) == pytest.approx(best)
-
-
-@each_solver
-@pytest.mark.parametrize("seed", range(3))
-def test_contraction_equals_the_full_model(kind: type[ExactSolver], seed: int) -> None:
-    make(Gurobi)
-    cities, draft, solver = random_cities(13, seed), random_draft(13, seed), make(kind, n_enumerate=0)
-    for kept in range(14):
-        full = solve_cold(cities, draft[:kept])
-        assert full[:kept].tolist() == draft[:kept].tolist()
-        assert solver.complete(cities, draft[:kept]).length == pytest.approx(float(length_of(cities, full)))
-
-
-@each_solver
-@pytest.mark.parametrize("make_draft", [near_draft, lambda cities: random_draft(len(cities))])
-def test_hand_offs_equal_complete_and_never_fall(kind: type[ExactSolver], make_draft: object) -> None:
-    cities, solver = random_cities(22, seed=5), make(kind)
-    draft = make_draft(cities)  # type: ignore[operator]
-    handed = solver.hand_offs(cities, draft, np.arange(23))
-    lengths = length_of(cities, handed.tours)
-    alone = [solver.complete(cities, draft[:kept]) for kept in range(23)]
-    assert lengths == pytest.approx(np.array([solution.length for solution in alone]))
-    assert (np.diff(lengths) > -1e-9).all()
+def test_brute_force_for_every_prefix(kind: Kind, n: int) -> None:
+    (cities, draft), kept, solver = random_instance(n), np.arange(n + 1), make(kind)
+    best = shortest(cities, draft, kept)
+    handed = solver.hand_offs(cities, draft, kept)
+    check_tours(cities, draft, kept, handed.tours)
+    assert lengths_of(cities, handed.tours).tolist() == pytest.approx(best)
     assert handed.unproven == 0
-    for kept, tour in enumerate(handed.tours):
-        assert sorted(tour.tolist()) == list(range(22))
-        assert tour[:kept].tolist() == draft[:kept].tolist()
-    assert handed.tours[0].tolist() == canonical(handed.tours[0]).tolist()
+    alone = [complete(solver, cities, draft[:k]) for k in kept]
+    assert lengths_of(cities, np.stack(alone)).tolist() == pytest.approx(best)
+
+
+@each_exact
+@pytest.mark.parametrize("searched", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_contraction_equals_the_full_model(kind: Kind, searched: bool, seed: int) -> None:
+    (cities, draft), kept, solver = random_instance(13, seed), np.arange(14), make(kind)
+    make(Gurobi)
+    if not searched:
+        solver.search = NoSearch()
+    full = np.stack([solve_cold(cities, draft[:k]) for k in kept])
+    check_tours(cities, draft, kept, full)
+    alone = np.stack([complete(solver, cities, draft[:k]) for k in kept])
+    assert lengths_of(cities, alone) == pytest.approx(lengths_of(cities, full))
+
+
+@each_exact
+@pytest.mark.parametrize("is_near", [True, False])
+def test_hand_offs_equal_complete(kind: Kind, is_near: bool) -> None:
+    (cities, draft), kept, solver = random_instance(22, seed=5), np.arange(23), make(kind)
+    draft = near_draft(cities) if is_near else draft
+    handed = solver.hand_offs(cities, draft, kept)
+    check_tours(cities, draft, kept, handed.tours)
+    alone = np.stack([complete(solver, cities, draft[:k]) for k in kept])
+    assert lengths_of(cities, handed.tours) == pytest.approx(lengths_of(cities, alone))
+    assert handed.unproven == 0
     assert handed.tours[-1].tolist() == draft.tolist()
 
 
-@each_solver
-def test_a_subset_of_hand_offs_equals_all(kind: type[ExactSolver]) -> None:
-    cities, draft, solver = random_cities(18, seed=2), random_draft(18), make(kind)
+@each_exact
+def test_a_subset_of_hand_offs_equals_all(kind: Kind) -> None:
+    (cities, draft), solver = random_instance(18, seed=2), make(kind)
     kept = np.array([2, 3, 7, 16])
     some, every = solver.hand_offs(cities, draft, kept), solver.hand_offs(cities, draft, np.arange(19))
-    assert length_of(cities, some.tours) == pytest.approx(length_of(cities, every.tours)[kept])
+    assert lengths_of(cities, some.tours) == pytest.approx(lengths_of(cities, every.tours)[kept])
     assert some.runs <= 4
 
 
 @each_solver
-def test_draft_that_is_the_shortest_tour_needs_one_run(kind: type[ExactSolver]) -> None:
-    cities, solver = random_cities(20), make(kind)
-    tour = solver.complete(cities, NOTHING).tour
+def test_draft_that_is_the_shortest_tour_needs_one_run(kind: Kind) -> None:
+    """The tour without a prefix agrees with the draft, in either direction."""
+    (cities, _), solver = random_instance(20), make(kind)
+    tour = complete(solver, cities, NOTHING)
     for draft in (tour, np.roll(tour, 7), tour[::-1]):
         handed = solver.hand_offs(cities, draft, np.arange(21))
         assert handed.runs == 1
@@ -136,80 +107,75 @@ def test_draft_that_is_the_shortest_tour_needs_one_run(kind: type[ExactSolver]) 
 
 
 @each_solver
-def test_one_city_kept_rotates_the_free_tour(kind: type[ExactSolver]) -> None:
-    cities, solver = random_cities(15), make(kind)
-    free = solver.complete(cities, NOTHING).tour
+def test_no_run_where_nothing_remains(kind: Kind) -> None:
+    cities, draft = random_instance(12)
+    handed = make(kind).hand_offs(cities, draft, np.array([11, 12]))
+    assert handed.runs == 0
+    assert (handed.tours == draft).all()
+
+
+@each_exact
+def test_one_city_kept_rotates_the_free_tour(kind: Kind) -> None:
+    (cities, _), solver = random_instance(15), make(kind)
+    free = complete(solver, cities, NOTHING)
     for city in range(15):
-        turned = solver.complete(cities, np.array([city])).tour
+        turned = complete(solver, cities, np.array([city]))
         assert turned.tolist() == np.roll(free, -int(np.flatnonzero(free == city)[0])).tolist()
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_solvers_agree_on_fifty_cities(seed: int) -> None:
-    cities = random_cities(50, seed)
+    cities, _ = random_instance(50, seed)
     draft, kept = near_draft(cities), np.arange(0, 51, 3)
-    handed = [make(kind).hand_offs(cities, draft, kept) for kind in (Gurobi, Highs)]
-    lengths = [length_of(cities, each.tours) for each in handed]
-    assert lengths[0] == pytest.approx(lengths[1], rel=1e-7)
+    handed = [make(kind).hand_offs(cities, draft, kept) for kind in (Gurobi, Highs, LocalSearch)]
+    gurobi, highs, search = (lengths_of(cities, each.tours) for each in handed)
+    assert gurobi == pytest.approx(highs, rel=1e-7)
     cold = [solve_cold(cities, draft[:k]) for k in kept[:6]]
-    assert lengths[0][:6] == pytest.approx(length_of(cities, np.array(cold)), rel=1e-7)
+    assert gurobi[:6] == pytest.approx(lengths_of(cities, np.array(cold)), rel=1e-7)
+    gaps = search / gurobi - 1
+    assert gaps.min() > -1e-7
+    assert gaps.mean() < 1e-3
 
 
-@each_solver
+@each_exact
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
-def test_unit_of_length_does_not_matter(kind: type[ExactSolver], scale: float) -> None:
-    cities, draft, solver = random_cities(14), random_draft(14), make(kind, n_enumerate=0)
+def test_unit_of_length_does_not_matter(kind: Kind, scale: float) -> None:
+    (cities, draft), solver = random_instance(14), make(kind)
     small, large = (solver.hand_offs(factor * cities + 3 * factor, draft, np.arange(15)) for factor in (1.0, scale))
     assert (small.tours == large.tours).all()
 
 
-@each_solver
+@each_exact
 @pytest.mark.parametrize(
     "cities",
     [
         np.stack([np.arange(12.0), np.zeros(12)], 1),  # on a line: many tours are the shortest
         np.stack(np.divmod(np.arange(16.0), 4), 1),  # a grid: the same
-        np.repeat(random_cities(5), 3, axis=0),  # three cities in each place
+        np.repeat(random_instance(5)[0], 3, axis=0),  # three cities in each place
         np.zeros((9, 2)),
     ],
     ids=["line", "grid", "doubles", "point"],
 )
-def test_ties(kind: type[ExactSolver], cities: np.ndarray) -> None:
-    n = len(cities)
-    draft = random_draft(n)
-    handed = make(kind, n_enumerate=0).hand_offs(cities, draft, np.arange(n + 1))
-    lengths = length_of(cities, handed.tours)
+def test_ties(kind: Kind, cities: Floats) -> None:
     make(Gurobi)
-    assert lengths == pytest.approx([float(length_of(cities, solve_cold(cities, draft[:k]))) for k in range(n + 1)])
+    draft, kept = np.random.default_rng(0).permutation(len(cities)), np.arange(len(cities) + 1)
+    handed = make(kind).hand_offs(cities, draft, kept)
+    full = np.array([solve_cold(cities, draft[:k]) for k in kept])
+    assert lengths_of(cities, handed.tours) == pytest.approx(lengths_of(cities, full))
 
 
 # -- time ----------------------------------------------------------------------------------------------------------
 
 
-@each_solver
-def test_the_time_limit_keeps_the_best_tour(kind: type[ExactSolver]) -> None:
-    cities, solver = random_cities(40), make(kind, time_limit=1e-9)
-    best = make(kind).complete(cities, NOTHING)
-    solution = solver.complete(cities, NOTHING)
-    check_tour(solution, cities, NOTHING)
-    assert not solution.is_optimal
-    assert best.length <= solution.length + 1e-9
-    started = solver.complete(cities, NOTHING, start=np.roll(best.tour, 3))
-    assert started.tour.tolist() == best.tour.tolist(), "never worse than the start"
-    assert not started.is_optimal
-
-
-@each_solver
-def test_the_time_limit_in_hand_offs(kind: type[ExactSolver]) -> None:
-    cities = random_cities(40)
-    draft = near_draft(cities)
-    handed = make(kind, time_limit=1e-9).hand_offs(cities, draft, np.arange(41))
-    lengths = length_of(cities, handed.tours)
+@each_exact
+def test_the_time_limit_keeps_the_best_tours(kind: Kind) -> None:
+    cities, _ = random_instance(40)
+    draft, kept = near_draft(cities), np.arange(41)
+    handed = make(kind, time_limit=1e-9).hand_offs(cities, draft, kept)
     assert 0 < handed.unproven < 41
-    assert (np.diff(lengths) > -1e-9).all(), "what completes a longer prefix completes the shorter ones"
-    for kept, tour in enumerate(handed.tours):
-        assert sorted(tour.tolist()) == list(range(40))
-        assert tour[:kept].tolist() == draft[:kept].tolist()
+    check_tours(cities, draft, kept, handed.tours)
+    searched = make(LocalSearch).hand_offs(cities, draft, kept)
+    assert (lengths_of(cities, handed.tours) <= lengths_of(cities, searched.tours) + 1e-9).all()
 
 
 def test_each_prefix_has_its_own_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,11 +204,11 @@ def test_each_prefix_has_its_own_time_limit(monkeypatch: pytest.MonkeyPatch) -> 
     assert given == [3605.0]
 
 
-@each_solver
-def test_stop_ends_the_search(kind: type[ExactSolver]) -> None:
-    cities, stop, solver = random_cities(50), np.ones(1, np.bool_), make(kind)
+@each_exact
+def test_stop_ends_the_search(kind: Kind) -> None:
+    (cities, draft), stop, solver = random_instance(50), np.ones(1, np.bool_), make(kind)
     begun = time.monotonic()
-    handed = solver.hand_offs(cities, random_draft(50), np.arange(51), stop=stop)
+    handed = solver.hand_offs(cities, draft, np.arange(51), stop=stop)
     assert time.monotonic() - begun < 60
     assert handed.unproven
 
@@ -253,7 +219,7 @@ def test_stop_ends_the_search(kind: type[ExactSolver]) -> None:
 def is_licensed() -> bool:
     """Return whether Gurobi has a licence for large models."""
     try:
-        make(Gurobi).complete(random_cities(70), NOTHING)
+        complete(make(Gurobi), random_instance(70)[0], NOTHING)
     except OptionError:
         return False
     return True
@@ -263,7 +229,7 @@ def test_too_large_for_the_licence() -> None:
     if is_licensed():
         pytest.skip("Gurobi has a licence here, so nothing is too large")
     with pytest.raises(OptionError, match=r"70 cities have 2,415 edges.*2,000 variables.*highs, search") as raised:
-        make(Gurobi).complete(random_cities(70), NOTHING)
+        complete(make(Gurobi), random_instance(70)[0], NOTHING)
     assert type(raised.value.__cause__).__name__ == "GurobiError"
 
 
@@ -276,7 +242,7 @@ def test_other_errors_of_gurobi(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(solvers, "_environment", refuse)
     with pytest.raises(InputError, match=r"No Gurobi license found.*highs, search"):
-        solver.complete(random_cities(12), NOTHING)
+        complete(solver, random_instance(12)[0], NOTHING)
 
 
 def test_import_is_light() -> None:
@@ -285,8 +251,7 @@ def test_import_is_light() -> None:
     assert result.stdout == "set()\n"
 
 
-@each_solver
-def test_nothing_is_printed(kind: type[ExactSolver], capfd: pytest.CaptureFixture[str]) -> None:
-    handed = make(kind, n_enumerate=0).hand_offs(random_cities(30), random_draft(30), np.arange(5))
-    assert isinstance(handed, HandOffs)
+@each_exact
+def test_nothing_is_printed(kind: Kind, capfd: pytest.CaptureFixture[str]) -> None:
+    make(kind).hand_offs(*random_instance(30), np.arange(5))
     assert capfd.readouterr() == ("", "")

