@@ -68,21 +68,26 @@ def connection_class(limits: Limits) -> type[Any]:
     class Connection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
         _timed: Any = None  # the request that the timer runs for
+        _is_idle = False  # nothing of the next request has arrived
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._wait_for_head()
+            self._wait(limits.head_seconds)
             if len(self.connections) > limits.connections + RESERVED_CONNECTIONS:
                 next(iter(waiting)).drop()  # this one, if all others have requests
 
         def data_received(self, data: bytes) -> None:
+            if self._is_idle:
+                self._wait(limits.head_seconds)
             super().data_received(data)
             self._check_for_request()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.cycle.response_complete:
-                self._wait_for_head()
+                is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+                self._wait(limits.keep_alive_seconds if is_idle else limits.head_seconds)
+                self._is_idle = is_idle
             self._check_for_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -112,11 +117,13 @@ def connection_class(limits: Limits) -> type[Any]:
             waiting.pop(self, None)
             self.transport.abort()
 
-        def _wait_for_head(self) -> None:
+        def _wait(self, seconds: float) -> None:
+            """Wait for a request: for its head, or for its first byte."""
+            self._is_idle = False
             if self in self.connections:
                 waiting.pop(self, None)
                 waiting[self] = None  # as the last
-            self._start_timer(limits.head_seconds)
+            self._start_timer(seconds)
 
         def _check_for_request(self) -> None:
             """Restart the timer if another request has begun; keep the connection if it has arrived."""

@@ -44,6 +44,9 @@ class Limits:
     audio_bytes: int = option(10 * 2**20, "size of an upload of sound, at most")
     arriving_bytes: int = option(2**28, "size of all requests that are arriving; beyond it, large ones are refused")
     head_seconds: float = option(10.0, "time for a connection to send the head of a request, at most")
+    # Longer than clients (5 in httpx) and load balancers (60) keep it: what closes first must not be the server, which
+    # would reset a request that is on its way.
+    keep_alive_seconds: float = option(75.0, "time that a connection is kept open for its next request")
     request_seconds: float = option(120.0, "time of a request, at most")
     inputs: int = option(16, "inputs of a request, at most")
     queue: int = option(256, "requests that may wait")

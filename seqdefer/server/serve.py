@@ -116,6 +116,7 @@ def make_server(app: Any, limits: Limits) -> Any:
         app, http=connection_class(limits), ws="none", loop="asyncio", lifespan="off" if scheduler is None else "on",
         log_config=None, log_level="error", access_log=False, server_header=False, backlog=ACCEPT_AT_ONCE,
         timeout_graceful_shutdown=math.ceil(SHUTDOWN_SECONDS + 1),
+        timeout_keep_alive=math.ceil(limits.keep_alive_seconds + 1),  # ours ends first
     )  # fmt: skip
     return Server(config)
 

@@ -110,10 +110,39 @@ def test_slow_head_is_cut_off() -> None:
         assert received.startswith(b"HTTP/1.1 401")
 
 
+def test_connections_are_kept_for_the_next_request() -> None:
+    """uvicorn closed them after 5 seconds, as long as httpx keeps them: requests that were on their way were reset."""
+    asked = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    def check_live(client: socket.socket) -> None:
+        client.sendall(asked)
+        received = b""
+        while not received.endswith(b'{"status":"ok"}'):
+            received += (part := client.recv(1000))
+            assert part
+
+    with running(toy_model(), limits=Limits(head_seconds=0.3, keep_alive_seconds=2.0)) as server:
+        with connect(server) as client:
+            for _ in range(2):
+                check_live(client)
+                time.sleep(1.0)  # more than a head may take
+            client.sendall(asked[:9])
+            started = time.monotonic()
+            assert client.recv(1000) == b""  # the next head has its own time
+            assert time.monotonic() - started < 1.7
+        with connect(server) as client:
+            check_live(client)
+            started = time.monotonic()
+            assert client.recv(1000) == b""
+            assert time.monotonic() - started > 1.7
+        assert server.server.config.timeout_keep_alive > 2.0
+    assert Limits().keep_alive_seconds > 60  # as long as load balancers keep them
+
+
 def test_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Responses were once kept forever for clients that send requests and do not read."""
     monkeypatch.setattr(connections, "SEND_SECONDS", 0.1)
-    with running(toy_model(), limits=Limits(request_seconds=0.4)) as server:
+    with running(toy_model(), limits=Limits(request_seconds=0.4, keep_alive_seconds=1.0)) as server:
         server.get("/openapi.json")  # made at the first request, which may take longer than the limit
         requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 2000  # the responses exceed all buffers
         with connect(server) as client:

@@ -242,14 +242,13 @@ def _pinned(options: TextOptions, pair: TextPair | MixedPair) -> TextOptions:
 def _warn_about_calls(options: TextOptions, parts: Mapping[SplitName, Sequence[Document]]) -> None:
     if not is_url(options.expert):
         return
-    n_documents, length = len(parts["train"]) + len(parts["validation"]), options.length or DEFAULT_LENGTH
+    n_documents, length = sum(map(len, parts.values())), options.length or DEFAULT_LENGTH
     what = f"{length} hand-offs of {n_documents:,} documents"
     if options.expert_by_token:
-        what += "; rollouts, for TokenwiseModel, have as many tokens each, and a call each unless read in chunks"
+        what += "; and once for every token of their rollouts, unless the endpoint can be read in chunks"
     warnings.warn(
-        f"labelling may call {options.expert} {n_documents * length:,} times ({what}), and seqdefer run labels "
-        "the test documents, too; answers are stored; lower --train-documents and --validation-documents to make fewer "
-        "calls",
+        f"labelling may call {options.expert} {n_documents * length:,} times ({what}); answers are stored; lower "
+        "--train-documents and --validation-documents to make fewer calls",
         ExpertCallsWarning,
         stacklevel=3,
     )

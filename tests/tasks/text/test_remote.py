@@ -34,11 +34,12 @@ from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.remote.client import Endpoint, EndpointClient, EndpointCompletion
 from seqdefer.remote.keys import HOST_VARIABLE, KEY_VARIABLE
 from seqdefer.tasks.text.codec import encode
+from seqdefer.tasks.text.data import Document
 from seqdefer.tasks.text.models import TextModel, text_model
 from seqdefer.tasks.text.pairs import MixedPair, TextPair
 from seqdefer.tasks.text.remote import DOCUMENTS_PER_BATCH, PROMPT, ExpertCallsWarning, PromptAdapter
 from seqdefer.tasks.text.remote_tokens import RemoteTokenExpert
-from seqdefer.tasks.text.task import TextOptions, TextTask, codec_of
+from seqdefer.tasks.text.task import TextOptions, TextTask, _warn_about_calls, codec_of
 from seqdefer.testing import check_expert
 from seqdefer.types import Examples, Sequences, SequenceSpec
 from tests.remote.test_client import SECRET, Handler, Misbehaving, completion, server, status  # noqa: F401, server is a fixture
@@ -323,6 +324,14 @@ def fit(place: Path, out: Path, url: str, *more: str) -> list[str]:
         "--train", str(place / "train.jsonl"), "--test-documents", "1", "--length", str(LENGTH), "--input-tokens", "40",
         "--device", "cpu", "--quiet", "--out", str(out), "--expert-retries", "0", *more,
     ]  # fmt: skip
+
+
+def test_calls_for_documents_of_the_test_are_announced() -> None:
+    """Those that `fit --guarantee` and `run` keep apart are labelled, too, and were left out of the number."""
+    options = TextOptions("small", "https://host/v1", length=8, expert_model="large")
+    documents = [Document("1", "a text", "its summary")] * 3
+    with pytest.warns(ExpertCallsWarning, match=r"may call https://host/v1 72 times \(8 hand-offs of 9 documents\)"):
+        _warn_about_calls(options, {"train": documents, "validation": documents, "test": documents})
 
 
 def test_fit_calibrate_and_generate(
