@@ -25,7 +25,8 @@ from seqdefer.server.keys import add_key
 pytestmark = [pytest.mark.slow, IGNORE_BUDGETS]
 
 N = int(os.environ.get("SEQDEFER_TEST_FUZZ", "1000"))
-LIMITS = Limits(head_seconds=0.5, request_seconds=10, grace_seconds=0.5)
+# Clients that want more bytes than a response has wait until the server closes the connection.
+LIMITS = Limits(head_seconds=0.5, request_seconds=10, grace_seconds=0.5, keep_alive_seconds=0.5)
 BEGUN = re.compile(r"^seqdefer_queue_seconds_count\{.*\} (\S+)", re.MULTILINE)
 
 
