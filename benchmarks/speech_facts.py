@@ -2,7 +2,8 @@
 
     python -m benchmarks.speech_facts models/tiny models/small fit/manifest.jsonl test/manifest.jsonl --out facts.json
 
-The labels hold states and facts, and are made once; what a variant does not see is set to zero. A row is five fits:
+The labels hold states and facts, and are made once; what a variant does not see is set to zero. With `--shown facts`
+they hold facts alone, and `--folder` may be that of `seqdefer run speech`, whose labels it takes. A row is five fits:
 seeds set initial weights, batches and the 100 test clips. Several processes share the work if each takes a part
 (`--part 1/4` to `--part 4/4`) with the same `--folder`, after `--label` has made the labels.
 """
@@ -74,6 +75,11 @@ VARIANTS: dict[str, Variant | None] = {
 }
 
 
+def needs_states(name: str) -> bool:
+    variant = VARIANTS[name]
+    return variant is not None and variant.states
+
+
 class PartlyShown:
     """Decision trees that show some columns of proposals and contexts, and zeros elsewhere."""
 
@@ -123,7 +129,7 @@ def prepare(options: argparse.Namespace) -> Experiment:
     chosen = replace(
         entry.presets["paper"], predictor=options.predictor, expert=options.expert, train=options.train,
         test=options.test, train_clips=train, validation_clips=validation, test_clips=options.seeds * options.instances,
-        length=options.length, shown="both", keep_states=device.type == "cpu",
+        length=options.length, shown=options.shown, keep_states=device.type == "cpu",
     )  # fmt: skip
     task = entry.prepare(chosen, options.folder, device, clock)
     settings = replace(experiment_settings(entry, "paper"), seeds=options.seeds, instances=options.instances)
@@ -144,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=5, help="fits of each variant (5)")
     parser.add_argument("--instances", type=int, default=100, help="test clips of each fit (100)")
     parser.add_argument("--length", type=int, default=64, help="maximum number of tokens to write (64)")
+    words = "labels with states too, or those that `seqdefer run` makes, and no variant that needs states (both)"
+    parser.add_argument("--shown", choices=("both", "facts"), default="both", help=words)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="only these variants (all)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU if there is one (auto)")
     parser.add_argument("--folder", type=Path, default=Path("runs/speech-facts"), help="labels are kept here")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth variant, from the Ith on (1/1)")
@@ -158,11 +167,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.label:
         return
     number, total = map(int, options.part.split("/"))
+    wanted = [name for name in options.variants or VARIANTS if options.shown == "both" or not needs_states(name)]
     gains: dict[str, list[float]] = {}
     made: dict[str, Any] = {"version": __version__, "machine": machine(experiment.task.predictor.device)}
     made |= {"task": experiment.task.describe(), "instances": options.instances, "gains": gains}
     for seed in range(options.seeds):
-        for name in list(VARIANTS)[number - 1 :: total]:
+        for name in wanted[number - 1 :: total]:
             gains.setdefault(name, []).append(gain(experiment, VARIANTS[name], seed))
             print(f"seed {seed}: {name}: {gains[name][-1]:.2f}", file=sys.stderr, flush=True)
             write_json(options.out, made)  # what is done stays if the rest is stopped

@@ -47,7 +47,8 @@ def _parser() -> Parser:
     parser.add_argument("--instances", type=int, metavar="N", help="test instances per run (100)")
     words = "how rejectors are made: published, ours, or both (published,ours)"
     parser.add_argument("--recipe", type=common.names, default=None, metavar="A,B", help=words)
-    parser.add_argument("--tasks", type=common.names, metavar="A,B", help="tasks to study (all)")
+    words = "tasks to study, also others than the paper's (the paper's)"
+    parser.add_argument("--tasks", type=common.names, metavar="A,B", help=words)
     words = "set an option of a task (see seqdefer run TASK --help); repeatable"
     parser.add_argument("--set", action="append", default=[], metavar="TASK.OPTION=VALUE", help=words)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/reproduce-PRESET)")

@@ -17,7 +17,7 @@ from seqdefer.evaluation.settings import get_recipe, require_choices
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.paper.lab import Lab
-from seqdefer.paper.plan import ReproductionPlan, get_plan, settings_of
+from seqdefer.paper.plan import ReproductionPlan, TaskPlan, get_plan, settings_of
 from seqdefer.paper.records import Origins, Study, load_origins, save
 from seqdefer.progress import Clock
 from seqdefer.recipes import IN_WORDS
@@ -47,13 +47,17 @@ class Choices:
         for option, given, known in (("tasks", self.tasks, plan.tasks), ("recipe", self.recipes, BOTH)):
             if given == ():
                 raise OptionError(f"--{option} is empty; available: {', '.join(known)}")
-        for name in (*(self.tasks or ()), *self.options):
-            require_known(f"task of the preset {self.preset}", name, plan.tasks)
+        others = [name for name in self.tasks or () if name not in plan.tasks]  # of the library, or of the user
+        for name in others:
+            require_known(f"preset of the task {name}", self.preset, load_task(name).presets)
+        tasks = {**plan.tasks, **{name: TaskPlan(self.preset) for name in others}}
+        for name in self.options:
+            require_known("task of --set", name, tasks)
         for name in self.recipes:
             require_known("recipe", name, BOTH)
         if self.jobs < 1:
             raise OptionError(f"--jobs is {self.jobs}; it must be at least 1")
-        return plan
+        return dataclasses.replace(plan, tasks=tasks)
 
     @property
     def n_seeds(self) -> int:

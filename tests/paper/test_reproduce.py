@@ -15,7 +15,7 @@ from seqdefer import cli
 from seqdefer.methods.registry import usual_methods
 from seqdefer.paper import labs
 from seqdefer.paper.claims import CLAIMS, judge
-from seqdefer.paper.plan import STUDIES
+from seqdefer.paper.plan import PLANS, STUDIES
 from seqdefer.paper.records import Judgements, Study, load_judgements, load_origins, load_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("installed")]
@@ -110,10 +110,10 @@ def run(*arguments: str | Path) -> int:
     [
         (["table2"], "unknown study 'table2'; available: all, figure-alpha, figure-curves, table-ablation, "),
         (["all", "--preset", "huge"], "unknown preset 'huge'; available: paper, quick, tiny"),
-        (["all", "--tasks", "spell,sing"], "unknown task of the preset tiny 'sing'; available: solve, spell"),
+        (["all", "--tasks", "spell,sing"], "unknown task 'sing'; available: solve, spell"),
         (["all", "--recipe", "ours,theirs"], "unknown recipe 'theirs'; available: ours, published"),
         (["all", "--recipe", ""], "--recipe is empty; available: published, ours"),
-        (["all", "--set", "sing.n=4"], "unknown task of the preset tiny 'sing'; available: solve, spell"),
+        (["all", "--set", "sing.n=4"], "unknown task of --set 'sing'; available: solve, spell"),
         (["all", "--set", "solve.m=4"], "unknown option of solve 'm'; available: blind, by_token, expert, length, n, "),
         (["all", "--set", "spell.n=many"], "--set spell.n=many: it must be of type int"),
         (["all", "--set", "spell.blind=maybe"], "--set spell.blind=maybe: it must be yes or no"),
@@ -173,6 +173,16 @@ def test_missing_matplotlib_fails_before_any_work(
     assert not any(work.values())
     assert not (tmp_path / "out").exists()
     assert run("table1", "--preset", "tiny", "--tasks", "solve", "--out", tmp_path / "out", "--no-figures") == 0
+
+
+def test_another_task_that_is_named_is_studied_too(
+    tmp_path: Path, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PLANS, "tiny", replace(PLAN, tasks={"spell": PLAN.tasks["spell"]}))
+    options = ["--tasks", "solve", "--instances", "12", "--recipe", "ours", "--no-figures"]
+    assert run("table1", "--preset", "tiny", *options, "--out", tmp_path) == 0
+    rows = [row for row in load_study(finished.folder / "ours" / "table1.json").rows if row.task == "solve"]
+    assert list(load_study(tmp_path / "ours" / "table1.json").rows) == rows
 
 
 def test_json_is_one_document_per_study(copied: Path, finished: Finished, capsys: Capture) -> None:

@@ -13,6 +13,7 @@ import torch
 from oracles import completing
 from torch import Tensor
 
+from seqdefer.errors import look_up
 from seqdefer.evaluation.settings import ExperimentSettings
 from seqdefer.interfaces import SplitName, Task, TaskEntry
 from seqdefer.paper import labs, plan, studies
@@ -121,7 +122,7 @@ def toy_of(name: str, recipe: str, **changes: Any) -> Toy:
 def install(patch: pytest.MonkeyPatch) -> None:
     """Add the tiny plan, and replace all tasks by its toys."""
     patch.setitem(plan.PLANS, "tiny", PLAN)
-    patch.setattr(labs, "load_task", ENTRIES.__getitem__)
+    patch.setattr(labs, "load_task", lambda name: look_up("task", name, ENTRIES))
     patch.setattr(studies, "RESAMPLES", RESAMPLES)
 
 

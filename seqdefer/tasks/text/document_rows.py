@@ -1,8 +1,8 @@
 """Rows of a pass that share documents: the queries of all rows of a document attend to it together.
 
 A decoder attends to a document as to a set: which row a query belongs to does not matter. So R rows of U documents do
-not need R copies of keys and values. A CPU takes one document after the other, a GPU all of them at once, padded to the
-rows of the one that has most.
+not need R copies of keys and values. A CPU takes one document after the other, a GPU all of those from the first to the
+last in use at once, padded to the rows of the one that has most.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DocumentRows:
 
     def attend(self, queries: Tensor, attend: Attend) -> Tensor:
         """Return (R, H, T, X), what `attend` makes of queries (R, H, T, D). It is called with those of one document, or
-        of all."""
+        of several that follow each other."""
         return self._one_by_one(queries, attend) if queries.device.type == "cpu" else self._padded(queries, attend)
 
     def _one_by_one(self, queries: Tensor, attend: Attend) -> Tensor:
@@ -41,12 +41,20 @@ class DocumentRows:
         return torch.cat(parts)[self._order.argsort()]
 
     def _padded(self, queries: Tensor, attend: Attend) -> Tensor:
-        n_rows, (_, heads, length, size) = int(self._rank.max()) + 1, queries.shape
-        padded = queries.new_zeros(self.n_documents, n_rows, heads, length, size)
-        padded[self.documents, self._rank] = queries
-        together = padded.transpose(1, 2).reshape(self.n_documents, heads, -1, size)
-        mixed = attend(together, slice(0, self.n_documents))
-        return mixed.view(self.n_documents, heads, n_rows, length, -1).transpose(1, 2)[self.documents, self._rank]
+        (first, last, highest), (_, heads, length, size) = self._extent, queries.shape
+        n, n_rows, places = last - first + 1, highest + 1, (self.documents - first, self._rank)
+        padded = queries.new_zeros(n, n_rows, heads, length, size)
+        padded[places] = queries
+        together = padded.transpose(1, 2).reshape(n, heads, -1, size)
+        mixed = attend(together, slice(first, last + 1))
+        return mixed.view(n, heads, n_rows, length, -1).transpose(1, 2)[places]
+
+    @cached_property
+    def _extent(self) -> tuple[int, int, int]:
+        """The first and the last document in use, and the highest rank."""
+        first, last = self.documents.aminmax()
+        bounds: list[int] = torch.stack([first, last, self._rank.max()]).tolist()
+        return bounds[0], bounds[1], bounds[2]
 
     @cached_property
     def _order(self) -> Tensor:

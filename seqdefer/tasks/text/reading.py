@@ -133,11 +133,6 @@ class Reader:
         self.network, self.to_proposal, self.batch, self.keeps_logits = network, to_proposal, batch, keeps_logits
         self._tokens_per_pass = INPUT_TOKENS_PER_PASS["cpu" if network.device.type == "cpu" else "gpu"]
 
-    @property
-    def _shares(self) -> bool:
-        """Whether caches keep all documents of a source. A GPU would attend to those that no row needs, too."""
-        return self.network.attends_by_document and self.network.device.type == "cpu"
-
     @torch.no_grad()
     def catch_up(self, reading: Reading, rows: Tensor | None = None) -> Reading:
         """Return the reading after `rows` (default: all) have read all their tokens."""
@@ -149,7 +144,7 @@ class Reader:
         new: list[_NewBlock] = []
         for group in group_by_length(rows[n_read == UNREAD], reading.lengths, self._tokens_per_pass):
             new += self.batch.map(group, partial(self._prefill, reading))
-        new = _pooled(new) if self._shares and len(new) > 1 else new
+        new = _pooled(new) if self.network.attends_by_document and len(new) > 1 else new
         new += self.batch.map(behind, partial(self._extend, reading))
         return _with_blocks(reading, new) if new else reading
 
@@ -173,7 +168,7 @@ class Reader:
         return self._new_block(reading, rows, torch.arange(len(rows)), run)
 
     def _extend(self, reading: Reading, rows: Tensor, *, says_all: bool = False) -> _NewBlock:
-        cache, index, n_read = _cache_of(reading, rows, shares=self._shares)
+        cache, index, n_read = _cache_of(reading, rows, shares=self.network.attends_by_document)
         there = rows.to(reading.tokens.device)
         tokens = reading.tokens[there, n_read:]
         if len(cache) > len(rows):  # unused rows read zeros
