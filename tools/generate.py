@@ -26,6 +26,7 @@ from recipes_page import recipes_page
 from results_page import results_page
 from service_page import service_page
 from settings_page import settings_page
+from speech_results_page import speech_results_page
 from speed_page import speed_page
 from tsp_as_published_page import tsp_as_published_page
 
@@ -98,6 +99,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "results.md": lambda: results_page(DOCS / "results"),
     "service.md": lambda: service_page(DOCS / "results"),
     "settings.md": settings_page,
+    "speech-results.md": lambda: speech_results_page(DOCS / "results" / "speech"),
     "speed.md": lambda: speed_page(DOCS / "results"),
     "tsp-as-published.md": lambda: tsp_as_published_page(DOCS / "results"),
     "images/drift.svg": lambda: drift_figure(DOCS / "results"),

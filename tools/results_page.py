@@ -160,11 +160,11 @@ def _origins(folder: Path) -> str:
         if (path := folder / recipe / "origins.json").is_file():
             origins = load_origins(path)
             parts.append(f"### {words.capitalize()}\n")
-            parts += [_task_origins(f"{name}, {words}", provenance) for name, provenance in origins.tasks.items()]
+            parts += [task_origins(f"{name}, {words}", provenance) for name, provenance in origins.tasks.items()]
     return "\n".join(["## Where the figures come from\n", *filter(None, parts)]) if parts else ""
 
 
-def _task_origins(name: str, provenance: Provenance) -> str:
+def task_origins(name: str, provenance: Provenance) -> str:
     def listed(facts: Mapping[str, str]) -> str:
         return "; ".join(f"{key}: {text}" for key, text in facts.items())
 

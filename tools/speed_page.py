@@ -45,7 +45,7 @@ chunks that are known beforehand. Where the expert agrees with most guesses, spe
 
 - **100 % is lossless speculative decoding**: every token is the expert's.
 - **From 32 at once on, the gain ends.** A pass over 300 tokens fills the GPU, so that reading a token is no longer
-  nearly free. At 20 % even the bound is only {bound_32:.2f} times as fast as the expert alone. From 50 % on, the
+  nearly free. At 20 % even the bound is only {bound_32:.2f} times as fast as the expert alone. From 20 % on, the
   expert alone is faster.
 - In bfloat16, batches of different shapes round differently, and a tie can change what follows; in float32 all tokens
   are equal.
