@@ -219,12 +219,9 @@ def remaining_tokens(lengths: Floats, length: int) -> tuple[float, ...]:
 def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> LossCurve:
     """Return what the settings of `calibrate` buy."""
     places = list(dict.fromkeys(rule.place(spending, budget) for budget in BUDGETS))
-    seen = spending.at(places)
-    mean_losses = seen.loss.mean(1)
-    points = (
-        LossPoint(float(spending.shares[place]), float(loss)) for place, loss in zip(places, mean_losses, strict=True)
-    )
-    return LossCurve(unit, inputs, rejector, tuple(points), *_loss_intervals(seen))
+    losses = spending.at(places).loss.mean(1)
+    points = (LossPoint(float(spending.shares[place]), float(loss)) for place, loss in zip(places, losses, strict=True))
+    return LossCurve(unit, inputs, rejector, tuple(points), *_loss_intervals(spending.at(places)))
 
 
 def _loss_intervals(seen: Outcomes) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -233,11 +230,9 @@ def _loss_intervals(seen: Outcomes) -> tuple[tuple[float, float], tuple[float, f
     draws = resamples(seen.loss.shape[1])
     losses = draws @ seen.loss.T / seen.loss.shape[1]  # (R, P)
     shares = (draws @ seen.deferred.T) / (draws @ seen.written.T)
-    gaps = losses[:, 0] - losses[:, -1]
-    order = shares.argsort(1, kind="stable")
-    rising, sorted_losses = np.take_along_axis(shares, order, 1), np.take_along_axis(losses, order, 1)
-    typical = TYPICAL_BUDGET * shares[:, -1]
-    found = [np.interp(*one) for one in zip(typical, rising, sorted_losses, strict=True)]
-    at_random = losses[:, 0] - gaps * TYPICAL_BUDGET
-    low, high = np.percentile([gaps, at_random - found], [2.5, 97.5], axis=1).tolist()
+    gaps, order = losses[:, 0] - losses[:, -1], shares.argsort(1, kind="stable")
+    curves = np.take_along_axis(shares, order, 1), np.take_along_axis(losses, order, 1)
+    found = [np.interp(TYPICAL_BUDGET * last, *curve) for last, *curve in zip(shares[:, -1], *curves, strict=True)]
+    gains = losses[:, 0] - TYPICAL_BUDGET * gaps - found
+    low, high = np.percentile([gaps, gains], [2.5, 97.5], axis=1).tolist()
     return (low[0], high[0]), (low[1], high[1])
