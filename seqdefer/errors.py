@@ -78,6 +78,15 @@ def require_known(kind: str, value: object, available: Collection[str]) -> None:
         raise unknown(kind, value, available)
 
 
+def require_one(prefix: str = "", **given: object) -> None:
+    """Raise where several are given of what excludes each other. `prefix`: -- for options of the command line."""
+    names = [
+        prefix + (name.replace("_", "-") if prefix else name) for name, value in given.items() if value is not None
+    ]
+    if len(names) > 1:
+        raise OptionError(f"{names[0]} and {names[1]} exclude each other; give one of them")
+
+
 def look_up(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     """Return the value of a name; raise `unknown` for a name that is not known."""
     require_known(kind, name, known)

@@ -29,6 +29,7 @@ from dataclasses import is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,4 +138,16 @@ def load_task_file(path: Path) -> TaskEntry:
         raise ContractError(
             f"{path}: the presets of ENTRY are {entry.presets!r:.60}; give a dataclass of options by name"
         )
+    _require_own_name(entry.name, path)
     return replace(entry, file=str(path))
+
+
+def _require_own_name(name: str, path: Path) -> None:
+    """Refuse a task of a file with the name of an installed one, unless it is that very file: they would share runs."""
+    point = find_tasks().get(name)
+    spec = None if point is None else find_spec(point.module)
+    if point is not None and (spec is None or Path(spec.origin or "").resolve() != path):
+        raise OptionError(
+            f"the task of {path} is named {name!r}, as that of the package {package_of(point)} is, and would share its "
+            "folders; change the name in its ENTRY"
+        )

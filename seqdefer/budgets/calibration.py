@@ -16,8 +16,17 @@ from seqdefer.budgets.convex_hull import Floats
 from seqdefer.budgets.drift import DriftReference, drift_reference
 from seqdefer.budgets.guarantees import token_losses
 from seqdefer.budgets.promises import Promise, PromisingRule
-from seqdefer.budgets.rules import FINITE_LIMIT, NEAREST, BudgetRule, Setting, check_budget, nearest_place, settings_at
-from seqdefer.budgets.spending import Spending, n_to_give
+from seqdefer.budgets.rules import (
+    FINITE_LIMIT,
+    NEAREST,
+    BudgetRule,
+    Setting,
+    check_budget,
+    nearest_place,
+    resamples,
+    settings_at,
+)
+from seqdefer.budgets.spending import Outcomes, Spending, n_to_give
 from seqdefer.errors import OptionError
 
 BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a calibration
@@ -126,6 +135,9 @@ class LossCurve:
     inputs: int
     rejector: str  # as in Calibration
     points: tuple[LossPoint, ...]
+    # 95 % of paired resamples of the inputs; None in files of earlier versions
+    gap: tuple[float, float] | None = None  # loss of the predictor alone minus that of the last point
+    gain: tuple[float, float] | None = None  # loss at random minus the loss, at TYPICAL_BUDGET of the last share
 
     def __repr__(self) -> str:
         """Return a line for notebooks, as of a calibration."""
@@ -145,22 +157,40 @@ class LossCurve:
     def worth(self) -> str:
         """Return in words what the rejector is worth at a typical budget, beside deferring at random."""
         first, last = self.points[0], self.points[-1]
-        if last.loss >= first.loss:
+        gap, is_unclear = first.loss - last.loss, _contains_zero(self.gap)
+        if gap <= 0 or is_unclear:
+            verdict = "cannot tell whether deferring pays" if is_unclear else "deferring does not pay"
+            less, more_data = _resampled(self.gap, "less"), "give more data, " if is_unclear else ""
             return (
-                f"deferring does not pay on these {self.inputs} inputs: the predictor alone loses {first.loss:.4g}, "
-                f"and with {100 * last.share:.0f} % of the tokens by the expert it is {last.loss:.4g}; check the "
-                "prompt (prefix, suffix), the metric and the expert, or use the predictor alone"
+                f"{verdict} on these {self.inputs} inputs: the predictor alone loses {first.loss:.4g}, and with "
+                f"{100 * last.share:.0f} % of the tokens by the expert it is {last.loss:.4g}{less}; check the prompt "
+                f"(prefix, suffix), the metric and the expert, {more_data}or use the predictor alone"
             )
         share = TYPICAL_BUDGET * last.share
-        losses = self.loss_at(share), self.random_at(share)
-        closed, at_random = (100 * (first.loss - loss) / (first.loss - last.loss) for loss in losses)
+        loss, at_random = self.loss_at(share), self.random_at(share)
+        closed, closed_at_random = (100 * (first.loss - one) / gap for one in (loss, at_random))
+        more = _resampled(self.gain, "points more", 100 / gap)
         said = (
             f"{100 * share:.0f} % of the tokens by the expert close {closed:.0f} % of the gap between both models, at "
-            f"random {at_random:.0f} % ({self.inputs} inputs)"
+            f"random {closed_at_random:.0f} %{more} on these {self.inputs} inputs"
         )
-        if closed > at_random:
+        if _contains_zero(self.gain):
+            return f"{said}: cannot tell whether this rejector is better than chance; give more data"
+        if loss < at_random:
             return said
         return f"{said}: this rejector is no better than chance; give more data, or use one of the models alone"
+
+
+def _contains_zero(interval: tuple[float, float] | None) -> bool:
+    return interval is not None and interval[0] <= 0 <= interval[1]
+
+
+def _resampled(interval: tuple[float, float] | None, unit: str, scale: float = 1.0) -> str:
+    """Return an interval in words, in brackets."""
+    if interval is None:
+        return ""
+    low, high = (scale * end for end in interval)
+    return f" ({low:.3g} to {high:.3g} {unit} in 95 % of resamples)"
 
 
 def calibrate(spending: Spending, *, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> Calibration:
@@ -191,4 +221,18 @@ def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rul
     places = list(dict.fromkeys(rule.place(spending, budget) for budget in BUDGETS))
     losses = spending.at(places).loss.mean(1)
     points = (LossPoint(float(spending.shares[place]), float(loss)) for place, loss in zip(places, losses, strict=True))
-    return LossCurve(unit, inputs, rejector, tuple(points))
+    return LossCurve(unit, inputs, rejector, tuple(points), *_loss_intervals(spending.at(places)))
+
+
+def _loss_intervals(seen: Outcomes) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the intervals `gap` and `gain` of a curve, from the outcomes at its points. Each resample has a curve of
+    its own, and both sides of a difference."""
+    draws = resamples(seen.loss.shape[1])
+    losses = draws @ seen.loss.T / seen.loss.shape[1]  # (R, P)
+    shares = (draws @ seen.deferred.T) / (draws @ seen.written.T)
+    gaps, order = losses[:, 0] - losses[:, -1], shares.argsort(1, kind="stable")
+    curves = np.take_along_axis(shares, order, 1), np.take_along_axis(losses, order, 1)
+    found = [np.interp(TYPICAL_BUDGET * last, *curve) for last, *curve in zip(shares[:, -1], *curves, strict=True)]
+    gains = losses[:, 0] - TYPICAL_BUDGET * gaps - found
+    low, high = np.percentile([gaps, gains], [2.5, 97.5], axis=1).tolist()
+    return (low[0], high[0]), (low[1], high[1])

@@ -166,6 +166,19 @@ def total(bills: Sequence[Bill]) -> Bill:
     return Bill(predictor, expert, alone, bills[0].currency)
 
 
+def require_prices(prices: Prices | None) -> Prices:
+    """Return the prices, or raise where there are none for a budget in money."""
+    if prices is None:
+        raise OptionError("a budget in money needs prices; give --prices FILE (model.use_prices in Python)")
+    return prices
+
+
+def check_money(money: float) -> None:
+    """Raise if a budget in money is not an amount."""
+    if not (math.isfinite(money) and money >= 0):
+        raise OptionError(f"budget in money is {money}; give an amount from 0 on")
+
+
 def expert_calls(authors: Sequence[int], *, by_token: bool) -> list[tuple[int, int, int | None]]:
     """Return the expert's calls, as the arguments of `Charge.of_call`."""
     places = [place for place, author in enumerate(authors) if author]

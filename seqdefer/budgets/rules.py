@@ -9,6 +9,7 @@ those with a guarantee.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,13 +104,24 @@ def check_budget(budget: float) -> float:
     return budget
 
 
+def check_threshold(threshold: float) -> float:
+    """Return the threshold, or raise if it is no number."""
+    if math.isnan(threshold):
+        raise OptionError("threshold is nan; it is a score, or inf to never defer")
+    return threshold
+
+
 def realised_shares(deferred: Floats, written: Floats) -> tuple[Floats, Floats, Floats]:
     """Return shares (T,) of all tokens, and their intervals over resampled inputs. deferred, written: (T, n)"""
-    n = deferred.shape[1]
-    shares = deferred.sum(1) / written.sum(1)
-    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=INTERVAL_RESAMPLES).astype(np.float64)
+    shares, draws = deferred.sum(1) / written.sum(1), resamples(deferred.shape[1])
     low, high = np.percentile((draws @ deferred.T) / (draws @ written.T), [2.5, 97.5], axis=0)
     return shares, np.minimum(low, shares), np.maximum(high, shares)  # of very few inputs it could lie outside
+
+
+def resamples(n: int) -> Floats:
+    """Return how often each of n inputs is in each resample; the same for equal n, so that intervals are paired.
+    (R, n)"""
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=INTERVAL_RESAMPLES).astype(np.float64)
 
 
 def to_finite(setting: float) -> float:

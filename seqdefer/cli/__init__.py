@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(logging.Formatter("seqdefer: %(message)s"))
         if not logging.root.handlers:  # packages (absl) that find none would add one with another form
             logging.root.addHandler(logging.lastResort)
-    return exit_status(lambda: _run_command(list(sys.argv[1:] if arguments is None else arguments)))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    resumes = any(command.resumes for command in COMMANDS if given[:1] == [command.name])
+    return exit_status(lambda: _run_command(given), resumes=resumes)
 
 
 def _run_command(arguments: list[str]) -> int:

@@ -33,9 +33,10 @@ class Command:
     name: str
     help: str
     main: Callable[[list[str]], int]
+    resumes: bool = False  # what was stopped, if it is run again
 
 
-def exit_status(command: Callable[[], int]) -> int:
+def exit_status(command: Callable[[], int], *, resumes: bool) -> int:
     """Run a command and return its exit status; errors that the user can correct become one line on stderr."""
     try:
         return command()
@@ -43,7 +44,8 @@ def exit_status(command: Callable[[], int]) -> int:
         print(f"seqdefer: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("seqdefer: stopped; the same command resumes from what is finished", file=sys.stderr)
+        more = "; the same command resumes from what is finished" if resumes else ""
+        print(f"seqdefer: stopped{more}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader has left, as `| head` does
         sys.stderr.close()
@@ -60,7 +62,7 @@ def run_module(command: Callable[[list[str]], str]) -> int:
         print(command(sys.argv[1:]))
         return 0
 
-    return exit_status(run)
+    return exit_status(run, resumes=True)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqdefer.cli import common
 from seqdefer.cli.common import Command, Parser
-from seqdefer.errors import InputError, OptionError, one_line
+from seqdefer.errors import InputError, OptionError, one_line, require_one
 from seqdefer.progress_bars import show_progress
 
 if TYPE_CHECKING:
@@ -27,19 +27,13 @@ if TYPE_CHECKING:
 def generate(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from seqdefer.budgets.prices import read_prices
     from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
     from seqdefer.report.terminal import written_lines
 
     chosen = _parser(DEFAULT_BUDGET).parse_args(arguments)
-    names = [name for name in ("budget", "budget_money", "threshold") if getattr(chosen, name) is not None]
-    if len(names) > 1:
-        first, second = (f"--{name.replace('_', '-')}" for name in names[:2])
-        raise OptionError(f"{first} and {second} exclude each other; give one of them")
-    budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
-    caps, prices = common.chosen_caps(chosen), None if chosen.prices is None else read_prices(chosen.prices)
+    caps, prices = _check(chosen)
     if chosen.data is not None or chosen.out is not None:
-        return _write_file(chosen, budget, caps, prices)
+        return _write_file(chosen, caps, prices)
     if not chosen.inputs:
         raise OptionError("there is no input; give one or several, or a file with --data FILE --out FILE")
     with show_progress(quiet=chosen.quiet) as meter:
@@ -47,7 +41,7 @@ def generate(arguments: list[str]) -> int:
         inputs = [_read(text, model.served.codec) for text in chosen.inputs]
         _warn_about_files(chosen, inputs)
         how = {"threshold": chosen.threshold, "budget_money": chosen.budget_money, "cap": caps}
-        written = model.generate(inputs, budget, **how)
+        written = model.generate(inputs, chosen.budget, **how)
     console = Console(highlight=False, soft_wrap=True)  # a pipe gets the text without line breaks
     has_colours = console.color_system is not None and not console.no_color
     for row in written.rows(model.served.codec):
@@ -57,6 +51,25 @@ def generate(arguments: list[str]) -> int:
             for line in written_lines(row, colours=has_colours):
                 console.print(line)
     return 0
+
+
+def _check(chosen: argparse.Namespace) -> tuple[Sequence[Cap], Prices | None]:
+    """Return caps and prices. Raise where options are wrong, before models are loaded."""
+    from seqdefer.budgets.caps import allowances
+    from seqdefer.budgets.prices import check_money, read_prices, require_prices
+    from seqdefer.budgets.rules import check_budget, check_threshold
+
+    require_one("--", budget=chosen.budget, budget_money=chosen.budget_money, threshold=chosen.threshold)
+    caps, prices = common.chosen_caps(chosen), None if chosen.prices is None else read_prices(chosen.prices)
+    if chosen.budget is not None:
+        check_budget(chosen.budget)
+    if chosen.threshold is not None:
+        check_threshold(chosen.threshold)
+    if chosen.budget_money is not None:
+        check_money(chosen.budget_money)
+        require_prices(prices)
+    allowances(caps, [], prices)  # a cap in money needs prices
+    return caps, prices
 
 
 def _load(chosen: argparse.Namespace, prices: Prices | None, meter: Meter) -> DeferringModel:
@@ -69,8 +82,9 @@ def _load(chosen: argparse.Namespace, prices: Prices | None, meter: Meter) -> De
     return model
 
 
-def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], prices: Prices | None) -> int:
-    from seqdefer.model.batch_files import require_new, write_file
+def _write_file(chosen: argparse.Namespace, caps: Sequence[Cap], prices: Prices | None) -> int:
+    from seqdefer.model.batch_files import check_request, write_file
+    from seqdefer.model.calibrated_pair import DEFAULT_BUDGET
 
     if chosen.data is None or chosen.out is None:
         raise OptionError("--data FILE and --out FILE go together: inputs to read, and the file to write")
@@ -80,7 +94,8 @@ def _write_file(chosen: argparse.Namespace, budget: float, caps: Sequence[Cap], 
         raise OptionError(
             "--budget-money depends on the length of an input, so it does not go with --data; give --budget"
         )
-    require_new(chosen.out)  # before models are loaded
+    check_request(chosen.data, chosen.out, chosen.batch_size, caps)  # before models are loaded
+    budget = DEFAULT_BUDGET if chosen.budget is None else chosen.budget
     with show_progress(quiet=chosen.quiet) as meter:
         model = _load(chosen, prices, meter)
         threshold = model.setting(budget).threshold if chosen.threshold is None else chosen.threshold
@@ -140,4 +155,4 @@ def _warn_about_files(chosen: argparse.Namespace, inputs: Sequence[Any]) -> None
                 print(f"{words}; to use its content: {one_line(command)}", file=sys.stderr)
 
 
-GENERATE = Command("generate", "write with a fitted pair, at a budget", generate)
+GENERATE = Command("generate", "write with a fitted pair, at a budget", generate, resumes=True)

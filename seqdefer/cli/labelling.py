@@ -189,5 +189,5 @@ def _remove(chosen: argparse.Namespace) -> int:
     return 0
 
 
-LABEL = Command("label", "make the labels of a task ahead of run, with many workers", label)
+LABEL = Command("label", "make the labels of a task ahead of run, with many workers", label, resumes=True)
 CACHE = Command("cache", "list, verify and remove stored labels", cache)

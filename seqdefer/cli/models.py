@@ -96,6 +96,7 @@ def calibrate(arguments: list[str]) -> int:
     from seqdefer.model.folders import read_pairing
     from seqdefer.model.generation import input_tokens
     from seqdefer.model.writing_pair import CHECKED_BUDGETS
+    from seqdefer.storage.files import writable_folder
     from seqdefer.storage.user_files import parse_inputs, read_lines
 
     chosen = _calibrate_parser().parse_args(arguments)
@@ -107,12 +108,14 @@ def calibrate(arguments: list[str]) -> int:
         for path in (chosen.data, chosen.check)
         if path is not None
     }
+    is_new = chosen.data is not None or chosen.from_log is not None
+    if is_new:
+        read_pairing(chosen.folder)  # what is written goes there, so it must not be the name of a repository
+        with writable_folder(chosen.folder, "DIR, such as a copy"):
+            pass  # raises before anything is measured
     seen: tuple[Setting, ...] = ()
     mean_tokens: int | None = None
     with show_progress(quiet=chosen.quiet) as meter:
-        is_new = chosen.data is not None or chosen.from_log is not None
-        if is_new:
-            read_pairing(chosen.folder)  # what is written goes there, so it must not be the name of a repository
         model = DeferringModel.from_pretrained(chosen.folder, device=chosen.device, meter=meter, budgets=not is_new)
         field = chosen.field or model.served.codec.field
         codec = model.served.codec
@@ -215,6 +218,10 @@ def _print_calibration(model: DeferringModel, *, as_json: bool, mean_tokens: int
         for one, money in zip(budgets, spent, strict=bool(spent)):
             one["money"] = money
         more = {} if timing is None else {"timing": to_plain(timing)}
+        if (curve := model.curve) is not None:
+            for one in budgets:
+                one |= {"loss": curve.loss_at(one["share"]), "random": curve.random_at(one["share"])}
+            more["curve"] = to_plain(curve)
         if found.promise is not None:
             more["promise"] = dataclasses.asdict(found.promise)
         if model.quality is not None:
@@ -253,5 +260,5 @@ def _calibrate_parser() -> Parser:
     return parser
 
 
-FIT = Command("fit", "fit a rejector for your own pair and data, ready to use", fit)
+FIT = Command("fit", "fit a rejector for your own pair and data, ready to use", fit, resumes=True)
 CALIBRATE = Command("calibrate", "measure which threshold spends which budget on your inputs", calibrate)

@@ -107,4 +107,6 @@ def _set_options(given: list[str]) -> dict[str, dict[str, str]]:
     return options
 
 
-REPRODUCE = Command("reproduce", "make the paper's tables and figures again, ours beside the paper's", reproduce)
+REPRODUCE = Command(
+    "reproduce", "make the paper's tables and figures again, ours beside the paper's", reproduce, resumes=True
+)

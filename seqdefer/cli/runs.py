@@ -89,5 +89,5 @@ def plot(arguments: list[str]) -> int:
     return 0
 
 
-RUN = Command("run", "fit and evaluate every method on a task, and write a report", run)
+RUN = Command("run", "fit and evaluate every method on a task, and write a report", run, resumes=True)
 PLOT = Command("plot", "draw the report and the figures of a run again", plot)

@@ -53,4 +53,6 @@ def train_predictor(arguments: list[str]) -> int:
 
 
 TASKS = Command("tasks", "list the installed tasks", list_tasks)
-TRAIN_PREDICTOR = Command("train-predictor", "train the predictor of a task that has one to train", train_predictor)
+TRAIN_PREDICTOR = Command(
+    "train-predictor", "train the predictor of a task that has one to train", train_predictor, resumes=True
+)

@@ -54,11 +54,7 @@ def write_file(
 ) -> FileCounts:
     """Write a JSON line for every input of a file, in its order: its line number, and the row of `Generation.rows`
     without scores."""
-    if batch_size < 1:
-        raise OptionError(f"--batch-size is {batch_size}; it must be at least 1")
-    if any(cap.per == "request" for cap in caps):
-        raise OptionError("--cap-per request does not go with --data: a file is not one request; cap each sequence")
-    require_new(out)
+    check_request(data, out, batch_size, caps)
     field = field or model.served.codec.field
     made_by = {
         "rejector": model.rejector.fingerprint, "predictor": model.served.predictor.fingerprint,
@@ -81,8 +77,13 @@ def write_file(
     return FileCounts(n, found, failed)
 
 
-def require_new(out: Path) -> None:
-    """Raise where a file would be replaced."""
+def check_request(data: Path, out: Path, batch_size: int, caps: Sequence[Cap]) -> None:
+    """Raise what is wrong with the arguments of `write_file`, which need no model."""
+    if batch_size < 1:
+        raise OptionError(f"--batch-size is {batch_size}; it must be at least 1")
+    if any(cap.per == "request" for cap in caps):
+        raise OptionError("--cap-per request does not go with --data: a file is not one request; cap each sequence")
+    next(read_lines(data, kind=KIND))  # raises where the file cannot be read
     if out.exists():
         raise OptionError(f"{out} exists already; remove it, or choose another file with --out")
 
@@ -126,11 +127,8 @@ def _fault(model: DeferringModel, one: Any) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give {KIND} with --data") from error
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _how(part: Path) -> Path:

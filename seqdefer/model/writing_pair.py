@@ -9,7 +9,6 @@ Which threshold a budget stands for is known from the calibration (`model.calibr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ import torch
 from seqdefer.budgets.calibration import BUDGETS
 from seqdefer.budgets.capped import Schedule
 from seqdefer.budgets.caps import Allowance, Cap, allowances
-from seqdefer.budgets.prices import Bill, Prices
-from seqdefer.budgets.rules import Setting, realised_shares
-from seqdefer.errors import OptionError
+from seqdefer.budgets.prices import Bill, Prices, check_money, require_prices
+from seqdefer.budgets.rules import Setting, check_threshold, realised_shares
+from seqdefer.errors import OptionError, require_one
 from seqdefer.methods.plans import BATCH_SIZE, Plan, PlanResult
 from seqdefer.model.calibrated_pair import DEFAULT_BUDGET, CalibratedPair
 from seqdefer.model.generation import Decisions, Generation, StreamedToken, input_tokens
@@ -41,15 +40,16 @@ class WritingPair(CalibratedPair):
     def generate(
         self,
         inputs: Sequence[Any],
-        budget: float = DEFAULT_BUDGET,
+        budget: float | None = None,
         *,
         threshold: float | None = None,
         budget_money: float | None = None,
         cap: Cap | Sequence[Cap] = (),
         batch_size: int = BATCH_SIZE,
     ) -> Generation:
-        """Write sequences for all inputs, the expert about `budget` of their tokens; or by a threshold you name; or for
+        """Write sequences for all inputs, the expert about `budget` of their tokens (0.2); or by a `threshold`; or for
         about `budget_money` a sequence, with prices. A `cap` is never exceeded: see `seqdefer.budgets.caps`."""
+        require_one(budget=budget, threshold=threshold, budget_money=budget_money)
         examples = self._encode(inputs)
         if budget_money is not None:
             budget = self.budget_for_money(budget_money, input_tokens(self.served.codec, inputs, examples))
@@ -64,12 +64,13 @@ class WritingPair(CalibratedPair):
     def decide(
         self,
         inputs: Sequence[Any],
-        budget: float = DEFAULT_BUDGET,
+        budget: float | None = None,
         *,
         threshold: float | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> Decisions:
         """Return where the rejector would defer, without running the expert."""
+        require_one(budget=budget, threshold=threshold)
         examples = self._encode(inputs)
         result = self._run(examples, self._threshold(budget, threshold), batch_size, may_defer=False)
         alone = result.rollout
@@ -78,13 +79,14 @@ class WritingPair(CalibratedPair):
     def stream(
         self,
         one: Any,
-        budget: float = DEFAULT_BUDGET,
+        budget: float | None = None,
         *,
         threshold: float | None = None,
         budget_money: float | None = None,
         cap: Cap | Sequence[Cap] = (),
     ) -> Iterator[StreamedToken]:
         """Yield the tokens of one sequence as they are written. Their texts together are the output."""
+        require_one(budget=budget, threshold=threshold, budget_money=budget_money)
         examples = self._encode([one])
         if budget_money is not None:
             budget = self.budget_for_money(budget_money, input_tokens(self.served.codec, [one], examples))
@@ -125,12 +127,10 @@ class WritingPair(CalibratedPair):
     def _schedule(self) -> Schedule | None:
         return None if self.calibration is None else self.calibration.schedule(self.served.spec.length)
 
-    def _threshold(self, budget: float, threshold: float | None) -> float:
+    def _threshold(self, budget: float | None, threshold: float | None) -> float:
         if threshold is None:
-            return self.setting(budget).threshold
-        if math.isnan(threshold):
-            raise OptionError("threshold is nan; it is a score, or inf to never defer")
-        return threshold
+            return self.setting(DEFAULT_BUDGET if budget is None else budget).threshold
+        return check_threshold(threshold)
 
     def _outputs(self, sequences: Sequences) -> list[Any]:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
@@ -163,21 +163,19 @@ class WritingPair(CalibratedPair):
 
     def expected_money(self, tokens: int, share: float) -> float:
         """Return about what a sequence costs whose input has so many tokens, if the expert writes a share of it."""
-        if self.prices is None:
-            raise OptionError("a budget in money needs prices; give --prices FILE (model.use_prices in Python)")
+        prices = require_prices(self.prices)
         length = None if self.calibration is None else self.calibration.mean_length
         if length is None:
             raise OptionError(
                 "a budget in money needs the usual length of sequences, which this model's calibration does not have; "
                 "make it again: seqdefer calibrate DIR --data FILE"
             )
-        return self.prices.expected(tokens, length, share, by_token=self.is_token_level)
+        return prices.expected(tokens, length, share, by_token=self.is_token_level)
 
     def budget_for_money(self, money: float, tokens: Sequence[int]) -> float:
         """Return the largest budget whose setting is expected to cost at most `money` a sequence, for inputs of so
         many tokens."""
-        if not (math.isfinite(money) and money >= 0):
-            raise OptionError(f"budget in money is {money}; give an amount from 0 on")
+        check_money(money)
         mean = round(sum(tokens) / len(tokens))
         alone = self.expected_money(mean, 0.0)
         if alone > money:

@@ -8,6 +8,7 @@ A turn that asks a remote expert is left where it is until the answer is there.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
@@ -21,12 +22,14 @@ from seqdefer.engine.pace import Turn
 from seqdefer.interfaces import Codec, TokenRejector
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.model.generation import input_tokens
+from seqdefer.server.breaker import ExpertUnavailable
 from seqdefer.server.expert_calls import ExpertAccess, ExpertCall
 from seqdefer.server.fallback import Fallback, FallbackCompletions, FallbackRows, reason_of
 from seqdefer.server.log_probs import RowLogProbs
 from seqdefer.server.tickets import InputsRead, Ticket, TicketRow
 from seqdefer.types import Examples
 
+log = logging.getLogger("seqdefer.server")
 _encoding = threading.Lock()  # the event loop encodes too, and neither warnings nor tokenizers are made for threads
 
 
@@ -190,11 +193,17 @@ class RunningBatch:
             self.plan.drop(unneeded)
 
     def _note_failure(self) -> None:
-        """Mark the rows that the expert failed in this turn."""
-        failure = self.guard.take_failure()
+        """Mark the rows that the expert failed in this turn, and log their requests."""
+        failure, lost = self.guard.take_failure(), list[str | None]()
         if failure is None:
             return
-        for row in (row for ticket in self.tickets for row in ticket.rows if not row.is_finished):
+        for ticket in self.tickets:
             # Of hand-offs, those that were not asked for are not over.
-            if isinstance(self.guard, FallbackRows) or row.plan_row.is_over:
+            over = isinstance(self.guard, FallbackRows)
+            rows = [row for row in ticket.rows if not row.is_finished and (over or row.plan_row.is_over)]
+            for row in rows:
                 row.lost = reason_of(failure)
+            lost += [ticket.request_id] * bool(rows)
+        level = logging.DEBUG if isinstance(failure, ExpertUnavailable) else logging.WARNING
+        fields = {"request_ids": lost}
+        log.log(level, "the expert failed, the predictor finished: %r", failure, extra={"fields": fields})

@@ -328,8 +328,6 @@ class Scheduler:
             self.metrics.observe("seqdefer_expert_seconds", seconds, {"status": "ok" if failure is None else reason})
         if failure is not None:
             self.metrics.count("seqdefer_expert_failures_total", {"reason": reason})
-            level = logging.DEBUG if reason == "unavailable" else logging.WARNING
-            log.log(level, "the expert failed, the predictor finished: %r", failure)
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         if isinstance(error, ContractError):  # it says nothing that clients must not know

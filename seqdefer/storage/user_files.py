@@ -20,13 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seqdefer.errors import DataError, OptionError
+from seqdefer.errors import DataError, FormatError, OptionError
 
 DATA_VARIABLE, LINE_VARIABLE = "SEQDEFER_MAX_DATA_MIB", "SEQDEFER_MAX_LINE_MIB"
 MAX_LINE_MIB = 16
 MAX_TEXT_MIB = 1024  # all lines together; XSum has 500
 _MIB = 2**20
 _FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")
+_TABLES = {".csv": "read_csv", ".tsv": "read_table", ".parquet": "read_parquet", ".xlsx": "read_excel"}  # of pandas
 _READ_ERRORS = (OSError, EOFError, ValueError, zlib.error)  # ValueError: a null byte in the path
 
 
@@ -86,6 +87,12 @@ def read_lines(path: Path, *, kind: str, max_mib: int | None = None) -> Iterator
 
     `kind` says in errors what to give instead, such as "a JSONL file". `max_mib` limits all lines together.
     """
+    for reader in (_TABLES[one.lower()] for one in path.suffixes if one.lower() in _TABLES):
+        converted = f"pandas.{reader}({path.name!r}).to_json('FILE.jsonl', orient='records', lines=True)"
+        raise FormatError(
+            f"{path.name} is a table, which is not read; give {kind}, plain or gzip: {converted} converts it, and fit "
+            "in Python takes the DataFrame itself"
+        )
     limit = SizeLimit(path.name, MAX_TEXT_MIB if max_mib is None else max_mib, "give fewer lines")
     is_empty = True
     for number, raw in _raw_lines(path, limit, f"; give {kind}, plain or gzip"):

@@ -15,10 +15,12 @@ from rich.console import Console
 from toy_pair import METHODS, Toy, numbers
 
 from seqdefer.budgets import rules
-from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, LossPoint
+from seqdefer.budgets.calibration import BUDGETS, Calibration, LossCurve, LossPoint, loss_curve
 from seqdefer.budgets.policies import Threshold
 from seqdefer.budgets.promises import Promise
 from seqdefer.budgets.rules import FINITE_LIMIT, TOLERANCE, Setting, realised_shares
+from seqdefer.budgets.spending import TokenSpending
+from seqdefer.budgets.token_sweeps import TokenSweep
 from seqdefer.engine.drafts import draft
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.errors import OptionError
@@ -181,7 +183,7 @@ def test_a_curve_says_what_the_rejector_is_worth() -> None:
     ends = LossPoint(0.0, 4.0), LossPoint(1.0, 1.0)
     good = LossCurve("errors", 30, "", (ends[0], LossPoint(0.2, 2.5), ends[1]))
     assert good.worth() == (
-        "20 % of the tokens by the expert close 50 % of the gap between both models, at random 20 % (30 inputs)"
+        "20 % of the tokens by the expert close 50 % of the gap between both models, at random 20 % on these 30 inputs"
     )
     poor = replace(good, points=(ends[0], LossPoint(0.2, 3.7), ends[1]))
     assert poor.worth().endswith("no better than chance; give more data, or use one of the models alone")
@@ -189,7 +191,42 @@ def test_a_curve_says_what_the_rejector_is_worth() -> None:
     assert useless.worth().startswith("deferring does not pay on these 30 inputs: the predictor alone loses 1, and")
 
 
-@pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan, math.inf, "0.2", None])
+def test_a_verdict_has_an_interval() -> None:
+    """A rejector that was better on 30 inputs by chance was said to be better."""
+    good = LossCurve("errors", 30, "", (LossPoint(0.0, 4.0), LossPoint(0.2, 2.5), LossPoint(1.0, 1.0)), (2.0, 4.0))
+    sure, unsure = replace(good, gain=(0.3, 1.5)).worth(), replace(good, gain=(-0.3, 1.5)).worth()
+    assert sure.endswith("at random 20 % (10 to 50 points more in 95 % of resamples) on these 30 inputs")
+    assert unsure.endswith(
+        "(-10 to 50 points more in 95 % of resamples) on these 30 inputs: cannot tell whether this rejector is better "
+        "than chance; give more data"
+    )
+    assert replace(good, gap=(-1.0, 7.0)).worth() == (
+        "cannot tell whether deferring pays on these 30 inputs: the predictor alone loses 4, and with 100 % of the "
+        "tokens by the expert it is 1 (-1 to 7 less in 95 % of resamples); check the prompt (prefix, suffix), the "
+        "metric and the expert, give more data, or use the predictor alone"
+    )
+
+
+def test_the_intervals_of_a_curve_are_those_of_resampled_curves() -> None:
+    """Paired: a resample's own curve, beside the line between its own ends."""
+    generator = torch.Generator().manual_seed(1)
+    thresholds = torch.tensor([math.inf, 0.7, 0.4, 0.1, -math.inf], dtype=torch.float64)
+    deferred = torch.stack([torch.randint(k, k + 1 + (0 < k < 4), (40,), generator=generator) for k in range(5)])
+    loss = 4.0 - deferred + torch.rand(5, 40, generator=generator)
+    spending = TokenSpending(TokenSweep(thresholds, deferred, torch.full((5, 40), 4), loss), 4)
+    found = loss_curve(spending, unit="errors", inputs=40, rejector="")
+    gaps, gains = [], []
+    for draw in rules.resamples(40).astype(int)[:1000]:
+        rows = np.repeat(np.arange(40), draw)
+        one = loss_curve(spending.select(rows), unit="errors", inputs=40, rejector="")
+        share = 0.2 * one.points[-1].share
+        gaps.append(one.points[0].loss - one.points[-1].loss)
+        gains.append(one.random_at(share) - one.loss_at(share))
+    assert found.gap == pytest.approx(tuple(np.percentile(gaps, [2.5, 97.5])))
+    assert found.gain == pytest.approx(tuple(np.percentile(gains, [2.5, 97.5])))
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1, math.nan, math.inf, "0.2", [0.2]])
 def test_budgets_are_shares(budget: Any) -> None:
     with pytest.raises(OptionError, match="it is the share of tokens the expert writes, from 0 to 1"):
         calibrated("TokenwiseModel").generate([1], budget)

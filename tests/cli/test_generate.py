@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import re
@@ -29,6 +30,9 @@ from seqdefer.model.served_log import ServedLog
 from seqdefer.report.terminal import written_lines
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+PRICED, INPUTS = "PRICES", "INPUTS"  # stand for files
 
 
 class TypedCodec(LetterCodec):
@@ -505,6 +509,59 @@ def test_calibrate_shows_what_budgets_cost(folder: Path, prices: Path, tmp_path:
 )
 def test_bad_caps_and_prices(arguments: list[Any], message: str, folder: Path, capsys: Capture) -> None:
     assert message in fails_with(capsys, "generate", folder, 13, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", 13, "--budget", 1.5], "budget is 1.5; it is the share of tokens"),
+        (["generate", 13, "--threshold", "nan"], "threshold is nan"),
+        (["generate", 13, "--budget-money", 1], "a budget in money needs prices"),
+        (["generate", 13, "--budget-money=-1", "--prices", PRICED], "budget in money is -1.0; give an amount from 0"),
+        (["generate", 13, "--cap-money", 1], "a cap in money needs prices"),
+        (["generate", "--data", "no.jsonl", "--out", "out"], "cannot read no.jsonl"),
+        (["generate", "--data", INPUTS, "--out", "out", "--batch-size", 0], "--batch-size is 0"),
+        (
+            ["generate", "--data", INPUTS, "--out", "out", "--cap-tokens", 1, "--cap-per", "request"],
+            "--cap-per request",
+        ),
+        (["calibrate", "--data", INPUTS], "cannot write into"),
+        (["calibrate", "--from-log", INPUTS], "cannot write into"),
+    ],
+)
+def test_what_needs_no_models_is_checked_before_they_are_loaded(
+    arguments: list[Any],
+    message: str,
+    folder: Path,
+    prices: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loading takes minutes. A calibration of a read-only folder was lost in the end."""
+
+    def full(**_: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("models are loaded")
+
+    given = {PRICED: prices, INPUTS: write_numbers(tmp_path / "own.jsonl", 4)}
+    monkeypatch.setattr(DeferringModel, "from_pretrained", load)
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    command, *rest = (given.get(one, one) for one in arguments)
+    assert message in fails_with(capsys, command, folder, *rest)
+
+
+def test_ctrl_c_while_a_server_loads_its_models(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`the same command resumes`, said a server that had not begun."""
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DeferringModel, "from_pretrained", stop)
+    assert run("serve", folder, "--port", 0) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "seqdefer: stopped"
 
 
 def test_prices_that_cannot_be_used(folder: Path, prices: Path, capsys: Capture) -> None:

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,6 +48,19 @@ def test_the_skeleton_passes_its_own_test(home: Path) -> None:
     assert len(names) == 2
     for name in names:
         getattr(tests, name)()
+
+
+def test_a_file_with_the_name_of_an_installed_task_is_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It worked in the folder of that task, and replaced its results. The installed file itself may be named."""
+    own = tmp_path / "own_weather.py"
+    own.write_text((home / f"{NAME}.py").read_text().replace(f'name="{NAME}"', 'name="weather"'))
+    with pytest.raises(OptionError, match=r"own_weather.py is named 'weather', as that of the package seqdefer is"):
+        load_task_file(own)
+    installed = {NAME: EntryPoint(NAME, f"{NAME}:ENTRY", "seqdefer.tasks")}
+    monkeypatch.setattr("seqdefer.registry.find_tasks", lambda: installed)
+    assert load_task_file(home / f"{NAME}.py").name == NAME
 
 
 def test_a_file_runs_without_a_package(home: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -288,6 +288,16 @@ def test_choices_that_cannot_be() -> None:
     assert DeferringModel(model.served, model.rejector).generate(INPUTS, threshold=math.inf).share == 0
 
 
+def test_a_budget_and_a_threshold_exclude_each_other() -> None:
+    """The threshold was taken, and the budget forgotten."""
+    model = model_of("TokenwiseModel")
+    for write in (model.generate, model.decide, model.stream):
+        with pytest.raises(OptionError, match=r"^budget and threshold exclude each other; give one of them$"):
+            list(write(INPUTS[:1], budget=0.2, threshold=0.5))
+    with pytest.raises(OptionError, match="threshold and budget_money exclude each other"):
+        model.generate(INPUTS, threshold=0.5, budget_money=1.0)
+
+
 def test_rejectors_that_do_not_fit() -> None:
     toy, rejector = Toy.of(length=6), Toy.of(length=6).rejector("TokenwiseModel")
     with pytest.raises(CheckpointError, match="was fitted for predictor toy-5-6-0, not for toy-5-6-9"):

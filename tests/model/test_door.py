@@ -21,6 +21,7 @@ from seqdefer.progress import Silent
 from seqdefer.registry import load_task
 from seqdefer.storage.files import read_json
 from seqdefer.tasks.text.codec import TextCodec
+from seqdefer.tasks.text.task import PromptWarning
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -51,7 +52,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["t5", "gpt2"])
 def model(request: pytest.FixtureRequest) -> DeferringModel:
     """A fitted model of each kind. Nobody may change it."""
-    return loaded(request.param).fit(PAIRS, progress=False)
+    return loaded(request.param, suffix=" w1" if request.param == "gpt2" else "").fit(PAIRS, progress=False)
 
 
 def test_the_eight_lines(model: DeferringModel, tmp_path: Path) -> None:
@@ -217,6 +218,20 @@ def test_a_metric_of_ones_own_compares_texts_without_the_space_before_them(monke
     loaded("gpt2", suffix=" w1", length=4).fit(pairs, metric=same, progress=False)
     assert seen
     assert all(text == text.strip() for texts in seen for text in texts)
+
+
+def test_a_decoder_only_model_without_a_suffix_is_warned_of() -> None:
+    """It continued the documents, and the fit said nothing. Documents that end the prompt themselves need no suffix."""
+
+    def fit(ending: str) -> DeferringModel:
+        pairs = [(text + ending, reference) for text, reference in PAIRS]
+        return loaded("gpt2", length=2).fit(pairs, method="ChowSum", train_documents=4, progress=False)
+
+    with pytest.warns(
+        PromptWarning, match=r"GPT2LMHeadModel is decoder-only .*--suffix ' TL;DR:' \(suffix= in Python\)"
+    ):
+        fit("")
+    fit(" w7 w8")
 
 
 def test_objects_of_the_wrong_kind_are_named(checkpoints: Path, model: DeferringModel, tmp_path: Path) -> None:
@@ -412,7 +427,7 @@ def test_white_space_does_not_make_inputs_of_a_fit_new() -> None:
     """Fits know documents that differ in white space alone for one, and guarantees took them for fresh ones."""
     shorts = [(" ".join(text.split()[:3]), reference) for text, reference in PAIRS]
     pair = tiny("gpt2", 1, 1), tiny("gpt2", 2, 6)
-    model = DeferringModel.from_pair(*pair, letter_tokenizer(), device="cpu", length=4, input_tokens=40)
+    model = DeferringModel.from_pair(*pair, letter_tokenizer(), device="cpu", length=4, input_tokens=40, suffix=" w")
     model.fit(shorts, progress=False)
     for change in (str, lambda text: f" {text}\n", lambda text: text.replace(" ", "  ")):
         texts = [change(text) for text, _ in shorts]

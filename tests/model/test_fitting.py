@@ -139,6 +139,18 @@ def test_calibrated_shares_are_those_of_rollouts(method: str, folders: dict[str,
         assert sum(written.expert_tokens) / int(written.sequences.lengths.sum()) == setting.share
 
 
+def test_json_has_what_the_table_has(place: Path, fits: Fits, tmp_path: Path, capsys: Capture) -> None:
+    """It had no losses."""
+    folder = shutil.copytree(fits.folders["OneTimeCost"], tmp_path / "model")
+    assert cli.main(command(place, folder, "--method", "OneTimeCost", "--json")) == 0
+    found, curve = json.loads(capsys.readouterr().out), DeferringModel.from_pretrained(folder, device="cpu").curve
+    assert curve is not None
+    assert found["curve"] == json.loads((folder / "curve.json").read_text())
+    assert found["curve"]["gap"][0] < curve.points[0].loss - curve.points[-1].loss < found["curve"]["gap"][1]
+    for one in found["budgets"]:
+        assert (one["loss"], one["random"]) == (curve.loss_at(one["share"]), curve.random_at(one["share"]))
+
+
 def test_validation_inputs_are_calibrated_on(folders: dict[str, Path], models: dict[str, DeferringModel]) -> None:
     for method, model in models.items():
         assert model.calibration is not None

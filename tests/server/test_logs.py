@@ -112,15 +112,20 @@ def test_failures_have_a_traceback(form: str) -> None:
         assert text.count("\nTraceback") == 1
 
 
-def test_expert_failures_are_warnings() -> None:
+@pytest.mark.parametrize("method", ["TokenwiseModel", "OneTimeCost"])
+def test_expert_failures_are_warnings_with_the_requests_they_concern(method: str) -> None:
+    """They had no request IDs."""
+
     def fail() -> None:
         raise RuntimeError("the disk is gone")
 
-    model = with_parts(toy_model(), expert=FaultyExpert(toy_model().served.expert, fail))
+    model = with_parts(toy_model(method), expert=FaultyExpert(toy_model(method).served.expert, fail))
     with running(model) as server, logged() as stream:
         assert server.complete("13", 1).deferral["degraded"]
         until(lambda: len(records(stream)) >= 2)
-    assert "the disk is gone" in next(one for one in records(stream) if one["level"] == "warning")["message"]
+    failed, answered = sorted(records(stream), key=lambda one: one["level"] == "info")
+    assert "the disk is gone" in failed["message"]
+    assert failed["request_ids"] == [answered["request_id"]]
 
 
 def test_level_and_warnings() -> None:

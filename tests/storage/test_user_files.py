@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seqdefer.errors import DataError, OptionError
+from seqdefer.errors import DataError, FormatError, OptionError
 from seqdefer.storage import user_files
 from seqdefer.storage.user_files import SizeLimit, join_quoted, parse_inputs, quote, read_bytes, read_lines, read_rows
 
@@ -30,6 +30,18 @@ def test_gzip_is_known_by_its_content(pack: Callable[[bytes], bytes], name: str,
     path.write_bytes(pack(b"\xef\xbb\xbfone\r\n\n \n two"))
     assert read_bytes(path, limit(1)) == b"\xef\xbb\xbfone\r\n\n \n two"
     assert lines_of(path) == [(1, "one"), (4, "two")]
+
+
+def test_tables_are_refused_with_a_way_to_convert_them(tmp_path: Path) -> None:
+    """`not JSON`, a CSV file was answered, or each of its lines was taken for an input."""
+    for name, reader in (("own.csv", "read_csv"), ("own.CSV.gz", "read_csv"), ("own.parquet", "read_parquet")):
+        (tmp_path / name).write_text("document,summary\na,b\n")
+        with pytest.raises(FormatError) as raised:
+            lines_of(tmp_path / name)
+        assert str(raised.value) == (
+            f"{name} is a table, which is not read; give words, plain or gzip: pandas.{reader}('{name}').to_json("
+            "'FILE.jsonl', orient='records', lines=True) converts it, and fit in Python takes the DataFrame itself"
+        )
 
 
 def test_inputs_are_lines_or_a_field_of_json(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from seqdefer.errors import OptionError
 from seqdefer.hyperparameters import ATTENTION, Settings, published_lstm, published_perceptron
 from seqdefer.interfaces import Expert, Served, SplitName, Task, TaskEntry
 from seqdefer.progress import Meter
-from seqdefer.recipes import Recipe, published
+from seqdefer.recipes import LearningSettings, Recipe, published
 from seqdefer.registry import EXPERTS, find_plugins
 from seqdefer.remote.client import EndpointClient, is_url, require_extra
 from seqdefer.report.markup import number
@@ -55,7 +55,12 @@ ENCODER_CACHE_BYTES = {"cpu": 2**30, "cuda": 2**33}
 GPU_MEMORY_SHARE = 8  # the cache takes at most 1/8 of a GPU's free memory
 DEFAULT_LENGTH = 20  # tokens, where no data says how many; the paper's
 LENGTH_SHARE = 0.95  # of references that a length must hold
+ROLLOUTS = LearningSettings.rollouts
 MAX_LENGTH = 256  # that data may ask for: labels of longer texts take long, so users ask for them
+
+
+class PromptWarning(UserWarning):
+    """The prompt does not ask for an answer."""
 
 
 class TextTask(Task):
@@ -227,8 +232,9 @@ def prepare(
         splits = make_splits(train, test, counts, options.seed)
         advance(1)
     pair = _load(options, device, meter, given)
+    _warn_about_prompt(options, pair, train.documents)
     task = TextTask(name, _pinned(options, pair), pair, splits.parts, splits.source, given.metric)
-    _warn_about_calls(task.options, splits.parts)
+    _warn_about_calls(task.options, splits.parts, to_go=task.token_rule == "to_go")
     return task
 
 
@@ -239,15 +245,35 @@ def _pinned(options: TextOptions, pair: TextPair | MixedPair) -> TextOptions:
     return replace(options, **pinned)
 
 
-def _warn_about_calls(options: TextOptions, parts: Mapping[SplitName, Sequence[Document]]) -> None:
+def _warn_about_prompt(options: TextOptions, pair: TextPair | MixedPair, documents: Sequence[Document]) -> None:
+    """Warn where a decoder-only model would write on in the document. Documents that all end alike end the prompt
+    themselves."""
+    endings = {one.document.rstrip()[-2:] for one in documents}
+    if len(endings) > 1 and not (pair.predictor.model.is_encoder_decoder or options.suffix):
+        warnings.warn(
+            f"{pair.predictor.name} is decoder-only and continues its prompt: without a suffix, it writes on in the "
+            "document; give what ends a document and asks for the answer: --suffix ' TL;DR:' (suffix= in Python)",
+            PromptWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_about_calls(
+    options: TextOptions, parts: Mapping[SplitName, Sequence[Document]], *, to_go: bool = False
+) -> None:
+    """Announce the most calls that labels take. By token, rollouts of a document meet up to 2^d prefixes of d tokens; a
+    token loss `to_go` completes both tokens after each."""
     if not is_url(options.expert):
         return
     n_documents, length = sum(map(len, parts.values())), options.length or DEFAULT_LENGTH
-    what = f"{length} hand-offs of {n_documents:,} documents"
+    n_calls, what = length, f"{length} hand-offs"
     if options.expert_by_token:
-        what += "; and once for every token of their rollouts, unless the endpoint can be read in chunks"
+        n_tokens = sum(min(2**place, ROLLOUTS) for place in range(length))
+        n_calls += n_tokens * (3 if to_go else 1)
+        what += f" and {n_tokens} tokens on {ROLLOUTS} rollouts{', each with 2 completions,' if to_go else ''}"
+    what += f" of {n_documents:,} documents{', far fewer if it can be read in chunks' * options.expert_by_token}"
     warnings.warn(
-        f"labelling may call {options.expert} {n_documents * length:,} times ({what}); answers are stored; lower "
+        f"labelling may call {options.expert} {n_documents * n_calls:,} times ({what}); answers are stored; lower "
         "--train-documents and --validation-documents to make fewer calls",
         ExpertCallsWarning,
         stacklevel=3,

@@ -322,6 +322,7 @@ def fit(place: Path, out: Path, url: str, *more: str) -> list[str]:
     return [
         "fit", "text", "--predictor", str(place / "predictor"), "--expert", url, "--expert-model", "toy",
         "--train", str(place / "train.jsonl"), "--test-documents", "1", "--length", str(LENGTH), "--input-tokens", "40",
+        "--suffix", " w1",
         "--device", "cpu", "--quiet", "--out", str(out), "--expert-retries", "0", *more,
     ]  # fmt: skip
 
@@ -369,6 +370,7 @@ def test_fit_calibrate_and_generate(
 @ignore_call_warnings
 def test_python_takes_an_endpoint_for_the_expert(place: Path, endpoint: str) -> None:
     options = {"expert_model": "toy", "expert_retries": 0, "length": 4, "input_tokens": 40, "device": "cpu"}
+    options["suffix"] = " w1"
     model = DeferringModel.from_pair(tiny("gpt2", 1, 3), endpoint, pieces("bytes"), **options)
     sizes = {"train_documents": 6, "validation_documents": 3}
     model.fit(place / "train.jsonl", metric="exact_match", progress=False, **sizes)

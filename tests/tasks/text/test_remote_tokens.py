@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -275,6 +276,26 @@ def test_fit_makes_few_calls(tmp_path: Path) -> None:
         assert len(running.asked) - asked < 100
     model = DeferringModel.from_pretrained(tmp_path / "model", device="cpu")
     assert model.rejector.notes["method"] == "TokenwiseModel"
+
+
+@pytest.mark.parametrize("metric", ["rouge1", "chrf"])
+def test_no_more_calls_are_made_than_announced(metric: str, tmp_path: Path) -> None:
+    """By token, 264 were announced and 422 made: those of hand-offs were counted, which such a fit does not make."""
+    tiny("qwen2", 1, 1).save_pretrained(tmp_path / "predictor")
+    pieces("bytes").save_pretrained(tmp_path / "predictor")
+    with vllm_like(made_of("bytes", "qwen2", 2, 6), FIELDS - {"prompt_logprobs"}) as running:
+        few = ["--train-documents", "6", "--validation-documents", "3", "--metric", metric]
+        with pytest.warns(ExpertCallsWarning) as warned:
+            assert cli.main([*forty_documents(tmp_path, running.url), *few]) == 0
+        (announced,) = re.findall(
+            r"may call \S+ ([0-9,]+) times \(8 hand-offs and 47 tokens on 8", str(warned[0].message)
+        )
+        assert (
+            9 * 8
+            < len(running.asked)
+            <= int(announced.replace(",", ""))
+            == 9 * (8 + 47 * (1 if metric == "rouge1" else 3))
+        )
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
