@@ -36,9 +36,9 @@ single differences. Runs differ in test clips and initial weights.
 
 
 def speech_results_page(folder: Path) -> str:
-    parts = [HEAD, *(_pair(folder / name, name, words) for name, words in PAIRS.items())]
+    pairs = [_pair(folder / name, name, words) for name, words in PAIRS.items() if (folder / name).is_dir()]
     facts = folder / "facts.json"
-    return "\n".join([*parts, *([_facts(read_results(facts))] if facts.is_file() else [])])
+    return "\n".join([HEAD, *pairs, *([_facts(read_results(facts))] if facts.is_file() else [])])
 
 
 def _pair(folder: Path, name: str, words: str) -> str:
@@ -47,8 +47,6 @@ def _pair(folder: Path, name: str, words: str) -> str:
     parts = [
         f"## {words}\n\n![Deferral curves](results/speech/{name}/figure-curves.svg)\n",
         markdown_of(layout_studies([table1])),
-        "AUDC: area under the deferral curve. Headroom: what an expert that costs nothing would improve (OptimalFree).\n"
-        "Above 100 %, mixtures of both models are better than the expert alone.\n",
         verdict_summary(load_judgements(folder / "verdicts.json")),
         "",
         _differences(table1.contrasts),
