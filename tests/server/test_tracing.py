@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from servers import COMPLETIONS, FaultyExpert, running, toy_model, with_parts
+from servers import COMPLETIONS, FaultyExpert, fail, running, toy_model, with_parts
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra 'tracing'")
 
@@ -66,9 +66,6 @@ def test_a_request_without_deferral_has_no_expert() -> None:
 
 
 def test_a_degraded_request_says_so() -> None:
-    def fail() -> None:
-        raise ConnectionError
-
     spans = spans_of(with_parts(toy_model(), expert=FaultyExpert(toy_model().served.expert, fail)), 1.0)
     (request,) = (span for span in spans if span.name == "seqdefer.request")
     assert request.attributes["seqdefer.status"] == "degraded"
