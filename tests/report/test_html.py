@@ -16,15 +16,7 @@ from browsers import chromium
 from fake_report import HOSTILE, SAG, Walk, timed
 from labelling_toy import until
 
-from seqdefer.evaluation.results import (
-    Comparison,
-    CostCurve,
-    MethodResult,
-    Results,
-    SeedResult,
-    Units,
-    summarise,
-)
+from seqdefer.evaluation.results import Comparison, CostCurve, MethodResult, Results, SeedResult, Units, summarise
 from seqdefer.report.drawn_curves import STEPS, default_names, mean_curves
 from seqdefer.report.html import render_report, write_report
 from seqdefer.report.panels import Panel

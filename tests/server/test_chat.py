@@ -8,16 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from servers import (
-    CHAT,
-    IGNORE_BUDGETS,
-    LENGTH,
-    RunningServer,
-    check_error,
-    running,
-    text_model,
-    with_random_rejector,
-)
+from servers import CHAT, IGNORE_BUDGETS, LENGTH, RunningServer, check_error, running, text_model, with_random_rejector
 
 from seqdefer.errors import InputError
 from seqdefer.model.deferring_model import DeferringModel

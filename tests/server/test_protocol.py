@@ -9,17 +9,7 @@ from typing import Any
 import openai
 import pytest
 import torch
-from servers import (
-    CHAT,
-    COMPLETE,
-    COMPLETIONS,
-    SCORE,
-    RunningServer,
-    check_error,
-    check_healthy,
-    events_of,
-    toy_model,
-)
+from servers import CHAT, COMPLETE, COMPLETIONS, SCORE, RunningServer, check_error, check_healthy, events_of, toy_model
 
 TEXTS = ["w3 w7 w11", "w5 w9"]
 VALID = b'{"model": "toy", "prompt": "13"}'
