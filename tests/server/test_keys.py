@@ -332,21 +332,3 @@ def _stored_requests(path: Path) -> int:
         return 0
     keys = json.loads(usage_file(path).read_text(encoding="utf-8"))["keys"]
     return int(keys["alice"]["requests"]) if "alice" in keys else 0
-
-
-def test_files_are_never_half_written(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "usage.json")
-
-    def read_often() -> None:
-        for _ in range(100):
-            until((tmp_path / "usage.json").exists)
-            json.loads((tmp_path / "usage.json").read_text(encoding="utf-8"))
-
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_often)
-        count = 0
-        while count < 200 or not reading.done():
-            ledger.account(APIKey(f"key-{count % 200}", HASH)).count_request()
-            ledger.save()
-            count += 1
-        reading.result()
