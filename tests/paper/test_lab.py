@@ -181,22 +181,6 @@ def renamed(task: Toy, **fields: Any) -> Toy:
     return task
 
 
-class OtherLosses(Toy):
-    def loss_key(self, examples: Examples) -> str:
-        return "another loss"
-
-
-class NamedExpert(Toy):
-    def __init__(self, name: str, options: ToyOptions) -> None:
-        super().__init__(name, options)
-        self.expert.fingerprint = "another expert"
-
-
-class Described(Toy):
-    def describe(self) -> dict[str, str]:
-        return {**super().describe(), "expert": "described, without a fingerprint"}
-
-
 class Shorter(Toy):
     """The same data and models, with a smaller maximum length."""
 
@@ -221,9 +205,9 @@ OTHER_TASKS = {
     "name": Toy("spelt", OPTIONS),
     "loss unit": renamed(Toy("spell", OPTIONS), loss_unit="%"),
     "token rule": renamed(Toy("spell", OPTIONS), token_rule="other"),
-    "losses": OtherLosses("spell", OPTIONS),
-    "expert": NamedExpert("spell", OPTIONS),
-    "description of the expert": Described("spell", OPTIONS),
+    "losses": renamed(Toy("spell", OPTIONS), loss_key=lambda _: "another loss"),
+    "expert": Toy("spell", replace(OPTIONS, expert="another expert")),
+    "description of the expert": renamed(Toy("spell", OPTIONS), describe=lambda: {"expert": "without a fingerprint"}),
     "length": Shorter("spell", OPTIONS),
 }
 OTHER_SETTINGS: dict[str, dict[str, Any]] = {

@@ -119,14 +119,18 @@ def test_invalid_inputs_do_not_affect_other_requests() -> None:
         check_healthy(server)
 
 
-class AllergicPredictor:
-    """A predictor that fails on one input."""
+class OddPredictor:
+    """A predictor with a flaw where it meets one input."""
 
     def __init__(self, inner: Any, number: int) -> None:
         self.inner, self.number = inner, number
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+class AllergicPredictor(OddPredictor):
+    """A predictor that fails on one input."""
 
     def start(self, inputs: Tensor) -> Any:
         if self.number in inputs:
@@ -147,11 +151,8 @@ def test_request_that_breaks_the_predictor_fails_alone() -> None:
         check_healthy(server)
 
 
-class LateAllergicPredictor(AllergicPredictor):
+class LateAllergicPredictor(OddPredictor):
     """A predictor that fails on one input at its fourth token."""
-
-    def start(self, inputs: Tensor) -> Any:
-        return self.inner.start(inputs)
 
     def propose(self, state: Any) -> Any:
         if self.number in state.inputs and state.position == 3:
@@ -184,11 +185,8 @@ def test_a_failure_after_the_first_token_is_of_one_request(is_streamed: bool) ->
         check_healthy(server)
 
 
-class NanPredictor(AllergicPredictor):
+class NanPredictor(OddPredictor):
     """A predictor whose features of one input are no numbers from its third token on, and so its scores."""
-
-    def start(self, inputs: Tensor) -> Any:
-        return self.inner.start(inputs)
 
     def propose(self, state: Any) -> Any:
         proposal = self.inner.propose(state)
