@@ -214,7 +214,7 @@ def test_a_process_that_is_killed_while_it_writes_loses_one_line_at_most(tmp_pat
     )
     writing = subprocess.Popen([sys.executable, "-c", program])
     try:
-        until(lambda: path.exists() and path.stat().st_size > 200_000, seconds=60)
+        until(lambda: path.exists() and path.stat().st_size > 200_000)
     finally:
         writing.kill()
         writing.wait()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from labelling_toy import until
 from torch import Tensor
 from toy_pair import LetterCodec, Toy, numbers
 
@@ -263,14 +264,6 @@ def running(
         thread.join(60)
         listening.close()
         assert not thread.is_alive()
-
-
-def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for what usually holds at once. A busy machine may take long, so the limit is far off."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
 
 
 def step_until_written(server: RunningServer, slow: SlowPredictor, prompt: str) -> None:
