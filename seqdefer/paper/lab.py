@@ -203,9 +203,8 @@ class Lab:
     def machine(self) -> dict[str, str]:
         """The machine that measured last."""
         with suppress(CheckpointError):
-            found = read_json(self._machine_file)
-            if isinstance(found, dict):
-                return {str(key): str(text) for key, text in found.items()}
+            found: dict[str, str] = read_json(self._machine_file)
+            return found
         return machine(self.task.predictor.device)
 
     @property
