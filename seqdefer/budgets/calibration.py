@@ -216,9 +216,9 @@ def remaining_tokens(lengths: Floats, length: int) -> tuple[float, ...]:
     return tuple(float(left.mean()) if len(left) else 1.0 for left in found)
 
 
-def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str, rule: BudgetRule = NEAREST) -> LossCurve:
-    """Return what the settings of `calibrate` buy."""
-    places = list(dict.fromkeys(rule.place(spending, budget) for budget in BUDGETS))
+def loss_curve(spending: Spending, *, unit: str, inputs: int, rejector: str) -> LossCurve:
+    """Return what the nearest settings of `calibrate` buy."""
+    places = list(dict.fromkeys(NEAREST.place(spending, budget) for budget in BUDGETS))
     losses = spending.at(places).loss.mean(1)
     points = (LossPoint(float(spending.shares[place]), float(loss)) for place, loss in zip(places, losses, strict=True))
     return LossCurve(unit, inputs, rejector, tuple(points), *_loss_intervals(spending.at(places)))

@@ -32,11 +32,10 @@ def check_promise(method: str, spending: Spending) -> PromiseCheck | None:
     places = Confident(DEFAULT_CONFIDENCE, "inputs").places(calibrated, PROMISED_BUDGETS)
     seen, bounds = _shares(calibrated, calibrated, places), _bounds(calibrated, places)
     spent = _shares(unseen, calibrated, places)
-    budgets = [
-        PromisedBudget(budget, float(bound), float(before.mean()), float(after.mean()), 1.96 * _error(after))
-        for budget, bound, before, after in zip(PROMISED_BUDGETS, bounds, seen, spent, strict=True)
-    ]
-    return PromiseCheck(method, DEFAULT_CONFIDENCE, half, spending.inputs - half, tuple(budgets))
+    columns = bounds, seen.mean(1), spent.mean(1), 1.96 * spent.std(1) / math.sqrt(unseen.inputs)
+    rows = zip(PROMISED_BUDGETS, *columns, strict=True)
+    budgets = tuple(PromisedBudget(budget, *map(float, numbers)) for budget, *numbers in rows)
+    return PromiseCheck(method, DEFAULT_CONFIDENCE, half, spending.inputs - half, budgets)
 
 
 def _shares(spending: Spending, calibrated: Spending, places: list[int]) -> Floats:
@@ -51,7 +50,3 @@ def _bounds(calibrated: Spending, places: list[int]) -> Floats:
     order = np.random.default_rng(0).permutation(calibrated.inputs)  # that of the rule: its bets win up to the bound
     bounds = betting_bounds(_shares(calibrated, calibrated, places)[:, order], 1 - DEFAULT_CONFIDENCE)
     return np.where(np.array(places) == 0, 0.0, bounds)
-
-
-def _error(shares: Floats) -> float:
-    return float(shares.std()) / math.sqrt(len(shares))

@@ -138,7 +138,9 @@ class Splits:
         if self.searches:
             explored: LabelKind = "branched-trees" if kind == "branched" else "trees"
             return Rows(explored, name, rows, self.rollouts, reads_first=reads_first) if kind != "open" else None
-        return Rows("whole-trees", name, rows, reads_first=reads_first) if self._is_worth_storing() else None
+        # With an expert that ignores prefixes, a whole tree takes less than a millisecond to make.
+        is_worth_storing = self.task.expert.fingerprint and self.task.expert.reads_prefix
+        return Rows("whole-trees", name, rows, reads_first=reads_first) if is_worth_storing else None
 
     def _first_kind(self, name: SplitName) -> TreeKind | None:
         """Return the kind of trees that a split comes with; short sequences have but one."""
@@ -149,11 +151,6 @@ class Splits:
         every = Rows("hand-offs", name, self._rows(name))
         is_whole = len(self.kept) == self.task.spec.length
         return every if name == "test" or is_whole or self.labels.has(every) else replace(every, kept=self.kept)
-
-    def _is_worth_storing(self) -> bool:
-        """Tell whether whole trees are worth storing. With an expert that ignores prefixes, a tree takes less than a
-        millisecond."""
-        return bool(self.task.expert.fingerprint) and self.task.expert.reads_prefix
 
     def _has_trees(self, name: SplitName) -> bool:
         return (self.by_token or name == "test") and isinstance(self.task.expert, NextTokenExpert)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from seqdefer.errors import ContractError, OptionError
-from seqdefer.interfaces import NextTokenExpert, Predictor, Task
+from seqdefer.interfaces import NextTokenExpert, Predictor, Served, Task
 from seqdefer.types import PairStatistics
 
 
@@ -42,10 +42,10 @@ def compare_distributions(log_q: Tensor, log_p: Tensor, tokens: Tensor) -> PairS
     return PairStatistics.of(statistics.stack().float())
 
 
-def can_read_first(task: Task) -> bool:
-    """Tell whether both models of a task give log probabilities."""
-    expert = task.expert if isinstance(task.expert, NextTokenExpert) else None
-    return expert is not None and None not in (task.predictor.with_log_probs(), expert.with_log_probs())
+def can_read_first(pair: Task | Served) -> bool:
+    """Tell whether both models give log probabilities. A remote expert may not."""
+    expert = pair.expert if isinstance(pair.expert, NextTokenExpert) else None
+    return expert is not None and None not in (pair.predictor.with_log_probs(), expert.with_log_probs())
 
 
 def models_with_log_probs(task: Task) -> tuple[Predictor[Any], NextTokenExpert[Any]]:

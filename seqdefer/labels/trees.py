@@ -38,6 +38,7 @@ from seqdefer.labels.regrets import regrets
 from seqdefer.progress import NO_PROGRESS, Progress
 from seqdefer.types import Examples, PairStatistics, Proposal, Sequences
 
+TYPICAL_NODES = 100_000  # that statistics are taken from, about
 # For lazily grown trees; measured with two T5 models on a CPU.
 NODES_PER_LEVEL = 4  # new nodes per example at each level of a sweep
 CACHED_BATCHES = 2  # batches of nodes whose model states are cached
@@ -200,12 +201,12 @@ class DecisionTrees:
         """Tell where `children` would lead to the child of the other decision: closed trees lack some. bool (B,)"""
         return (self.nodes.children[nodes, defer.long()] == UNKNOWN) & self.is_closed
 
-    def typical_nodes(self, limit: int = 100_000) -> Tensor:
+    def typical_nodes(self) -> Tensor:
         """Return nodes to take statistics from, independent of what has been grown before: all nodes of complete and
         closed trees, evenly thinned, else the paths of predictor alone and expert alone."""
         if not (self.is_complete or self.is_closed):
-            return torch.cat([self._path(defer=False), self._path(defer=True)])[:limit]
-        return torch.arange(0, self.nodes.size, max(1, self.nodes.size // limit), device=self.device)
+            return torch.cat([self._path(defer=False), self._path(defer=True)])[:TYPICAL_NODES]
+        return torch.arange(0, self.nodes.size, max(1, self.nodes.size // TYPICAL_NODES), device=self.device)
 
     def _path(self, *, defer: bool) -> Tensor:
         """Return all nodes that one model alone visits, level by level."""

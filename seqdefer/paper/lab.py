@@ -40,7 +40,6 @@ from seqdefer.rejectors.checkpoints import Rejector
 from seqdefer.rejectors.losses import hand_off_grid, rule_of_thumb
 from seqdefer.storage.files import fingerprint, read_json, write_json
 from seqdefer.storage.shards import Store
-from seqdefer.types import HandOffTable
 
 CELL_FORMAT = 5  # increase it when the content of a cell changes: older cells are then measured again
 LABEL_STAGE = "label"
@@ -131,7 +130,7 @@ class Lab:
 
     def ends(self, seed: int) -> Ends:
         def make() -> dict[str, Tensor]:
-            ends = Ends.of(self._table(seed))
+            ends = Ends.of(self.splits.test.table.select(self.splits.rows(seed)))
             return {name: torch.from_numpy(getattr(ends, name)) for name in END_NAMES}
 
         return Ends(**self._stored(["ends", seed], make, LABEL_STAGE))
@@ -204,9 +203,8 @@ class Lab:
     def machine(self) -> dict[str, str]:
         """The machine that measured last."""
         with suppress(CheckpointError):
-            found = read_json(self._machine_file)
-            if isinstance(found, dict):
-                return {str(key): str(text) for key, text in found.items()}
+            found: dict[str, str] = read_json(self._machine_file)
+            return found
         return machine(self.task.predictor.device)
 
     @property
@@ -277,9 +275,6 @@ class Lab:
             validation = _validation_improvement(splits.validation, method, rejectors)
         numbers = {"validation": validation, "training": _training_facts(rejectors[method])}
         return {**swept, **{name: torch.tensor(one, dtype=torch.float64) for name, one in numbers.items()}}
-
-    def _table(self, seed: int) -> HandOffTable:
-        return self.splits.test.table.select(self.splits.rows(seed))
 
 
 def _validation_improvement(validation: LearningData, method: str, rejectors: Mapping[str, Any]) -> float:

@@ -15,7 +15,6 @@ from seqdefer.evaluation.settings import ExperimentSettings, experiment_settings
 from seqdefer.hyperparameters import Strategy
 from seqdefer.interfaces import TaskEntry
 
-STUDIES = ("table1", "figure-curves", "table-handoffs", "figure-alpha", "table-psi", "table-ablation")
 TITLES = {
     "table1": "All methods on all tasks: area under the deferral curve",
     "figure-curves": "Deferral curves",
@@ -24,6 +23,7 @@ TITLES = {
     "table-psi": "The surrogate of one-time deferral: cross-entropy or mean absolute error",
     "table-ablation": "Token-level rejectors: architecture and training strategy",
 }
+STUDIES = tuple(TITLES)
 PSIS = ("cross_entropy", "mean_absolute_error")
 ARCHITECTURES = ("lstm", "mlp")
 STRATEGIES: tuple[Strategy, ...] = ("free", "teacher", "scheduled")

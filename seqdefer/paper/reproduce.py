@@ -8,7 +8,7 @@ OUT/STUDY.tex           both recipes beside each other, and .pdf, .svg; verdicts
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from seqdefer.errors import DataError, InputError, OptionError, require_known
@@ -72,14 +72,11 @@ def reproduce(
             labs.save_origins(command)
             both = [found[one, recipe] for recipe in BOTH if (one, recipe) in found]
             written(both, write_studies(both, folder, figures=choices.figures))
-    judgements = Judgements(choices.preset, seeds, tuple(judge(_in_order(found))))
+    in_order = [found[one, recipe] for one in STUDIES for recipe in BOTH if (one, recipe) in found]
+    judgements = Judgements(choices.preset, seeds, tuple(judge(in_order)))
     if judgements.judgements:
         written(judgements, write_judgements(judgements, folder))
     return made
-
-
-def _in_order(studies: Mapping[tuple[str, str], Study]) -> list[Study]:
-    return [studies[name, recipe] for name in STUDIES for recipe in BOTH if (name, recipe) in studies]
 
 
 def _load_studies(folder: Path, preset: str, seeds: int, labs: Labs) -> dict[tuple[str, str], Study]:

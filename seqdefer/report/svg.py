@@ -25,6 +25,7 @@ from seqdefer.report.markup import Markup, element, join, number
 from seqdefer.report.style import BLOCKS, INK, LIGHT, RULE, SOFT
 from seqdefer.storage.files import write_text
 
+MAX_NAME_LENGTH = 18  # in the legend
 ORACLES = {"whole": "Whole", "once": "OneTime", "token": "Token"}  # how the names of oracles end
 
 
@@ -259,6 +260,6 @@ def _svg_legend(curves: Sequence[DrawnCurve]) -> Markup:
     return join(parts)
 
 
-def _shorten(name: str, max_length: int = 18) -> str:
+def _shorten(name: str) -> str:
     """Shorten a long name; the title of the curve holds the whole name."""
-    return name if len(name) <= max_length else f"{name[: max_length - 1]}…"
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"

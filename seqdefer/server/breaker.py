@@ -9,7 +9,6 @@ half_open   one call tries; its success closes the breaker, its failure opens it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Literal
 
 MAX_STRIKES = 5  # in a row that open it; a failure is one
@@ -26,20 +25,15 @@ class ExpertUnavailable(Exception):
 class CircuitBreaker:
     """Counts failures of one expert. One thread uses it; others may look at `state`."""
 
-    def __init__(
-        self,
-        max_strikes: int = MAX_STRIKES,
-        seconds: float = OPEN_SECONDS,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.max_strikes, self.seconds, self.now = max_strikes, seconds, now
+    def __init__(self) -> None:
+        self.now = time.monotonic
         self._failures, self._strikes, self._opened, self._is_trying = 0, 0, 0.0, False
 
     @property
     def state(self) -> BreakerState:
-        if self._strikes < self.max_strikes:
+        if self._strikes < MAX_STRIKES:
             return "closed"
-        return "half_open" if self._is_trying or self.now() >= self._opened + self.seconds else "open"
+        return "half_open" if self._is_trying or self.now() >= self._opened + OPEN_SECONDS else "open"
 
     @property
     def allows(self) -> bool:

@@ -34,12 +34,6 @@ class WrittenLogProb(TokenLogProb):
     likeliest: tuple[TokenLogProb, ...]
 
 
-def gives_log_probs(served: Served) -> bool:
-    """Whether both models can tell the probabilities of tokens. A remote expert cannot."""
-    expert = served.expert if isinstance(served.expert, NextTokenExpert) else None
-    return expert is not None and None not in (served.predictor.with_log_probs(), expert.with_log_probs())
-
-
 class RowLogProbs:
     """One row of a served pair, read as far as its tokens were asked about. `n_likeliest` are told for each."""
 

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from seqdefer.labels.pair_statistics import can_read_first
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server.http import Limits
-from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.protocol import name_pattern
 from seqdefer.server.shapes import Error, Health
 
@@ -131,7 +131,7 @@ def _narrow(schemas: Schema, model: DeferringModel, name: str, limits: Limits) -
     if model.prices is None:
         del schemas["DeferralOptions"]["properties"]["budget_money"], schemas["CapOptions"]["properties"]["money"]
         schemas["CapOptions"]["anyOf"] = [{"required": ["tokens"]}, {"required": ["passes"]}]
-    if not gives_log_probs(model.served):
+    if not can_read_first(model.served):
         schemas["CompletionRequest"]["properties"]["logprobs"] = {"type": "null"}
         schemas["ChatRequest"]["properties"] |= {
             "logprobs": {"enum": [None, False]},

@@ -21,12 +21,12 @@ from seqdefer.budgets.caps import Cap, allowances
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.budgets.rules import FINITE_LIMIT, Setting
 from seqdefer.errors import InputError, OptionError
+from seqdefer.labels.pair_statistics import can_read_first
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.server import protocol, responses
 from seqdefer.server.batches import encode_inputs
 from seqdefer.server.drift import ServedSequence, TrafficMonitor
 from seqdefer.server.http import CLIENT_CLOSED, APIError, as_api_error, json_response, to_json
-from seqdefer.server.log_probs import gives_log_probs
 from seqdefer.server.responses import ResponseFormat, Transcript
 from seqdefer.server.scheduler import Scheduler
 from seqdefer.server.tickets import Failed, Token, WriteRequest
@@ -84,7 +84,7 @@ class Service:
         self, request: Request, body: protocol.CompletionRequest | protocol.ChatRequest, form: responses.OpenAIFormat
     ) -> Response:
         served = self.model.served
-        if body.n_likeliest is not None and not gives_log_probs(served):
+        if body.n_likeliest is not None and not can_read_first(served):
             raise APIError(400, NO_LOG_PROBS, param="logprobs")
         limit, remarks = protocol.max_tokens(body, served.spec.length)
         form = replace(form, echoed=tuple(body.echoed(served.codec)))

@@ -175,7 +175,8 @@ class TranscriptionFormat:
             return {"text": text, "usage": _token_usage(transcript), "deferral": transcript.deferral()}
         language = {} if self.codec.language is None else {"language": self.codec.language}
         tokens = [token_details(token) for token in transcript.tokens[0]]
-        seconds = self._seconds(transcript)
+        assert self.codec.sample_rate is not None
+        seconds = transcript.input_tokens * self.codec.columns_per_token / self.codec.sample_rate
         return {
             "task": "transcribe",
             **language,
@@ -199,10 +200,6 @@ class TranscriptionFormat:
 
     def _text(self, transcript: Transcript) -> str:
         return str(self.codec.decode([token.token for token in transcript.tokens[0]]))
-
-    def _seconds(self, transcript: Transcript) -> float:
-        assert self.codec.sample_rate is not None
-        return transcript.input_tokens * self.codec.columns_per_token / self.codec.sample_rate
 
 
 def _authors(transcript: Transcript) -> dict[str, int]:

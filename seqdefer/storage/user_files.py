@@ -25,6 +25,7 @@ from seqdefer.errors import DataError, FormatError, OptionError
 DATA_VARIABLE, LINE_VARIABLE = "SEQDEFER_MAX_DATA_MIB", "SEQDEFER_MAX_LINE_MIB"
 MAX_LINE_MIB = 16
 MAX_TEXT_MIB = 1024  # all lines together; XSum has 500
+MAX_QUOTED, MAX_NAMES = 40, 10  # letters of a text and names of a list, in messages
 _MIB = 2**20
 _FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".gz", ".zip", ".txt", ".csv")
 _TABLES = {".csv": "read_csv", ".tsv": "read_table", ".parquet": "read_parquet", ".xlsx": "read_excel"}  # of pandas
@@ -39,12 +40,12 @@ def looks_like_file(path: Path) -> bool:
 
 
 class SizeLimit:
-    """Counts unpacked bytes of one file, or of several that are read together. `variable` sets another limit."""
+    """Counts unpacked bytes of one file, or of several that are read together."""
 
-    def __init__(self, name: str, max_mib: int, advice: str, variable: str = DATA_VARIABLE) -> None:
-        self.max_mib, self.n_bytes = _set_limit(variable, max_mib), 0
+    def __init__(self, name: str, max_mib: int, advice: str) -> None:
+        self.max_mib, self.n_bytes = _set_limit(DATA_VARIABLE, max_mib), 0
         self._max_bytes = self.max_mib * _MIB
-        self._name, self._advice = name, f"{advice}, or allow more with {variable}=N"
+        self._name, self._advice = name, f"{advice}, or allow more with {DATA_VARIABLE}=N"
 
     @property
     def most(self) -> int:
@@ -238,18 +239,18 @@ def json_kind(value: object) -> str:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def quote(text: str, max_length: int = 40) -> str:
+def quote(text: str) -> str:
     """Return a text of a file for a message: shortened, with line ends and escape sequences spelt out."""
-    return repr(text if len(text) <= max_length else f"{text[: max_length - 1]}…")
+    return repr(text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 1]}…")
 
 
-def join_quoted(names: Iterable[str], max_names: int = 10) -> str:
+def join_quoted(names: Iterable[str]) -> str:
     """Return names of a file, quoted, for a message."""
-    return join_some((quote(str(name)) for name in names), max_names) or "none"  # columns of a DataFrame may be numbers
+    return join_some(quote(str(name)) for name in names) or "none"  # columns of a DataFrame may be numbers
 
 
-def join_some(names: Iterable[str], max_names: int = 10) -> str:
+def join_some(names: Iterable[str]) -> str:
     """Return the first names, and how many more there are, for a message."""
     all_names = list(names)
-    more = f" and {len(all_names) - max_names} more" if len(all_names) > max_names else ""
-    return ", ".join(all_names[:max_names]) + more
+    more = f" and {len(all_names) - MAX_NAMES} more" if len(all_names) > MAX_NAMES else ""
+    return ", ".join(all_names[:MAX_NAMES]) + more

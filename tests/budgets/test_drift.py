@@ -12,7 +12,6 @@ from toy_pair import Toy, numbers
 
 from seqdefer.budgets.calibration import BUDGETS, calibrate
 from seqdefer.budgets.drift import (
-    DELTA,
     STAKES,
     TEST_DELTA,
     Evidence,
@@ -249,7 +248,3 @@ def test_spending_without_scores_has_no_reference() -> None:
     spending = deferral_of(toy.rejector("TokenwiseModel")).spending(UnjudgedTask(toy.served), examples)
     spending.first_scores = None
     assert drift_reference(spending, [0, 1]) is None
-
-
-def test_the_levels_add_up() -> None:
-    assert DELTA == 0.05

@@ -20,12 +20,7 @@ from toy_budgets import (
 )
 
 from seqdefer.budgets.hand_off_rules import ScoredHandOffs
-from seqdefer.budgets.rules import (
-    FINITE_LIMIT,
-    Setting,
-    price_for,
-    whole_threshold_for,
-)
+from seqdefer.budgets.rules import FINITE_LIMIT, Setting, price_for, whole_threshold_for
 from seqdefer.budgets.spending import HandOffSpending, TokenSpending
 from seqdefer.budgets.token_sweeps import TokenSweep
 from seqdefer.engine.interleaved import HandOff

@@ -248,12 +248,6 @@ def test_interval_of_a_method_against_itself_is_nothing() -> None:
     assert (interval.difference, interval.low, interval.high) == (0, 0, 0)
 
 
-def test_interval_is_the_same_for_the_same_seed() -> None:
-    runs = [simulated_run(np.random.default_rng(0), 30)]
-    first, second, other = (paired_bootstrap(runs, "oracle", "coin", n_resamples=50, seed=s) for s in (1, 1, 2))
-    assert first == second != other
-
-
 def test_intervals_over_runs_are_those_of_drawing_runs_and_instances() -> None:
     """Each resample picks runs with their own draws. Runs that agree give the plain interval back."""
     rng = np.random.default_rng(3)

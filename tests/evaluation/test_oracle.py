@@ -7,16 +7,16 @@ from itertools import product
 import pytest
 import torch
 from oracles import rows_of, write
+from tiny_models import Decided
 from torch import Tensor
 
 from seqdefer.engine.interleaved import roll_out
 from seqdefer.evaluation.curves import optimal_curve
 from seqdefer.evaluation.oracle import all_outcomes, beam_outcomes
-from seqdefer.interfaces import Policy
 from seqdefer.labels.enumeration import enumerate_trees
 from seqdefer.labels.trees import DecisionTrees
 from seqdefer.testing import ToyTask
-from seqdefer.types import Proposal, Sequences
+from seqdefer.types import Sequences
 
 TOYS = {
     "lengths differ": ToyTask(n=20, length=4),
@@ -50,29 +50,13 @@ def test_outcomes_of_some_rows() -> None:
 # -- the beam ------------------------------------------------------------------------------------------------------
 
 
-class Forced(Policy[None]):
-    """Decides as it was told, whatever is proposed."""
-
-    def __init__(self, way: tuple[bool, ...]) -> None:
-        self.way = way
-
-    def start(self, context: Tensor) -> None:
-        return None
-
-    def decide(self, state: None, position: int, proposal: Proposal) -> tuple[Tensor, Tensor, None]:
-        defer = torch.full_like(proposal.uncertainty, self.way[position])
-        return defer, defer.bool(), None
-
-    def select(self, state: None, rows: Tensor) -> None:
-        return None
-
-
 def reachable(task: ToyTask) -> list[set[tuple[int, float]]]:
     """What the engine makes of each example, whichever way is decided."""
     examples = task.split("test")
     found: list[set[tuple[int, float]]] = [set() for _ in range(task.n)]
     for way in product([False, True], repeat=task.spec.length):
-        rollout = roll_out(task.predictor, task.expert, examples, Forced(way), task.spec)
+        decided = Decided(torch.tensor(way).repeat(task.n, 1))
+        rollout = roll_out(task.predictor, task.expert, examples, decided, task.spec)
         losses = task.sequence_loss(examples, rollout.sequences)
         for row, outcome in enumerate(zip(rollout.deferred.tolist(), losses.tolist(), strict=True)):
             found[row].add(outcome)

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqdefer.evaluation.published import (
-    PAPER,
-    published_ablation,
-    published_ablation_baseline,
-    published_hand_offs,
-)
+from seqdefer.evaluation.published import PAPER, published_ablation, published_ablation_baseline, published_hand_offs
 from seqdefer.evaluation.results import PaperFigure
 from seqdefer.paper.plan import ARCHITECTURES, PLANS, STRATEGIES
 

@@ -29,15 +29,7 @@ from seqdefer.labels.label_store import LabelStore
 from seqdefer.labels.manifest import read_manifest
 from seqdefer.storage.shards import Store, pack
 from seqdefer.types import Examples
-
-NAME = "0123456789abcdef"
-TENSORS = {"loss": torch.arange(40, dtype=torch.float32).view(8, 5) / 4}
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
+from tests.storage.test_shards import NAME, TENSORS, flip
 
 
 @pytest.mark.parametrize("stop", [3, 21, 23])

@@ -121,6 +121,7 @@ def run(*arguments: str | Path) -> int:
         (["all", "--set", ".n=4"], "--set .n=4: it must be TASK.OPTION=VALUE, such as "),
         (["all", "--instances", "21"], "the test split has 40 examples, 2 seeds x 21 instances need more; lower "),
         (["all", "--seeds", "0"], "--seeds is 0; it must be at least 1"),
+        (["all", "--jobs", "0"], "--jobs is 0; it must be at least 1"),
         (["all", "--instances", "0"], "--instances is 0; it must be at least 1"),
         (
             ["all", "--tasks", "spell", "--set", "solve.n=4"],

@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_studies import (
-    DRAWN,
-    RECIPES,
-    TINY,
-    Finished,
-    cells_of,
-    final_files,
-    rows_of,
-    same_but_for_drawings,
-)
+from toy_studies import DRAWN, RECIPES, TINY, Finished, cells_of, final_files, rows_of, same_but_for_drawings
 
 from seqdefer.paper.records import Judgements, Row, Study, load_judgements, load_study
 from seqdefer.paper.reproduce import Choices, LeftOutWarning, reproduce

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from oracles import BEST_MARGIN, ROUNDING, value_of, xlogx
+from oracles import BEST_MARGIN, CROSS_ENTROPY, LOGISTIC, ROUNDING, each_phi, some, value_of, xlogx
 
 from seqdefer.errors import OptionError
 from seqdefer.paper import theory
@@ -38,16 +38,13 @@ from seqdefer.paper.theory import (
     one_time_transform,
     token_transform,
 )
-from seqdefer.rejectors.losses import PHIS, PSIS, Phi, get_phi, get_psi
+from seqdefer.rejectors.losses import PHIS, PSIS, Phi
 from tests.test_docs import ROOT, run_blocks
 
-each_phi = pytest.mark.parametrize("phi", PHIS.values(), ids=lambda phi: phi.name)
-some = settings(max_examples=40)
 PAGE = ROOT / "docs" / "theory.md"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-LOGISTIC, CROSS_ENTROPY = get_phi("logistic"), get_psi("cross_entropy")
 PLAIN = Assumptions(n=1000, most_loss=2.0, most_cost=0.5, limit=1.5, delta=0.1)
 
 GAP: dict[str, Callable[[float], float]] = {

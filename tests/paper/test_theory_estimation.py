@@ -10,9 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from oracles import ROUNDING, value_of
+from oracles import (
+    CROSS_ENTROPY,
+    LOGISTIC,
+    MEAN_ABSOLUTE_ERROR,
+    ROUNDING,
+    SQUARE,
+    each_phi,
+    each_psi,
+    seeds,
+    some,
+    value_of,
+)
 
 from seqdefer.paper.theory import (
     Assumptions,
@@ -29,18 +40,10 @@ from seqdefer.paper.theory import (
     lipschitz_within,
     token_transform,
 )
-from seqdefer.rejectors.losses import PHIS, PSIS, Phi, Psi, get_phi, get_psi
+from seqdefer.rejectors.losses import PHIS, PSIS, Phi, Psi
 from tests.paper.test_theory import PLAIN
 
-each_phi = pytest.mark.parametrize("phi", PHIS.values(), ids=lambda phi: phi.name)
-each_psi = pytest.mark.parametrize("psi", PSIS.values(), ids=lambda psi: psi.name)
-some = settings(max_examples=40)
-seeds = st.integers(0, 2**32 - 1)
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-LOGISTIC, SQUARE = get_phi("logistic"), get_phi("square")
-CROSS_ENTROPY, MEAN_ABSOLUTE_ERROR = get_psi("cross_entropy"), get_psi("mean_absolute_error")
 
 
 # The terms

@@ -9,20 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from oracles import ROUNDING, random_scores, value_of, xlogx
+from oracles import CROSS_ENTROPY, MEAN_ABSOLUTE_ERROR, ROUNDING, each_psi, random_scores, seeds, some, value_of, xlogx
 
 from seqdefer.paper.theory import Floats, excess_risk_bound, one_time_offset, one_time_transform
-from seqdefer.rejectors.losses import PSIS, Psi, get_psi, one_time_loss, one_time_surrogate
-
-each_psi = pytest.mark.parametrize("psi", PSIS.values(), ids=lambda psi: psi.name)
-some = settings(max_examples=40)
-seeds = st.integers(0, 2**32 - 1)
+from seqdefer.rejectors.losses import Psi, one_time_loss, one_time_surrogate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CROSS_ENTROPY, MEAN_ABSOLUTE_ERROR = get_psi("cross_entropy"), get_psi("mean_absolute_error")
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from oracles import BEST_MARGIN, ROUNDING, random_scores, value_of
+from hypothesis import given
+from oracles import BEST_MARGIN, LOGISTIC, ROUNDING, SQUARE, each_phi, random_scores, seeds, some, value_of
 
 from seqdefer.errors import OptionError
 from seqdefer.paper.theory import Floats, best_margin, excess_risk_bound, token_transform
-from seqdefer.rejectors.losses import PHIS, Phi, get_phi
-
-each_phi = pytest.mark.parametrize("phi", PHIS.values(), ids=lambda phi: phi.name)
-some = settings(max_examples=40)
-seeds = st.integers(0, 2**32 - 1)
+from seqdefer.rejectors.losses import Phi
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-LOGISTIC, SQUARE = get_phi("logistic"), get_phi("square")
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_report import fake_results
 
-from seqdefer.evaluation.results import (
-    Results,
-)
+from seqdefer.evaluation.results import Results
 from seqdefer.report.html import render_report
 from seqdefer.report.panels import Panel
 

@@ -13,18 +13,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from browsers import chromium
-from fake_report import HOSTILE, SAG, Walk, timed
+from fake_report import HOSTILE, SAG, Walk, against, timed
 from labelling_toy import until
 
-from seqdefer.evaluation.results import (
-    Comparison,
-    CostCurve,
-    MethodResult,
-    Results,
-    SeedResult,
-    Units,
-    summarise,
-)
+from seqdefer.evaluation.results import Comparison, CostCurve, MethodResult, Results, SeedResult, Units, summarise
 from seqdefer.report.drawn_curves import STEPS, default_names, mean_curves
 from seqdefer.report.html import render_report, write_report
 from seqdefer.report.panels import Panel
@@ -51,18 +43,7 @@ def test_page_needs_nothing_from_outside(page: str) -> None:
 def test_page_shows_passes_where_they_were_counted(results: Results, page: str) -> None:
     """A second figure and table, as safe and self-contained as the rest."""
     assert "Loss against expert passes" not in page
-    seeds = tuple(
-        replace(
-            seed,
-            methods={name: replace(row, against={"passes": half_price(row)}) for name, row in seed.methods.items()},
-        )
-        for seed in results.seeds
-    )
-    units, contrast = (
-        replace(results.units, costs={"passes": "expert passes in chunks"}),
-        Comparison("A", "B", 3.21, 1.0, 5.0),
-    )
-    counted = replace(results, seeds=seeds, units=units, cost_comparisons={"passes": (contrast,)})
+    counted = against(results, "passes", "expert passes in chunks", half_price)
     made = render_report(counted)
     test_page_needs_nothing_from_outside(made)
     text = " ".join("".join(Walk(made).text).split())

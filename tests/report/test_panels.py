@@ -8,9 +8,7 @@ import pytest
 import torch
 from fake_report import HOSTILE, Walk
 
-from seqdefer.evaluation.results import (
-    Results,
-)
+from seqdefer.evaluation.results import Results
 from seqdefer.report.html import render_report
 from seqdefer.report.markup import Markup, element
 from seqdefer.report.panels import is_harmless, panels_of

@@ -11,13 +11,7 @@ import pytest
 from fake_report import SAG, Walk
 
 from seqdefer.errors import InputError, OptionError
-from seqdefer.evaluation.results import (
-    MethodResult,
-    Results,
-    SeedResult,
-    Units,
-    summarise,
-)
+from seqdefer.evaluation.results import MethodResult, Results, SeedResult, Units, summarise
 from seqdefer.report.drawn_curves import STEPS, default_names, extent, mean_curves, sample
 from seqdefer.report.html import render_report
 from seqdefer.report.markup import number

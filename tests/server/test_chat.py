@@ -8,16 +8,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
-from servers import CHAT, IGNORE_BUDGETS, RunningServer, check_error, running, text_model
+from servers import CHAT, IGNORE_BUDGETS, LENGTH, RunningServer, check_error, running, text_model, with_random_rejector
 
-from seqdefer.engine.drafts import draft
 from seqdefer.errors import InputError
-from seqdefer.interfaces import Served
 from seqdefer.model.deferring_model import DeferringModel
-from seqdefer.rejectors.base import Sizes
-from seqdefer.rejectors.token import LSTMRejector
-from seqdefer.types import SequenceSpec
 
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
@@ -55,14 +49,8 @@ def model_with(family: str, template: str | None) -> DeferringModel:
         return as_text_model(tiny(family, n_layers, seed), words, family)
 
     pair = TextPair.of(part(1, 1), part(2, 6))
-    codec = codec_of(TextOptions(length=8, input_tokens=16, prefix="w50 ", suffix=" w51"), pair)
-    served = Served(pair.predictor, pair.expert, SequenceSpec(8, pair.predictor.end), codec)
-    drafted = draft(served.predictor, codec.encode(["w5", "w6 w7"]), served.spec)
-    torch.manual_seed(0)
-    sizes = Sizes(drafted.context.shape[1], drafted.features.shape[2], 8, True, layers=1, units=8, dropout=0.0)
-    model = DeferringModel(served, LSTMRejector(sizes, served.predictor.fingerprint).eval())
-    model.calibrate([f"w{number}" for number in range(5, 25)])
-    return model
+    codec = codec_of(TextOptions(length=LENGTH, input_tokens=16, prefix="w50 ", suffix=" w51"), pair)
+    return with_random_rejector(pair, codec, [f"w{number}" for number in range(5, 25)])
 
 
 @cache

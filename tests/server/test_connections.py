@@ -62,20 +62,6 @@ def test_out_of_descriptors(tmp_path: Path) -> None:
         assert "Traceback" not in server.logged
 
 
-def test_slow_heads_are_cut_off(tmp_path: Path) -> None:
-    """They have a deadline of their own, which bytes do not extend."""
-    with server_process(tmp_path, limits="head_seconds=0.5") as server, connections(server, 100, HEAD) as clients:
-        end = time.monotonic() + 60
-        while server.descriptors > 80:
-            assert time.monotonic() < end
-            for client in clients:
-                try:
-                    client.sendall(b"x")
-                except ConnectionError:
-                    continue
-            time.sleep(0.05)
-
-
 def test_limits_must_fit_into_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: allowed.append(limits))

@@ -106,7 +106,9 @@ def check_both_ways(server: RunningServer, inputs: list[Any], budget: float) -> 
 # -- the served model ----------------------------------------------------------------------------------------------
 
 
-def check_description(server: RunningServer, **expected: Any) -> None:
+@pytest.mark.parametrize(("fixture", "kind"), [("server", "tokens"), ("text_server", "text")])
+def test_description(fixture: str, kind: str, request: pytest.FixtureRequest) -> None:
+    server: RunningServer = request.getfixturevalue(fixture)
     response, model = server.get("/v1/deferral").json(), server.model
     assert model.calibration is not None
     settings = response.pop("settings")
@@ -116,9 +118,17 @@ def check_description(server: RunningServer, **expected: Any) -> None:
         assert found == {name: getattr(setting, name) for name in ("budget", "share", "low", "high")}
     drift = response.pop("drift")
     assert (drift["warning"], drift["scores"]["inputs"]) == (None, sum(one["inputs"] for one in response.pop("served")))
-    common = {
+    assert response == {
         "object": "deferral.model",
         "id": "toy",
+        "kind": kind,
+        "by": "token",
+        "length": LENGTH,
+        "size": None,
+        "hint": model.served.codec.hint,
+        "audio": None,
+        "curve": None,
+        "timing": None,
         "budget": 0.2,
         "calibrated_on": model.calibration.inputs,
         "promise": None,
@@ -128,18 +138,6 @@ def check_description(server: RunningServer, **expected: Any) -> None:
         "about": model.served.codec.about,
         "examples": list(model.served.codec.examples),
     }
-    assert response == {**common, **expected}
-
-
-def test_description_of_a_toy(server: RunningServer) -> None:
-    unmeasured = {"curve": None, "timing": None}
-    check_description(server, kind="tokens", by="token", length=LENGTH, size=None, hint="", audio=None, **unmeasured)
-
-
-def test_description_of_texts(text_server: RunningServer) -> None:
-    hint = text_server.model.served.codec.hint
-    unmeasured = {"audio": None, "curve": None, "timing": None}
-    check_description(text_server, kind="text", by="token", length=LENGTH, size=None, hint=hint, **unmeasured)
 
 
 def test_description_of_tours(tour_server: RunningServer) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
+import httpx
+import openai
 import pytest
 from servers import (
     COMPLETE,
@@ -28,11 +30,7 @@ from seqdefer.errors import OptionError
 from seqdefer.server import connections, serve
 from seqdefer.server.app import create_app
 from seqdefer.server.connections import RESERVED_CONNECTIONS
-from seqdefer.server.gateway import Gateway
 from seqdefer.server.http import ERROR_TYPES, Limits
-
-httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
-openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 
 def test_large_bodies_are_refused(server: RunningServer) -> None:
@@ -49,16 +47,11 @@ def test_large_bodies_are_refused(server: RunningServer) -> None:
 # -- slow and broken clients ---------------------------------------------------------------------------------------
 
 
-def connect(server: RunningServer) -> socket.socket:
-    host, port = server.address.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
-
-
 @pytest.mark.parametrize("is_answered", [False, True])
 def test_broken_chunks_log_no_traceback(is_answered: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Regression: two answers to one request, the second on a connection that had been given up."""
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-    with running(toy_model(), api_key="secret") as server, connect(server) as client:
+    with running(toy_model(), api_key="secret") as server, server.connect() as client:
         client.sendall(head if is_answered else head + b"no chunk\r\n")
         received = client.recv(65536)
         if is_answered:  # that the key is missing
@@ -90,7 +83,7 @@ def drip(client: socket.socket, head: bytes) -> bytes:
 @pytest.mark.parametrize("path", [COMPLETIONS, COMPLETE, "/nowhere"])
 def test_slow_body_is_cut_off(path: str) -> None:
     with running(toy_model(), limits=Limits(request_seconds=0.4)) as server:
-        with connect(server) as client:
+        with server.connect() as client:
             received = drip(client, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{{".encode())
         assert received.startswith(b"HTTP/1.1 408")
         assert b'"code":"timeout"' in received
@@ -102,10 +95,10 @@ def test_slow_head_is_cut_off() -> None:
     """Also that of a second request, and after a response that came before the body."""
     with running(toy_model(), limits=Limits(head_seconds=0.4), api_key="secret") as server:
         for before in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
-            with connect(server) as client:
+            with server.connect() as client:
                 received = drip(client, before + b"GET /health HTTP/1.1\r\nX-Slow: ")
             assert received.count(b"HTTP/1.1 200") == bool(before)
-        with connect(server) as client:
+        with server.connect() as client:
             received = drip(client, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
         assert received.startswith(b"HTTP/1.1 401")
 
@@ -122,7 +115,7 @@ def test_connections_are_kept_for_the_next_request() -> None:
             assert part
 
     with running(toy_model(), limits=Limits(head_seconds=0.3, keep_alive_seconds=2.0)) as server:
-        with connect(server) as client:
+        with server.connect() as client:
             for _ in range(2):
                 check_live(client)
                 time.sleep(1.0)  # more than a head may take
@@ -130,7 +123,7 @@ def test_connections_are_kept_for_the_next_request() -> None:
             started = time.monotonic()
             assert client.recv(1000) == b""  # the next head has its own time
             assert time.monotonic() - started < 1.7
-        with connect(server) as client:
+        with server.connect() as client:
             check_live(client)
             started = time.monotonic()
             assert client.recv(1000) == b""
@@ -145,7 +138,7 @@ def test_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
     with running(toy_model(), limits=Limits(request_seconds=0.4, keep_alive_seconds=1.0)) as server:
         server.get("/openapi.json")  # made at the first request, which may take longer than the limit
         requests = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 2000  # the responses exceed all buffers
-        with connect(server) as client:
+        with server.connect() as client:
             client.sendall(requests)
             until(lambda: server.server.server_state.total_requests > 9)
             until(lambda: not server.server.server_state.connections)
@@ -154,7 +147,7 @@ def test_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_invalid_http_is_refused(server: RunningServer) -> None:
-    with connect(server) as client:
+    with server.connect() as client:
         client.sendall(b"\x16\x03\x01 what\r\n\r\n")
         head, body = b"".join(iter(lambda: client.recv(1000), b"")).split(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
@@ -188,18 +181,15 @@ def test_requests_beyond_the_limit_are_told_so() -> None:
 def test_bodies_that_arrive_have_bounded_memory() -> None:
     """One that holds most of it keeps out large ones, not small ones."""
     limits = Limits(arriving_bytes=1000, connections=10, grace_seconds=0.5)
-    with running(toy_model(), limits=limits) as server, connect(server) as client:
+    with running(toy_model(), limits=limits) as server, server.connect() as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n" + b" " * 990)
-        gateway = server.app.middleware_stack
-        while not isinstance(gateway, Gateway):
-            gateway = gateway.app
-        until(lambda: gateway.n_arriving == 990)
+        until(lambda: server.gateway.n_arriving == 990)
         body = json.dumps({"model": "toy", "prompt": "13"}).encode()
         assert server.post(COMPLETIONS, body).status_code == 200
         error = check_error(server.post(COMPLETIONS, body + b" " * 300), 503, "too many large requests are arriving")
         assert error["code"] == "too_crowded"
         client.close()
-        until(lambda: gateway.n_arriving == 0)
+        until(lambda: server.gateway.n_arriving == 0)
         assert server.post(COMPLETIONS, body + b" " * 300).status_code == 200
 
 
@@ -209,9 +199,9 @@ def test_oldest_idle_connection_gives_way() -> None:
     with running(toy_model(), limits=Limits(connections=2, grace_seconds=0.5)) as server, ExitStack() as stack:
         idle = []
         for count in range(1, n + 1):
-            idle.append(stack.enter_context(connect(server)))
+            idle.append(stack.enter_context(server.connect()))
             until(lambda count=count: len(server.server.server_state.connections) == count)
-        new = stack.enter_context(connect(server))
+        new = stack.enter_context(server.connect())
         assert idle[0].recv(1) == b""
         for client in (idle[1], new):
             client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -223,7 +213,7 @@ def test_oldest_idle_connection_gives_way() -> None:
 )
 def test_two_lengths_are_refused(server: RunningServer, first: bytes) -> None:
     """A proxy that believes the other one would take a part of the body for another client's request."""
-    with connect(server) as client:
+    with server.connect() as client:
         inner = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         client.sendall(b"POST /v1/models HTTP/1.1\r\nHost: x\r\n" + first + b"\r\n\r\n0\r\n\r\n" + inner)
         received = b"".join(iter(lambda: client.recv(1000), b""))
@@ -302,7 +292,8 @@ def test_api_key() -> None:
         for wrong in ("Basic s3cr~t", "Bearer S3cr~t", "Bearers3cr~t", "Bearer s3cr~t s3cr~t"):
             check_error(server.get("/v1/models", headers={"authorization": wrong}), 401)
         assert server.get("/health").status_code == 200
-        assert server.get("/").headers["content-type"].startswith("text/html")
+        for page in ("/", "/docs"):
+            assert server.get(page).headers["content-type"].startswith("text/html")
         check_error(server.get("/page/nothing"), 404)
 
 
@@ -325,7 +316,7 @@ def test_other_sites_cannot_use_a_server_without_a_key() -> None:
             for path in ("/v1/models", "/", "/health"):
                 response = server.get(path, headers={"host": host})
                 assert check_error(response, 403, "localhost or Box.example")["code"] == "wrong_host", host
-        with connect(server) as client:
+        with server.connect() as client:
             client.sendall(b"GET /health HTTP/1.0\r\n\r\n")  # no browser sends HTTP/1.0
             assert client.recv(100).startswith(b"HTTP/1.1 200")
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from processes import server_process
 from servers import COMPLETIONS, LENGTH, RunningServer, check_error, running, slow_model, toy_model, until
@@ -24,7 +25,6 @@ from seqdefer.server.http import APIError
 from seqdefer.server.keys import APIKey, KeyRing, add_key, hash_key, read_keys, revoke_key
 from seqdefer.server.usage import SAVE_SECONDS, Ledger, seconds_to_midnight, usage_file
 
-httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 NOON = 1_794_916_800.0  # 2026-11-17, 12:00 UTC
 HASH = hash_key(b"")
 EXPERT = {"model": "toy@1", "prompt": "13"}
@@ -188,7 +188,8 @@ def test_a_setting_that_spent_nothing_may_still_ask(tmp_path: Path) -> None:
     with running(model, keys=path, quality=quality) as server:
         spent = ask(server, key, {"model": "toy", "prompt": "13"}).json()["usage"]["expert_tokens"]
         assert spent > 1
-        check_error(ask(server, key, {"model": "toy", "prompt": "13"}), 429, "and has used them")
+        for _ in range(2):
+            check_error(ask(server, key, {"model": "toy", "prompt": "13"}), 429, "and has used them")
 
 
 def test_metrics_are_for_the_operator(tmp_path: Path) -> None:
@@ -331,31 +332,3 @@ def _stored_requests(path: Path) -> int:
         return 0
     keys = json.loads(usage_file(path).read_text(encoding="utf-8"))["keys"]
     return int(keys["alice"]["requests"]) if "alice" in keys else 0
-
-
-def test_files_are_never_half_written(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "usage.json")
-
-    def read_often() -> None:
-        for _ in range(100):
-            until((tmp_path / "usage.json").exists)
-            json.loads((tmp_path / "usage.json").read_text(encoding="utf-8"))
-
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_often)
-        count = 0
-        while count < 200 or not reading.done():
-            ledger.account(APIKey(f"key-{count % 200}", HASH)).count_request()
-            ledger.save()
-            count += 1
-        reading.result()
-
-
-def test_a_spend_cap_holds_where_a_promised_quality_spent_nothing(tmp_path: Path) -> None:
-    """The inputs of the promise needed no expert, so its budget is 0; others do."""
-    path = tmp_path / "keys.json"
-    key = add_key(path, "alice", expert_tokens_per_day=1)
-    quality = QualityPromise(-1e6, 0.0, 1.0, 1.0, 60, 1.0, 0.9, "loss", toy_model().rejector.fingerprint)
-    with running(toy_model(), keys=path, quality=quality) as server:
-        found = [ask(server, key, {"model": "toy", "prompt": "13"}).status_code for _ in range(3)]
-    assert found == [200, 429, 429]

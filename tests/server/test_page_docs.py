@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 from browsers import Browser
-from servers import RunningServer, check_error, running, toy_model
+from servers import RunningServer, running, toy_model
+
+pytestmark = pytest.mark.browser
 
 
-def test_the_page_needs_no_key_and_the_description_does() -> None:
-    with running(toy_model(), api_key="secret") as server:
-        assert server.get("/docs").status_code == 200
-        check_error(server.get("/openapi.json"), 401)
-
-
-@pytest.mark.browser
 def test_every_route_and_type_is_shown(server: RunningServer, browser: Browser) -> None:
     described = server.get("/openapi.json").json()
     browser.servers.add(f"{server.address}/")
@@ -29,7 +24,6 @@ def test_every_route_and_type_is_shown(server: RunningServer, browser: Browser) 
     assert browser.js("document.getElementById('CompletionRequest').open")
 
 
-@pytest.mark.browser
 def test_a_key_is_asked_for(browser: Browser) -> None:
     with running(toy_model(), api_key="secret") as server:
         browser.servers.add(f"{server.address}/")

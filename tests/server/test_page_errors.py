@@ -7,21 +7,26 @@ from typing import Any
 
 import pytest
 from browsers import Browser
-from servers import IGNORE_BUDGETS, FaultyExpert, NumberCodec, RunningServer, running, slow_model, toy_model, with_parts
+from servers import (
+    IGNORE_BUDGETS,
+    FaultyExpert,
+    NumberCodec,
+    RunningServer,
+    fail,
+    running,
+    slow_model,
+    toy_model,
+    with_parts,
+)
 from toy_pair import LetterCodec
 
 from seqdefer.engine.speculative import SHOWN_SECONDS
-from seqdefer.server.gateway import Gateway
 from seqdefer.server.http import Limits
 from seqdefer.server.keys import KeyRing
 
 pytestmark = [pytest.mark.browser, IGNORE_BUDGETS]
 COLOURS = "['#remarks li', '#trouble'].map(part => getComputedStyle(document.querySelector(part)).color)"
 SAVED_KEY = "sessionStorage.getItem('seqdefer.key')"
-
-
-def fail() -> None:
-    raise RuntimeError("no")
 
 
 def test_empty_input(server: RunningServer, browser: Browser) -> None:
@@ -131,10 +136,7 @@ def test_key_that_changes_while_the_page_is_open(browser: Browser) -> None:
         browser.js("sessionStorage.setItem('seqdefer.key', 'secret')")
         browser.open(server)
         browser.find("#text").send_keys("7932")
-        gateway = server.app.middleware_stack
-        while not isinstance(gateway, Gateway):
-            gateway = gateway.app
-        gateway.keys = KeyRing(api_key="another")
+        server.gateway.keys = KeyRing(api_key="another")
         browser.run()
         for key in ("wrong", "another"):
             browser.give_key(key)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-from servers import LENGTH, FaultyExpert, NumberCodec, running, toy_model, with_parts
+from servers import LENGTH, FaultyExpert, NumberCodec, fail, running, toy_model, with_parts
 from toy_pair import Toy, numbers
 
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.server.request import BROKEN_PROMISE
-
-pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 
 def test_answers_say_what_is_promised() -> None:
@@ -64,7 +61,3 @@ def test_nothing_is_promised_about_texts_that_are_cut_or_left_to_the_predictor()
         assert "promise" not in degraded
         *_, last = server.complete("13", 1.0, stream=True)
         assert "promise" not in last.deferral
-
-
-def fail() -> None:
-    raise ConnectionError

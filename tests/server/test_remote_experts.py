@@ -23,6 +23,7 @@ from vllm_like import FIELDS, vllm_like
 
 from seqdefer.engine.pace import Pace
 from seqdefer.server.batches import RunningBatch
+from seqdefer.server.breaker import OPEN_SECONDS
 from seqdefer.server.expert_calls import RemoteCalls
 from seqdefer.server.http import Limits
 from seqdefer.server.scheduler import OTHERS_TIME
@@ -135,11 +136,11 @@ def test_the_breaker_opens_and_closes(calm: tuple[RunningServer, Misbehaving]) -
     assert ask(front, "w9", 0.0)["deferral"]["degraded"] is False
     assert len(endpoint.asked) == n
     assert metric(front, 'seqdefer_expert_failures_total{reason="unavailable"}') == 1
-    breaker.now = lambda: breaker.seconds
+    breaker.now = lambda: OPEN_SECONDS
     assert metric(front, 'seqdefer_breaker_state{state="half_open"}') == 1
     check_degraded(front, "w9", "the expert failed (EndpointError)")  # the one that tries
     assert metric(front, 'seqdefer_breaker_state{state="open"}') == 1
-    breaker.now = lambda: 2 * breaker.seconds
+    breaker.now = lambda: 2 * OPEN_SECONDS
     assert metric(front, 'seqdefer_breaker_state{state="half_open"}') == 1
     endpoint.behaviours = [completion(" w5")] * 100
     assert ask(front, "w9", 1.0)["deferral"]["degraded"] is False

@@ -119,14 +119,18 @@ def test_invalid_inputs_do_not_affect_other_requests() -> None:
         check_healthy(server)
 
 
-class AllergicPredictor:
-    """A predictor that fails on one input."""
+class OddPredictor:
+    """A predictor with a flaw where it meets one input."""
 
     def __init__(self, inner: Any, number: int) -> None:
         self.inner, self.number = inner, number
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+
+class AllergicPredictor(OddPredictor):
+    """A predictor that fails on one input."""
 
     def start(self, inputs: Tensor) -> Any:
         if self.number in inputs:
@@ -135,23 +139,24 @@ class AllergicPredictor:
 
 
 def test_request_that_breaks_the_predictor_fails_alone() -> None:
-    slow, _ = slow_model(0.02)
-    model = with_parts(slow, predictor=AllergicPredictor(slow.served.predictor, 99))
+    paused, slow = slow_model()
+    slow.gate.clear()
+    model = with_parts(paused, predictor=AllergicPredictor(slow, 99))
     inputs = [*inputs_of(7), "99"]
     with running(model) as server, ThreadPoolExecutor(8) as pool:
         bodies = [{"model": "toy@0.5", "prompt": one} for one in inputs]
-        *good, broken = pool.map(lambda body: server.post(COMPLETIONS, body), bodies)
+        answers = [pool.submit(server.post, COMPLETIONS, body) for body in bodies]
+        until(lambda: len(server.scheduler._open) >= 7)  # the other may have failed already
+        slow.gate.set()
+        *good, broken = [answer.result(60) for answer in answers]
         assert "secret" not in check_error(broken, 500)["message"]
         texts = [one.json()["choices"][0]["text"] for one in good]
         assert texts == toy_model().generate(inputs[:7], 0.5).outputs
         check_healthy(server)
 
 
-class LateAllergicPredictor(AllergicPredictor):
+class LateAllergicPredictor(OddPredictor):
     """A predictor that fails on one input at its fourth token."""
-
-    def start(self, inputs: Tensor) -> Any:
-        return self.inner.start(inputs)
 
     def propose(self, state: Any) -> Any:
         if self.number in state.inputs and state.position == 3:
@@ -167,9 +172,10 @@ def writes_more_than(n: int, inputs: list[str], budget: float) -> list[str]:
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_failure_after_the_first_token_is_of_one_request(is_streamed: bool) -> None:
     """Regression: all 21 requests of the batch got status 500."""
-    slow, _ = slow_model(0.02)
+    paused, slow = slow_model()
+    slow.gate.clear()
     inputs = writes_more_than(8, inputs_of(80), 0.5)[:12]
-    model = with_parts(slow, predictor=LateAllergicPredictor(slow.served.predictor, int(inputs[5])))
+    model = with_parts(paused, predictor=LateAllergicPredictor(slow, int(inputs[5])))
     with running(model) as server, ThreadPoolExecutor(12) as pool:
 
         def text_of(one: str) -> str:
@@ -177,6 +183,8 @@ def test_a_failure_after_the_first_token_is_of_one_request(is_streamed: bool) ->
             return "".join(part.choices[0].text for part in response) if is_streamed else response.choices[0].text
 
         answers = [pool.submit(text_of, one) for one in inputs]
+        until(lambda: len(server.scheduler._open) == 12)
+        slow.gate.set()
         failed = [place for place, answer in enumerate(answers) if answer.exception(60) is not None]
         assert failed == [5]
         good = [answer.result() for place, answer in enumerate(answers) if place != 5]
@@ -184,11 +192,8 @@ def test_a_failure_after_the_first_token_is_of_one_request(is_streamed: bool) ->
         check_healthy(server)
 
 
-class NanPredictor(AllergicPredictor):
+class NanPredictor(OddPredictor):
     """A predictor whose features of one input are no numbers from its third token on, and so its scores."""
-
-    def start(self, inputs: Tensor) -> Any:
-        return self.inner.start(inputs)
 
     def propose(self, state: Any) -> Any:
         proposal = self.inner.propose(state)

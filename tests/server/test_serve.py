@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -13,20 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
 from processes import SUPPORT, ServerProcess, is_ready, server_process
 from servers import COMPLETIONS, RunningServer, check_error, running, slow_model, text_model, toy_model, until
 
 from benchmarks.service.processes import free_port
 from seqdefer import cli
-from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.server.http import Limits
 from seqdefer.server.serve import listen
 
 pytestmark = pytest.mark.slow
-
-httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
-openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 Capture = pytest.CaptureFixture[str]
 
@@ -47,18 +44,6 @@ def test_server_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 # -- shutdown ------------------------------------------------------------------------------------------------------
-
-
-def test_stream_is_told_about_the_shutdown() -> None:
-    model, slow = slow_model(SHOWN_SECONDS * 1.2, pause_after=1)
-    slow.gate.clear()
-    with running(model, limits=Limits(grace_seconds=0.3)) as server:
-        chunks = iter(server.complete("13", 0, stream=True))
-        next(chunks)
-        server.server.should_exit = True
-        with pytest.raises(openai.APIError, match="shutting down"):
-            list(chunks)
-        slow.gate.set()
 
 
 def test_requests_finish_within_the_grace_period() -> None:
@@ -316,9 +301,3 @@ def test_missing_extra(tmp_path: Path, capsys: Capture, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert "pip install 'seqdefer[server]'" in capsys.readouterr().err
-
-
-def test_api_key_from_the_environment(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "SEQDEFER_API_KEY", "")
-    assert cli.main(["serve", str(tmp_path)]) == 2
-    assert "API key is empty" in capsys.readouterr().err

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from servers import COMPLETIONS, FaultyExpert, running, toy_model, with_parts
+from servers import COMPLETIONS, FaultyExpert, fail, running, toy_model, with_parts
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra 'tracing'")
 
@@ -19,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from seqdefer.engine.pace import Turn
 from seqdefer.errors import OptionError
 from seqdefer.server.tracing import VARIABLE, Tracing, tracing_from_environment
+from tests.test_structure import loaded_after
 
 
 def tracing_to(exporter: InMemorySpanExporter) -> Tracing:
@@ -66,9 +65,6 @@ def test_a_request_without_deferral_has_no_expert() -> None:
 
 
 def test_a_degraded_request_says_so() -> None:
-    def fail() -> None:
-        raise ConnectionError
-
     spans = spans_of(with_parts(toy_model(), expert=FaultyExpert(toy_model().served.expert, fail)), 1.0)
     (request,) = (span for span in spans if span.name == "seqdefer.request")
     assert request.attributes["seqdefer.status"] == "degraded"
@@ -80,6 +76,4 @@ def test_it_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(OptionError, match="set 1 to trace requests, or 0"):
         tracing_from_environment()
-    script = "import sys; import seqdefer.server.scheduler; print('opentelemetry' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert printed == "False\n"
+    assert "opentelemetry" not in loaded_after("import seqdefer.server.scheduler")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -130,28 +129,6 @@ def test_weights_of_another_shape_are_one_line(tmp_path: Path) -> None:
     assert torch.equal(network.weight, read_tensors(path)["weight"])
     with pytest.raises(CheckpointError, match=r"file is damaged: [^\n]*; remove its folder and run again$"):
         read_weights(nn.Linear(2, 4), path)
-
-
-FULL = """
-import resource, sys
-from pathlib import Path
-import torch
-from seqdefer.storage.files import write_tensors
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # writes beyond it fail, as on a full disk
-try:
-    write_tensors(Path(sys.argv[1]), {"a": torch.zeros(1_000_000)})
-except OSError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-def test_tensors_on_a_full_disk_are_an_os_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL, str(tmp_path / "file")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.stdout.startswith(f"cannot write {tmp_path / 'file'}: "), result.stderr
-    assert os.listdir(tmp_path) == []
 
 
 # -- fingerprints ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -111,21 +112,28 @@ def fake_results(n_seeds: int = 5) -> Results:
 
 def timed(results: Results) -> Results:
     """The same results with seconds: ten at the predictor's end, and two for each token."""
-    seeds = tuple(
-        replace(
-            seed, methods={name: replace(row, against={"seconds": in_time(row)}) for name, row in seed.methods.items()}
-        )
-        for seed in results.seeds
-    )
     methods = {"TokenwiseModel": (TimedSetting(0.1, 1.0, 12.0, 13.0), TimedSetting(0.6, 0.5, 19.0, 30.0))}
     timing = PairTiming(64, 32, 10.0, 22.0, 2.0, 0.5, methods, {"device": "cpu (abacus)", "cores": "3"})
-    units = replace(results.units, costs={"seconds": "seconds per sequence"})
-    contrasts = {"seconds": (Comparison("A", "B", 3.21, 1.0, 5.0),)}
-    return replace(results, seeds=seeds, units=units, timing=timing, cost_comparisons=contrasts)
+    return replace(against(results, "seconds", "seconds per sequence", in_time), timing=timing)
 
 
 def in_time(row: MethodResult) -> CostCurve:
     return CostCurve(2 * row.audc, row.improvement, tuple((10 + 2 * x, y) for x, y in row.curve))
+
+
+def against(results: Results, cost: str, unit: str, curve: Callable[[MethodResult], CostCurve]) -> Results:
+    """The same results with curves by another cost, and a difference by it."""
+
+    def with_curves(seed: SeedResult) -> SeedResult:
+        methods = {name: replace(row, against={cost: curve(row)}) for name, row in seed.methods.items()}
+        return replace(seed, methods=methods)
+
+    return replace(
+        results,
+        seeds=tuple(map(with_curves, results.seeds)),
+        units=replace(results.units, costs={cost: unit}),
+        cost_comparisons={cost: (Comparison("A", "B", 3.21, 1.0, 5.0),)},
+    )
 
 
 class Walk(HTMLParser):

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from seqdefer.evaluation.areas import granularity_of
 from seqdefer.evaluation.published import PAPER
-from seqdefer.evaluation.results import Block, PaperFigure, mean_and_std
+from seqdefer.evaluation.results import PaperFigure, mean_and_std
+from seqdefer.methods.registry import usual_methods
 from seqdefer.paper.records import Contrast, Judgement, Judgements, Line, Row, Study, StudyTask
 from seqdefer.report.style import block_of
 
@@ -18,33 +20,15 @@ TASKS = {
     "xsum": StudyTask(20, "100 × (1 − ROUGE-1)"),
     "weather": StudyTask(6, "squared error of the sequence (°C²)"),
 }
-METHODS: dict[str, Block] = {
-    "Random": "reference",
-    "OptimalToken": "reference",
-    "OptimalOneTime": "reference",
-    "ChowMean": "whole",
-    "ChowSum": "whole",
-    "ChowQuantile0.0": "whole",
-    "ChowQuantile0.4": "whole",
-    "ChowQuantile0.8": "whole",
-    "ChowQuantile1.0": "whole",
-    "WholeModelEmbed": "whole",
-    "OneTimeModel": "once",
-    "OneTimeCost": "once",
-    "OneTimeScore": "once",
-    "OneTimeEntropy": "once",
-    "TokenwiseModel": "token",
-    "TokenwiseScore": "token",
-    "TokenwiseEntropy": "token",
-}
+NAMES = ("Random", "OptimalToken", "OptimalOneTime", *usual_methods())
+METHODS = {name: block_of(name, granularity_of(name)) for name in NAMES}
 
 
 def make_row(task: str, method: str, around: float, chance: random.Random, **more: Any) -> Row:
     """Make a row whose improvements scatter around a value."""
     improvements = tuple(around + chance.gauss(0, 1 + abs(around) / 10) * (method != "Random") for _ in range(SEEDS))
     areas = [300 * (1 - one / 100) for one in improvements]
-    granularity = block_of(method, METHODS[method])
-    return Row(task, method, granularity, *mean_and_std(areas), *mean_and_std(improvements), improvements, **more)
+    return Row(task, method, METHODS[method], *mean_and_std(areas), *mean_and_std(improvements), improvements, **more)
 
 
 def of_both(name: str, *given: Any) -> list[Study]:

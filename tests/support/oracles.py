@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,7 +22,7 @@ from torch import Tensor
 from seqdefer.interfaces import Expert, NextTokenExpert, Policy, Task, TokenRejector
 from seqdefer.paper.theory import Floats
 from seqdefer.progress import Silent
-from seqdefer.rejectors.losses import Phi, Psi
+from seqdefer.rejectors.losses import PHIS, PSIS, Phi, Psi, get_phi, get_psi
 from seqdefer.tasks.weather.task import WeatherOptions, WeatherTask, prepare
 from seqdefer.testing import FunctionExpert, ToyTask
 from seqdefer.testing.fakes import mix
@@ -237,6 +239,11 @@ class PlannedHandOff(Policy[tuple[Tensor, Tensor]]):
 
 # -- theory --------------------------------------------------------------------------------------------------------
 
+LOGISTIC, SQUARE = get_phi("logistic"), get_phi("square")
+CROSS_ENTROPY, MEAN_ABSOLUTE_ERROR = get_psi("cross_entropy"), get_psi("mean_absolute_error")
+each_phi = pytest.mark.parametrize("phi", PHIS.values(), ids=lambda phi: phi.name)
+each_psi = pytest.mark.parametrize("psi", PSIS.values(), ids=lambda psi: psi.name)
+some, seeds = settings(max_examples=40), st.integers(0, 2**32 - 1)
 ROUNDING = 1e-12  # goes inside Gamma, whose slope at 0 may be infinite
 BEST_MARGIN: dict[str, Callable[[Floats], Floats]] = {
     "logistic": lambda p: np.log(p / (1 - p)),

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs the extra 'text'")
 
 import httpx
-from servers import COMPLETIONS, LENGTH, documents, with_parts
-from servers import _with_random_rejector as with_random_rejector
+from servers import COMPLETIONS, LENGTH, documents, with_parts, with_random_rejector
 from tiny_models import tiny_text_model
 
 from seqdefer.model.deferring_model import DeferringModel

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from labelling_toy import until
 from torch import Tensor
 from toy_pair import LetterCodec, Toy, numbers
 
@@ -34,6 +35,7 @@ from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.rejectors.base import Sizes
 from seqdefer.rejectors.token import LSTMRejector
 from seqdefer.server.app import create_app
+from seqdefer.server.gateway import Gateway
 from seqdefer.server.http import Limits
 from seqdefer.server.serve import address_of, listen, make_server
 from seqdefer.types import Examples, Sequences, SequenceSpec
@@ -94,7 +96,7 @@ def text_model() -> DeferringModel:
 
     pair = tiny_pair("t5")
     codec = codec_of(TextOptions(length=LENGTH, input_tokens=16), pair)
-    return _with_random_rejector(pair, codec, documents(24))
+    return with_random_rejector(pair, codec, documents(24))
 
 
 @cache
@@ -109,10 +111,10 @@ def speech_model() -> DeferringModel:
 
     pair = tiny_speech_pair()
     sounds = [to_waveform(row) for row in clips(24, seed=5).inputs]
-    return _with_random_rejector(pair, SpeechCodec(pair, "en"), sounds)
+    return with_random_rejector(pair, SpeechCodec(pair, "en"), sounds)
 
 
-def _with_random_rejector(pair: Any, codec: Codec, inputs: Sequence[Any]) -> DeferringModel:
+def with_random_rejector(pair: Any, codec: Codec, inputs: Sequence[Any]) -> DeferringModel:
     served = Served(pair.predictor, pair.expert, SequenceSpec(LENGTH, pair.predictor.end), codec)
     drafted = draft(served.predictor, codec.encode(inputs[:8]), served.spec)
     torch.manual_seed(0)
@@ -148,6 +150,10 @@ class SlowPredictor:
 def slow_model(seconds: float = 0.0, pause_after: int = 0) -> tuple[DeferringModel, SlowPredictor]:
     slow = SlowPredictor(toy_model().served.predictor, seconds, pause_after)
     return with_parts(toy_model(), predictor=slow), slow
+
+
+def fail() -> None:
+    raise ConnectionError("secret address 10.0.0.1")
 
 
 class FaultyExpert(NextTokenExpert[Any]):
@@ -215,6 +221,16 @@ class RunningServer:
     def complete(self, prompt: Any, budget: float, **options: Any) -> Any:
         return self.client.completions.create(model=f"toy@{budget}", prompt=prompt, **options)
 
+    @property
+    def gateway(self) -> Gateway:
+        found = self.app.middleware_stack
+        while not isinstance(found, Gateway):
+            found = found.app
+        return found
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", int(self.address.rsplit(":", 1)[1])), timeout=60)
+
     def wait_until_idle(self) -> None:
         """Wait until no request is open, queued or running. A request that begins is in neither list for a moment."""
         until(lambda: not (self.scheduler._open or self.scheduler._queue or self.scheduler._batches))
@@ -224,7 +240,7 @@ class RunningServer:
         """Send a request, and close the connection at the end of the block."""
         content = json.dumps(body).encode()
         lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", f"Content-Length: {len(content)}", *headers]
-        with socket.create_connection(("127.0.0.1", int(self.address.rsplit(":", 1)[1])), timeout=60) as client:
+        with self.connect() as client:
             client.sendall("\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode() + content)
             yield client
 
@@ -248,14 +264,6 @@ def running(
         thread.join(60)
         listening.close()
         assert not thread.is_alive()
-
-
-def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for what usually holds at once. A busy machine may take long, so the limit is far off."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
 
 
 def step_until_written(server: RunningServer, slow: SlowPredictor, prompt: str) -> None:
@@ -300,6 +308,5 @@ def check_error(response: Any, status: int, message: str = "") -> dict[str, Any]
 def check_healthy(server: RunningServer) -> None:
     """Check that the server still writes the right tokens, and that nothing is left of earlier requests."""
     server.wait_until_idle()
-    assert not server.scheduler._open
     assert server.complete("13", 0.5).choices[0].text == toy_model().generate(["13"], 0.5).outputs[0]
     assert server.get("/health").json() == {"status": "ok"}
