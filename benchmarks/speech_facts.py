@@ -5,7 +5,7 @@
 The labels hold states and facts, and are made once; what a variant does not see is set to zero. With `--shown facts`
 they hold facts alone, and `--folder` may be that of `seqdefer run speech`, whose labels it takes. A row is five fits:
 seeds set initial weights, batches and the 100 test clips. Several processes share the work if each takes a part
-(`--part 1/4` to `--part 4/4`) with the same `--folder`, after `--label` has made the labels.
+(`--part 1/5` to `--part 5/5`) with the same `--folder`, after `--label` has made the labels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from seqdefer import __version__
+from seqdefer.budgets import token_sweeps
 from seqdefer.environment import choose_device, machine
 from seqdefer.evaluation.curves import Ends, curve_of, improvement, random_curve
 from seqdefer.evaluation.experiment import Experiment
@@ -155,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="only these variants (all)")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto: a GPU if there is one (auto)")
     parser.add_argument("--folder", type=Path, default=Path("runs/speech-facts"), help="labels are kept here")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth variant, from the Ith on (1/1)")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth seed, from the Ith on (1/1)")
+    words = f"thresholds of a curve; fewer are faster ({token_sweeps.N_THRESHOLDS})"
+    parser.add_argument("--thresholds", type=int, default=token_sweeps.N_THRESHOLDS, metavar="N", help=words)
     parser.add_argument("--label", action="store_true", help="make the labels, and stop")
     parser.add_argument("--out", type=Path, default=Path("facts.json"), help="the file to write (facts.json)")
     return parser
@@ -167,12 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.label:
         return
     number, total = map(int, options.part.split("/"))
+    token_sweeps.N_THRESHOLDS = options.thresholds
     wanted = [name for name in options.variants or VARIANTS if options.shown == "both" or not needs_states(name)]
     gains: dict[str, list[float]] = {}
     made: dict[str, Any] = {"version": __version__, "machine": machine(experiment.task.predictor.device)}
     made |= {"task": experiment.task.describe(), "instances": options.instances, "gains": gains}
-    for seed in range(options.seeds):
-        for name in wanted[number - 1 :: total]:
+    for seed in range(options.seeds)[number - 1 :: total]:
+        for name in wanted:
             gains.setdefault(name, []).append(gain(experiment, VARIANTS[name], seed))
             print(f"seed {seed}: {name}: {gains[name][-1]:.2f}", file=sys.stderr, flush=True)
             write_json(options.out, made)  # what is done stays if the rest is stopped

@@ -64,8 +64,11 @@ def test_gains_without_single_facts(place: Path, tmp_path: Path, monkeypatch: py
         out = tmp_path / "facts.json"
         speech_facts.main([*pair, *data, *SAME, *sizes, "--part", part, "--out", str(out)])
         parts.append(json.loads(out.read_text())["gains"])
-    assert [list(gains) for gains in parts] == [["all facts", "states"], [UNCERTAINTY, "without margin"]]
-    assert all(len(values) == 2 for gains in parts for values in gains.values())
+    assert [list(gains) for gains in parts] == [list(names)] * 2
+    assert all(len(values) == 1 for gains in parts for values in gains.values())
+    speech_facts.main([*pair, *data, *SAME, *sizes, "--out", str(out)])
+    whole = json.loads(out.read_text())["gains"]
+    assert whole == {name: [gains[name][0] for gains in parts] for name in names}
 
 
 class Trees:
