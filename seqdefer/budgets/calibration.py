@@ -33,6 +33,7 @@ BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a ca
 SHOWN_BUDGETS = (0.05, 0.1, 0.2, 0.5)  # in the repr
 FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
 TYPICAL_BUDGET = 0.2  # whose range says how rough all are
+DIGITS = 12  # of a loss; those behind are rounding errors of sums
 EASY_BUDGET = 0.5  # where inputs are too few for it, nothing is promised at all
 
 
@@ -183,7 +184,7 @@ class LossCurve:
         )
         if _contains_zero(self.gain):
             return f"{said}: cannot tell whether this rejector is better than chance; give more data"
-        if loss < at_random:
+        if loss < at_random and (self.gain is None or self.gain[0] > 0):
             return said
         return f"{said}: this rejector is no better than chance; give more data, or use one of the models alone"
 
@@ -242,10 +243,10 @@ def _loss_intervals(seen: Outcomes) -> tuple[tuple[float, float], tuple[float, f
     draws = resamples(seen.loss.shape[1])
     losses = draws @ seen.loss.T / seen.loss.shape[1]  # (R, P)
     shares = (draws @ seen.deferred.T) / (draws @ seen.written.T)
-    gaps = draws @ (seen.loss[0] - seen.loss[-1]) / seen.loss.shape[1]  # exactly 0 where both are equal
+    gaps = draws @ (seen.loss[0] - seen.loss[-1]) / seen.loss.shape[1]
     order = shares.argsort(1, kind="stable")
     curves = np.take_along_axis(shares, order, 1), np.take_along_axis(losses, order, 1)
     found = [np.interp(TYPICAL_BUDGET * last, *curve) for last, *curve in zip(shares[:, -1], *curves, strict=True)]
     gains = losses[:, 0] - TYPICAL_BUDGET * gaps - found
-    low, high = np.percentile([gaps, gains], [2.5, 97.5], axis=1).tolist()
+    low, high = np.percentile([gaps, gains], [2.5, 97.5], axis=1).round(DIGITS).tolist()
     return (low[0], high[0]), (low[1], high[1])

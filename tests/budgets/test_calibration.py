@@ -227,6 +227,18 @@ def test_ends_that_are_alike_do_not_decide_the_verdict() -> None:
     assert found.worth().startswith("deferring does not pay on these 30 inputs")
 
 
+def test_a_rejector_that_only_defers_all_or_nothing_is_no_better_than_chance() -> None:
+    """It was said to need more data, by 0 to 2.3e-14 points."""
+    thresholds = torch.tensor([math.inf, -math.inf], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.stack([torch.rand(40, generator=generator) + 2, torch.rand(40, generator=generator)]).double()
+    deferred = torch.tensor([[0] * 40, [4] * 40])
+    spending = TokenSpending(TokenSweep(thresholds, deferred, torch.full((2, 40), 4), loss), 4)
+    found = loss_curve(spending, unit="errors", inputs=40, rejector="")
+    assert found.gain == (0.0, 0.0)
+    assert "no better than chance" in found.worth()
+
+
 def test_the_intervals_of_a_curve_are_those_of_resampled_curves() -> None:
     """Paired: a resample's own curve, beside the line between its own ends."""
     generator = torch.Generator().manual_seed(1)
