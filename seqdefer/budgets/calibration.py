@@ -33,6 +33,7 @@ BUDGETS = tuple(step / 100 for step in range(101))  # each has a setting in a ca
 SHOWN_BUDGETS = (0.05, 0.1, 0.2, 0.5)  # in the repr
 FEW_INPUTS = 200  # fewer measure the share of a budget only to some percentage points
 TYPICAL_BUDGET = 0.2  # whose range says how rough all are
+DIGITS = 12  # of a loss; those behind are rounding errors of sums
 EASY_BUDGET = 0.5  # where inputs are too few for it, nothing is promised at all
 
 
@@ -158,16 +159,23 @@ class LossCurve:
         """Return in words what the rejector is worth at a typical budget, beside deferring at random."""
         first, last = self.points[0], self.points[-1]
         gap, is_unclear = first.loss - last.loss, _contains_zero(self.gap)
-        if gap <= 0 or is_unclear:
-            verdict = "cannot tell whether deferring pays" if is_unclear else "deferring does not pay"
-            less, more_data = _resampled(self.gap, "less"), "give more data, " if is_unclear else ""
-            return (
-                f"{verdict} on these {self.inputs} inputs: the predictor alone loses {first.loss:.4g}, and with "
-                f"{100 * last.share:.0f} % of the tokens by the expert it is {last.loss:.4g}{less}; check the prompt "
-                f"(prefix, suffix), the metric and the expert, {more_data}or use the predictor alone"
-            )
         share = TYPICAL_BUDGET * last.share
         loss, at_random = self.loss_at(share), self.random_at(share)
+        if gap <= 0 or is_unclear:
+            ends = (
+                f"the predictor alone loses {first.loss:.4g}, and with {100 * last.share:.0f} % of the tokens by the "
+                f"expert it is {last.loss:.4g}{_resampled(self.gap, 'less')}"
+            )
+            if self._beats_predictor():
+                return (
+                    f"deferring pays on these {self.inputs} inputs, though the expert alone is not clearly better: "
+                    f"with {100 * share:.0f} % of the tokens by the expert the loss is {loss:.4g}; {ends}"
+                )
+            verdict = "cannot tell whether deferring pays" if is_unclear else "deferring does not pay"
+            return (
+                f"{verdict} on these {self.inputs} inputs: {ends}; check the prompt (prefix, suffix), the metric and "
+                f"the expert, {'give more data, ' * is_unclear}or use the predictor alone"
+            )
         closed, closed_at_random = (100 * (first.loss - one) / gap for one in (loss, at_random))
         more = _resampled(self.gain, "points more", 100 / gap)
         said = (
@@ -176,13 +184,18 @@ class LossCurve:
         )
         if _contains_zero(self.gain):
             return f"{said}: cannot tell whether this rejector is better than chance; give more data"
-        if loss < at_random:
+        if loss < at_random and (self.gain is None or self.gain[0] > 0):
             return said
         return f"{said}: this rejector is no better than chance; give more data, or use one of the models alone"
 
+    def _beats_predictor(self) -> bool:
+        """Tell whether a typical budget loses less than the predictor alone, by the low ends of both intervals."""
+        return self.gap is not None and self.gain is not None and self.gain[0] + TYPICAL_BUDGET * self.gap[0] > 0
+
 
 def _contains_zero(interval: tuple[float, float] | None) -> bool:
-    return interval is not None and interval[0] <= 0 <= interval[1]
+    """Tell whether a sign is not known. Of two models that always lose the same it is: the interval is 0 alone."""
+    return interval is not None and interval[0] <= 0 <= interval[1] and interval[0] < interval[1]
 
 
 def _resampled(interval: tuple[float, float] | None, unit: str, scale: float = 1.0) -> str:
@@ -230,9 +243,10 @@ def _loss_intervals(seen: Outcomes) -> tuple[tuple[float, float], tuple[float, f
     draws = resamples(seen.loss.shape[1])
     losses = draws @ seen.loss.T / seen.loss.shape[1]  # (R, P)
     shares = (draws @ seen.deferred.T) / (draws @ seen.written.T)
-    gaps, order = losses[:, 0] - losses[:, -1], shares.argsort(1, kind="stable")
+    gaps = draws @ (seen.loss[0] - seen.loss[-1]) / seen.loss.shape[1]
+    order = shares.argsort(1, kind="stable")
     curves = np.take_along_axis(shares, order, 1), np.take_along_axis(losses, order, 1)
     found = [np.interp(TYPICAL_BUDGET * last, *curve) for last, *curve in zip(shares[:, -1], *curves, strict=True)]
     gains = losses[:, 0] - TYPICAL_BUDGET * gaps - found
-    low, high = np.percentile([gaps, gains], [2.5, 97.5], axis=1).tolist()
+    low, high = np.percentile([gaps, gains], [2.5, 97.5], axis=1).round(DIGITS).tolist()
     return (low[0], high[0]), (low[1], high[1])

@@ -14,6 +14,7 @@ from seqdefer.errors import DataError, InputError, OptionError, require_known, u
 from seqdefer.evaluation.experiment import provenance_of
 from seqdefer.evaluation.results import Provenance
 from seqdefer.evaluation.settings import get_recipe, require_choices
+from seqdefer.interfaces import TaskEntry
 from seqdefer.labels.executors.settings import ExecutorSettings
 from seqdefer.labels.label_store import open_labels
 from seqdefer.paper.lab import Lab
@@ -21,7 +22,7 @@ from seqdefer.paper.plan import ReproductionPlan, TaskPlan, get_plan, settings_o
 from seqdefer.paper.records import Origins, Study, load_origins, save
 from seqdefer.progress import Clock
 from seqdefer.recipes import IN_WORDS
-from seqdefer.registry import load_task
+from seqdefer.registry import FILE_SUFFIX, load_task
 
 BOTH = tuple(IN_WORDS)  # recipes, in the order of the tables
 
@@ -33,7 +34,7 @@ class Choices:
     preset: str = "paper"
     seeds: int | None = None  # None: those of the preset
     instances: int | None = None
-    tasks: tuple[str, ...] | None = None  # None: all tasks of a study
+    tasks: tuple[str, ...] | None = None  # names, or files of tasks; None: all tasks of a study
     recipes: tuple[str, ...] = BOTH
     options: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)  # by task, as text
     device: str = "auto"
@@ -47,9 +48,9 @@ class Choices:
         for option, given, known in (("tasks", self.tasks, plan.tasks), ("recipe", self.recipes, BOTH)):
             if given == ():
                 raise OptionError(f"--{option} is empty; available: {', '.join(known)}")
-        others = [name for name in self.tasks or () if name not in plan.tasks]  # of the library, or of the user
+        others = [name for name in self.named_tasks if name not in plan.tasks]  # of the library, or of the user
         for name in others:
-            require_known(f"preset of the task {name}", self.preset, load_task(name).presets)
+            require_known(f"preset of the task {name}", self.preset, load_task(self.named_tasks[name]).presets)
         tasks = {**plan.tasks, **{name: TaskPlan(self.preset) for name in others}}
         for name in self.options:
             require_known("task of --set", name, tasks)
@@ -58,6 +59,11 @@ class Choices:
         if self.jobs < 1:
             raise OptionError(f"--jobs is {self.jobs}; it must be at least 1")
         return dataclasses.replace(plan, tasks=tasks)
+
+    @property
+    def named_tasks(self) -> dict[str, str]:
+        """The tasks that are asked for by their own names: a file has another."""
+        return {load_task(one).name if one.endswith(FILE_SUFFIX) else one: one for one in self.tasks or ()}
 
     @property
     def n_seeds(self) -> int:
@@ -98,7 +104,7 @@ class Labs:
         return True
 
     def _make(self, name: str, recipe: str) -> Lab:
-        entry, options = load_task(name), self._options(name, recipe)
+        entry, options = self._entry(name), self._options(name, recipe)
         settings = settings_of(entry, self.plan.tasks[name], self.choices.n_seeds, recipe)
         if self.choices.instances is not None:
             settings = dataclasses.replace(settings, instances=self.choices.instances)
@@ -107,8 +113,11 @@ class Labs:
         labels = open_labels(self.choices.labelling, entry, options, task, folder, self.choices.device)
         return Lab(entry, task, settings, folder, self.clock, labels)
 
+    def _entry(self, name: str) -> TaskEntry:
+        return load_task(self.choices.named_tasks.get(name, name))
+
     def _options(self, name: str, recipe: str) -> Any:
-        entry, planned = load_task(name), self.plan.tasks[name]
+        entry, planned = self._entry(name), self.plan.tasks[name]
         changes = {**get_recipe(entry, recipe).options, **planned.options}
         defaults = dataclasses.replace(entry.presets[planned.preset], **changes)
         return with_options(defaults, self.choices.options.get(name, {}), name)

@@ -45,10 +45,11 @@ def reproduce(
     plan, seeds, clock = choices.plan, choices.n_seeds, Clock(meter or Silent())
     labs = Labs(folder, choices, clock)
     names = STUDIES if name == "all" else (name,)
-    wanted = {one: [task for task in plan.tasks_of(one) if task in (choices.tasks or plan.tasks)] for one in names}
+    asked = choices.named_tasks or plan.tasks
+    wanted = {one: [task for task in plan.tasks_of(one) if task in asked] for one in names}
     if not any(wanted.values()):
         known = ", ".join(plan.tasks_of(name))
-        raise OptionError(f"{name} does not use the task {', '.join(choices.tasks or ())}; its tasks: {known}")
+        raise OptionError(f"{name} does not use the task {', '.join(choices.named_tasks)}; its tasks: {known}")
     used = {task for tasks in wanted.values() for task in tasks}
     for task in sorted(choices.options.keys() - used):
         raise OptionError(f"--set {task}: this command does not run the task {task}, only {', '.join(sorted(used))}")
@@ -106,4 +107,5 @@ def _load_studies(folder: Path, preset: str, seeds: int, labs: Labs) -> dict[tup
 def _with_earlier_tasks(study: Study, found: Study | None, plan: ReproductionPlan) -> Study:
     """Add the tasks that only an earlier command measured."""
     studies = {task: one for one in (found, study) if one for task in one.tasks}
-    return join_studies([study_of_task(studies[task], task) for task in plan.tasks if task in studies])
+    order = [task for task in dict.fromkeys((*plan.tasks, *studies)) if task in studies]
+    return join_studies([study_of_task(studies[task], task) for task in order])

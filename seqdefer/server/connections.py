@@ -83,11 +83,10 @@ def connection_class(limits: Limits) -> type[Any]:
             self._check_for_request()
 
         def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.cycle.response_complete:
-                is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-                self._wait(limits.keep_alive_seconds if is_idle else limits.head_seconds)
-                self._is_idle = is_idle
+            super().on_response_complete()  # begins the next request, if that was sent already
+            is_idle = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+            self._wait(limits.keep_alive_seconds if is_idle else limits.head_seconds)
+            self._is_idle = is_idle
             self._check_for_request()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -88,8 +88,9 @@ def read_lines(path: Path, *, kind: str, max_mib: int | None = None) -> Iterator
 
     `kind` says in errors what to give instead, such as "a JSONL file". `max_mib` limits all lines together.
     """
-    for reader in (_TABLES[one.lower()] for one in path.suffixes if one.lower() in _TABLES):
-        converted = f"pandas.{reader}({path.name!r}).to_json('FILE.jsonl', orient='records', lines=True)"
+    suffix = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
+    if (reader := _TABLES.get(suffix.lower())) is not None:
+        converted = f"pandas.{reader}({str(path)!r}).to_json('FILE.jsonl', orient='records', lines=True)"
         raise FormatError(
             f"{path.name} is a table, which is not read; give {kind}, plain or gzip: {converted} converts it, and fit "
             "in Python takes the DataFrame itself"

@@ -207,6 +207,38 @@ def test_a_verdict_has_an_interval() -> None:
     )
 
 
+def test_ends_that_are_alike_do_not_decide_the_verdict() -> None:
+    """Two models that err at different places were said not to pay, above a table that had less loss at 20 %. Two that
+    write the same were said to need more data."""
+    points = LossPoint(0.0, 4.0), LossPoint(0.2, 2.5), LossPoint(1.0, 4.1)
+    unlike = LossCurve("errors", 30, "", points, gap=(-0.9, 0.7), gain=(0.9, 2.1))
+    for curve in (unlike, replace(unlike, gap=(-0.9, -0.1))):
+        assert curve.worth().startswith(
+            "deferring pays on these 30 inputs, though the expert alone is not clearly better: with 20 % of the tokens "
+            "by the expert the loss is 2.5; the predictor alone loses 4, and with 100 % of the tokens by the expert it "
+            "is 4.1 (-0.9 to "
+        )
+    assert replace(unlike, gain=(0.1, 2.1)).worth().startswith("cannot tell whether deferring pays on these 30 inputs")
+    thresholds = torch.tensor([math.inf, -math.inf], dtype=torch.float64)
+    deferred, loss = torch.tensor([[0] * 30, [4] * 30]), torch.rand(30, dtype=torch.float64).expand(2, 30)
+    same = TokenSpending(TokenSweep(thresholds, deferred, torch.full((2, 30), 4), loss), 4)
+    found = loss_curve(same, unit="errors", inputs=30, rejector="")
+    assert found.gap == (0.0, 0.0)
+    assert found.worth().startswith("deferring does not pay on these 30 inputs")
+
+
+def test_a_rejector_that_only_defers_all_or_nothing_is_no_better_than_chance() -> None:
+    """It was said to need more data, by 0 to 2.3e-14 points."""
+    thresholds = torch.tensor([math.inf, -math.inf], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.stack([torch.rand(40, generator=generator) + 2, torch.rand(40, generator=generator)]).double()
+    deferred = torch.tensor([[0] * 40, [4] * 40])
+    spending = TokenSpending(TokenSweep(thresholds, deferred, torch.full((2, 40), 4), loss), 4)
+    found = loss_curve(spending, unit="errors", inputs=40, rejector="")
+    assert found.gain == (0.0, 0.0)
+    assert "no better than chance" in found.worth()
+
+
 def test_the_intervals_of_a_curve_are_those_of_resampled_curves() -> None:
     """Paired: a resample's own curve, beside the line between its own ends."""
     generator = torch.Generator().manual_seed(1)

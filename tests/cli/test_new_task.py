@@ -16,6 +16,7 @@ from command_line import Capture, fails_with, run
 from seqdefer.errors import CheckpointError, ContractError, OptionError
 from seqdefer.model.deferring_model import DeferringModel
 from seqdefer.paper.labs import with_options
+from seqdefer.paper.records import load_study
 from seqdefer.registry import load_task, load_task_file
 from seqdefer.storage.files import read_json, write_json
 
@@ -61,6 +62,14 @@ def test_a_file_with_the_name_of_an_installed_task_is_refused(
     installed = {NAME: EntryPoint(NAME, f"{NAME}:ENTRY", "seqdefer.tasks")}
     monkeypatch.setattr("seqdefer.registry.find_tasks", lambda: installed)
     assert load_task_file(home / f"{NAME}.py").name == NAME
+
+
+def test_a_file_is_reproduced_by_its_name(home: Path, tmp_path: Path) -> None:
+    """Its path was taken for its name: the command took the file for a folder, or failed at the end."""
+    few = ["--preset", "quick", "--seeds", 1, "--instances", 10, "--recipe", "ours", "--set", f"{NAME}.examples=40"]
+    assert run("reproduce", "table1", "--tasks", f"{home}/{NAME}.py", *few, "--no-figures", "--out", tmp_path) == 0
+    assert list(load_study(tmp_path / "ours" / "table1.json").tasks) == [NAME]
+    assert (tmp_path / NAME / "cells").is_dir()
 
 
 def test_a_file_runs_without_a_package(home: Path, tmp_path: Path, capsys: Capture) -> None:

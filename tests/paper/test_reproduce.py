@@ -184,6 +184,11 @@ def test_another_task_that_is_named_is_studied_too(
     assert run("table1", "--preset", "tiny", *options, "--out", tmp_path) == 0
     rows = [row for row in load_study(finished.folder / "ours" / "table1.json").rows if row.task == "solve"]
     assert list(load_study(tmp_path / "ours" / "table1.json").rows) == rows
+    options[1] = "spell"
+    assert run("table1", "--preset", "tiny", *options, "--out", tmp_path) == 0
+    both = load_study(tmp_path / "ours" / "table1.json")  # it was dropped where a later command named another task
+    assert [row for row in both.rows if row.task == "solve"] == rows
+    assert list(both.tasks) == ["spell", "solve"]
 
 
 def test_json_is_one_document_per_study(copied: Path, finished: Finished, capsys: Capture) -> None:

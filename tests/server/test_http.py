@@ -208,6 +208,21 @@ def test_oldest_idle_connection_gives_way() -> None:
             assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def test_connections_that_wait_amid_a_second_request_give_way() -> None:
+    """Regression: one whose second request was sent along with the first, without its body, was kept for two minutes,
+    so that a few hundred of them locked out everyone."""
+    asked = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+    n = 2 + RESERVED_CONNECTIONS
+    with running(toy_model(), limits=Limits(connections=2, grace_seconds=0.5)) as server, ExitStack() as stack:
+        for _ in range(n):
+            client = stack.enter_context(server.connect())
+            client.sendall(asked + b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{")
+        until(lambda: server.server.server_state.total_requests == n)
+        new = stack.enter_context(server.connect())
+        new.sendall(asked)
+        assert new.recv(100).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize(
     "first", [b"Content-Length: 4\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: chunked\r\nContent-Length: 4"]
 )

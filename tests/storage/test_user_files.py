@@ -33,15 +33,19 @@ def test_gzip_is_known_by_its_content(pack: Callable[[bytes], bytes], name: str,
 
 
 def test_tables_are_refused_with_a_way_to_convert_them(tmp_path: Path) -> None:
-    """`not JSON`, a CSV file was answered, or each of its lines was taken for an input."""
+    """`not JSON`, a CSV file was answered, or each of its lines was taken for an input. The line for pandas did not run
+    for a file in another folder, and what it made was refused where the name still told of the table."""
     for name, reader in (("own.csv", "read_csv"), ("own.CSV.gz", "read_csv"), ("own.parquet", "read_parquet")):
         (tmp_path / name).write_text("document,summary\na,b\n")
         with pytest.raises(FormatError) as raised:
             lines_of(tmp_path / name)
         assert str(raised.value) == (
-            f"{name} is a table, which is not read; give words, plain or gzip: pandas.{reader}('{name}').to_json("
+            f"{name} is a table, which is not read; give words, plain or gzip: "
+            f"pandas.{reader}('{tmp_path / name}').to_json("
             "'FILE.jsonl', orient='records', lines=True) converts it, and fit in Python takes the DataFrame itself"
         )
+    (tmp_path / "own.csv.jsonl").write_text("{}")
+    assert lines_of(tmp_path / "own.csv.jsonl") == [(1, "{}")]
 
 
 def test_inputs_are_lines_or_a_field_of_json(tmp_path: Path) -> None:

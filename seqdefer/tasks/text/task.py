@@ -274,7 +274,7 @@ def _warn_about_calls(
     what += f" of {n_documents:,} documents{', far fewer if it can be read in chunks' * options.expert_by_token}"
     warnings.warn(
         f"labelling may call {options.expert} {n_documents * n_calls:,} times ({what}); answers are stored; lower "
-        "--train-documents and --validation-documents to make fewer calls",
+        f"{' and '.join(f'--{part}-documents' for part in parts if parts[part])} to make fewer calls",
         ExpertCallsWarning,
         stacklevel=3,
     )
