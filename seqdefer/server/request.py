@@ -35,7 +35,7 @@ from seqdefer.server.usage import Account
 
 OVERHEAD_HEADER = "x-seqdefer-overhead-ms"
 UNREAD_SECONDS = 5.0  # that a stream waits for its reader after the deadline
-KEEPALIVE_SECONDS = 10.0  # proxies drop connections that are silent for longer
+SILENT_SECONDS = 10.0  # of a stream: proxies drop connections that are silent for longer
 KEEPALIVE = b": waiting\n\n"  # a comment, which clients skip
 NO_LOG_PROBS = "one of the two models gives no log-probabilities, like an expert behind an endpoint; leave it out"
 DONE, CLIENT_LEFT = "done", "client_left"
@@ -211,7 +211,7 @@ class ActiveRequest:
     async def has_next(self) -> bool:
         """Wait briefly, and return whether `next_token` would return immediately. Raises what it would raise."""
         try:
-            async with asyncio.timeout(KEEPALIVE_SECONDS):
+            async with asyncio.timeout(SILENT_SECONDS):
                 self._next = self._next or await self._read()
         except TimeoutError:
             return False

@@ -23,7 +23,7 @@ from seqdefer.evaluation.experiment import Experiment
 from seqdefer.interfaces import SplitName
 from seqdefer.labels import jobs
 from seqdefer.labels.trees import DecisionTrees
-from seqdefer.methods.registry import all_methods, usual_methods
+from seqdefer.methods.registry import all_methods, get_method, usual_methods
 from seqdefer.paper import lab as lab_module
 from seqdefer.paper.lab import DEFAULT_VARIANT as DEFAULT
 from seqdefer.paper.lab import Lab, Variant
@@ -32,7 +32,7 @@ from seqdefer.rejectors.confidence import DraftConfidence
 from seqdefer.rejectors.draft import DraftNetwork
 from seqdefer.storage.shards import DamagedShardWarning
 from seqdefer.types import Examples, Sequences, SequenceSpec
-from tests.evaluation.test_experiment import TINY
+from tests.evaluation.test_experiment import OPTIMAL, TINY
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +296,16 @@ def test_too_few_test_examples_fail_before_any_work(tmp_path: Path) -> None:
 
 def is_below(oracle: Curve, curve: Curve) -> bool:
     return bool((oracle.at(curve.deferred) <= curve.loss + 1e-9).all())
+
+
+def test_no_method_beats_its_oracle_at_any_budget(filled: Lab) -> None:
+    for seed in range(SEEDS):
+        oracles, ends = filled.oracles(seed), filled.ends(seed)
+        for name in filled.methods:
+            oracle = oracles[OPTIMAL[get_method(name).granularity]]
+            assert is_below(oracle, curve_of(filled.cell(DEFAULT, name, seed).sweep, ends)), name
+        assert is_below(oracles["OptimalOneTime"], oracles["OptimalWhole"])
+        assert is_below(oracles["OptimalToken"], oracles["OptimalOneTime"])
 
 
 def finds_nothing(trees: DecisionTrees, rows: Tensor, **_: Any) -> tuple[Tensor, Tensor]:

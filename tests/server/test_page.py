@@ -131,7 +131,7 @@ def test_tokens_appear_one_by_one_and_stop_ends_the_work(browser: Browser) -> No
 
 
 def test_comments_in_a_stream_are_skipped(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "KEEPALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(request, "SILENT_SECONDS", 0.01)
     results: list[bool] = []
     has_next = request.ActiveRequest.has_next
 

@@ -46,7 +46,7 @@ def test_headers(server: RunningServer, stream: bool) -> None:
 
 def test_waiting_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proxies drop silent connections. The official client skips the comments and gets all tokens."""
-    monkeypatch.setattr(request, "KEEPALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(request, "SILENT_SECONDS", 0.02)
     model, slow = slow_model()
     with running(model) as server:
         slow.gate.clear()
@@ -88,7 +88,7 @@ def test_failure_after_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) ->
     with running(model, limits=Limits(request_seconds=1.0, grace_seconds=0.5)) as server:
         try:
             assert check_error(server.post(COMPLETIONS, STREAMED), 504)["code"] == "timeout"
-            monkeypatch.setattr(request, "KEEPALIVE_SECONDS", 0.02)
+            monkeypatch.setattr(request, "SILENT_SECONDS", 0.02)
             response = server.post(COMPLETIONS, STREAMED)
             *comments, error, done, rest = response.text.split("\n\n")
             assert response.status_code == 200
