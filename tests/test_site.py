@@ -30,6 +30,7 @@ PAGES_MADE = (
     "results.md",
     "service.md",
     "settings.md",
+    "speech-results.md",
     "speed.md",
     "tsp-as-published.md",
 )

@@ -6,7 +6,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 import torch
 from servers import BUDGETS, IGNORE_BUDGETS, LENGTH, RunningServer, documents, inputs_of, running, text_model, toy_model
@@ -16,6 +15,8 @@ from seqdefer.errors import OptionError
 from seqdefer.model.calibrated_pair import BudgetWarning
 from seqdefer.model.generation import Generation
 from seqdefer.server.app import create_app
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 each_method = pytest.mark.parametrize("method", METHODS)
 

@@ -33,6 +33,8 @@ from seqdefer.server.app import create_app
 from seqdefer.server.request import BROKEN_PROMISE
 from seqdefer.server.transcriptions import TranscriptionRequest
 
+pytest.importorskip("openai", reason="needs openai: pip install openai")
+
 PRICES = Prices(Rates(output=1e5), Rates(input=1e5, output=1e6, call=0.5), "EUR")
 
 

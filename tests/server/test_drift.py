@@ -40,6 +40,8 @@ from seqdefer.model.folders import LearnedFrom, Pairing
 from seqdefer.model.served_log import ServedLog, read_served
 from seqdefer.storage.records import to_plain
 
+pytest.importorskip("openai", reason="needs openai: pip install openai")
+
 ALARM = 'seqdefer_drift_alarm{test="%s"}'
 
 

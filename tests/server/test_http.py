@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
-import httpx
-import openai
 import pytest
 from servers import (
     COMPLETE,
@@ -31,6 +29,9 @@ from seqdefer.server import connections, serve
 from seqdefer.server.app import create_app
 from seqdefer.server.connections import RESERVED_CONNECTIONS
 from seqdefer.server.http import ERROR_TYPES, Limits
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 
 def test_large_bodies_are_refused(server: RunningServer) -> None:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from processes import server_process
 from servers import COMPLETIONS, LENGTH, RunningServer, check_error, running, slow_model, toy_model, until
@@ -24,6 +23,8 @@ from seqdefer.errors import OptionError
 from seqdefer.server.http import APIError
 from seqdefer.server.keys import APIKey, KeyRing, add_key, hash_key, read_keys, revoke_key
 from seqdefer.server.usage import SAVE_SECONDS, Ledger, seconds_to_midnight, usage_file
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
 
 NOON = 1_794_916_800.0  # 2026-11-17, 12:00 UTC
 HASH = hash_key(b"")

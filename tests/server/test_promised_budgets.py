@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from servers import LENGTH, FaultyExpert, NumberCodec, fail, running, toy_model, with_parts
 from toy_pair import Toy, numbers
 
 from seqdefer.budgets.quality import QualityPromise
 from seqdefer.server.request import BROKEN_PROMISE
+
+pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 
 def test_answers_say_what_is_promised() -> None:

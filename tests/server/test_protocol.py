@@ -6,10 +6,11 @@ import gzip
 import json
 from typing import Any
 
-import openai
 import pytest
 import torch
 from servers import CHAT, COMPLETE, COMPLETIONS, SCORE, RunningServer, check_error, check_healthy, events_of, toy_model
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 TEXTS = ["w3 w7 w11", "w5 w9"]
 VALID = b'{"model": "toy", "prompt": "13"}'

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
 from servers import (
     COMPLETIONS,
@@ -30,6 +29,8 @@ from seqdefer.engine.speculative import SHOWN_SECONDS
 from seqdefer.server import request
 from seqdefer.server.http import Limits
 from seqdefer.testing.fakes import ToyState
+
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 STREAMED = {"model": "toy@0.5", "prompt": "13", "stream": True}
 

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
 from processes import SUPPORT, ServerProcess, is_ready, server_process
 from servers import COMPLETIONS, RunningServer, check_error, running, slow_model, text_model, toy_model, until
@@ -22,6 +20,9 @@ from benchmarks.service.processes import free_port
 from seqdefer import cli
 from seqdefer.server.http import Limits
 from seqdefer.server.serve import listen
+
+httpx = pytest.importorskip("httpx", reason="needs httpx: pip install httpx")
+openai = pytest.importorskip("openai", reason="needs openai: pip install openai")
 
 pytestmark = pytest.mark.slow
 
