@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from page_parts import read_results, table
+from page_parts import machine_of, read_results, table
 from results_page import task_origins, verdict_summary
 
 from seqdefer.paper.records import Contrast, Line, load_judgements, load_origins, load_study
@@ -17,6 +17,8 @@ from seqdefer.paper.render.tables import layout_studies
 PAIRS: Mapping[str, str] = {"small": "whisper-tiny with whisper-small", "base": "whisper-tiny with whisper-base"}
 HEAD = """\
 # Speech: results
+
+<!-- no-test below: needs Whisper checkpoints, and hours or a GPU -->
 
 Synthetic speech: flite reads summaries of XSum, with white noise at 30, 20 and 13 dB
 ([how to make the clips and the models](speech.md#the-full-size)). The models are OpenAI's with weights rounded to 8
@@ -37,6 +39,16 @@ five fits at once on an H200 had not ended after three minutes, when they were s
 """
 SHARES = (0, 5, 10, 20, 33, 50, 100)  # in % of the tokens that are asked for at most
 METHODS = ("TokenwiseModel", "TokenwiseScore", "OneTimeCost", "ChowMean", "Random")
+SECONDS = """\
+## Seconds per clip, on a CPU
+
+Encoders included; budgets are spent by uncertainty, at the threshold that a search on these clips finds. *generate* is
+that of Transformers, the rest is our engine; medians of {n} rounds.
+
+{rows}
+`python -m benchmarks.speech_seconds {pair} test`; {machine}, {threads} threads, nothing else at work.
+([With whisper-small](speech.md#results), on a GPU, too.)
+"""
 FACTS = """\
 ## What the rejector sees, and what it is worth
 
@@ -53,8 +65,9 @@ single differences. Runs differ in test clips and initial weights.
 
 def speech_results_page(folder: Path) -> str:
     pairs = [_pair(folder / name, name, words) for name, words in PAIRS.items() if (folder / name).is_dir()]
-    facts = folder / "facts.json"
-    return "\n".join([HEAD, *pairs, *([_facts(read_results(facts))] if facts.is_file() else [])])
+    more = {"facts.json": _facts, "seconds.json": _seconds}
+    parts = [make(read_results(folder / name)) for name, make in more.items() if (folder / name).is_file()]
+    return "\n".join([HEAD, *pairs, *parts])
 
 
 def _pair(folder: Path, name: str, words: str) -> str:
@@ -95,8 +108,18 @@ def _facts(written: Mapping[str, Any]) -> str:
         differences = [one - other for one, other in zip(found, every, strict=False)]
         against = "" if found is every else _spread(differences, "+")
         rows.append((name, _spread(found), against))
-    machine = ", ".join(f"{key} {value}" for key, value in written["machine"].items())
-    return FACTS.format(n=len(every), rows=table(("", "% over Random", "difference"), rows), machine=machine)
+    rows_of_page = table(("", "% over Random", "difference"), rows)
+    return FACTS.format(n=len(every), rows=rows_of_page, machine=machine_of(written))
+
+
+def _seconds(written: Mapping[str, Any]) -> str:
+    ways = list(dict.fromkeys(row["way"] for row in written["rows"]))
+    medians = {(row["at_once"], row["way"]): statistics.median(row["seconds"]) for row in written["rows"]}
+    clips = {row["at_once"]: row["clips"] for row in written["rows"]}
+    rows = [(f"{one} at once, {n} clips", *(f"{medians[one, way]:.2f}" for way in ways)) for one, n in clips.items()]
+    pair = f"{written['predictor']} {written['expert']}"
+    n, threads = len(written["rows"][0]["seconds"]), written["threads"]
+    return SECONDS.format(n=n, rows=table(("", *ways), rows), pair=pair, machine=machine_of(written), threads=threads)
 
 
 def _spread(values: Sequence[float], sign: str = "") -> str:
