@@ -1,4 +1,4 @@
-"""docs/speech-results.md, from `seqdefer reproduce` for two pairs of models and `python -m benchmarks.speech_facts`."""
+"""docs/speech-results.md, from `seqdefer reproduce` for two pairs of models, and two benchmarks of speech."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ends by about 0.1.
 tokens ([concepts](concepts/curves.md)). Chow, Score and Entropy are thresholds on the predictor's uncertainty; Model
 and Cost are learned.
 
-Labels and fits are of an H200. With whisper-base, the oracles of three runs are of two CPU cores, and the machine named
-below is that one: commands name the last machine at work. Seconds are sums over processes that ran at once.
+Labels were made and rejectors fitted on an H200. The oracles of three runs with whisper-base were searched on two CPU
+cores, which its table of origins therefore names. Seconds there are sums over processes that ran at once.
 
 Our recipe. The published recipe has not been measured: its token-level training calls both models at every step, and
 five fits at once on an H200 had not ended after three minutes, when they were stopped.
@@ -58,7 +58,8 @@ single differences. Runs differ in test clips and initial weights.
 
 {rows}
 `python -m benchmarks.speech_facts models/tiny models/base fit test --folder runs/base/speech --shown facts
---thresholds 40 --part 1/5`, then `2/5`: the first {n} seeds. With fewer thresholds than above, areas differ a little.
+--thresholds 40 --part 1/5`, then `2/5`, with `--variants` for these rows: the first {n} seeds. With fewer thresholds
+than above, areas differ a little.
 {machine}.
 """
 

@@ -199,8 +199,8 @@ class RunningBatch:
             return
         for ticket in self.tickets:
             # Of hand-offs, those that were not asked for are not over.
-            over = isinstance(self.guard, FallbackRows)
-            rows = [row for row in ticket.rows if not row.is_finished and (over or row.plan_row.is_over)]
+            all_fail = isinstance(self.guard, FallbackRows)
+            rows = [row for row in ticket.rows if not row.is_finished and (all_fail or row.plan_row.is_over)]
             for row in rows:
                 row.lost = reason_of(failure)
             lost += [ticket.request_id] * bool(rows)
